@@ -14,7 +14,7 @@ use zeropp::pipeline::executor::StatusBoard;
 use zeropp::pipeline::ir::{Action, Compute};
 use zeropp::{Config, Trainer};
 use zeropp_comm::Communicator;
-use zeropp_comm::recorded::Recorded;
+use zeropp_comm::recorded::RecordedCommunicator;
 use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_core::cpu_tensor::from_vec;
 
@@ -87,7 +87,7 @@ fn small_things() {
     let options = ThreadsOptions { workers: Some(0), ..ThreadsOptions::default() };
     let world = || ThreadsWorld::new(1, options.clone()).communicators().remove(0);
     let bare = message_ns(&*world());
-    let recorded = message_ns(&Recorded::new(world(), Arc::default()));
+    let recorded = message_ns(&RecordedCommunicator::new(world(), Arc::default()));
     println!("an action {action:.0} ns; an operation {:.0} ns", (recorded - bare) / 2.0);
 }
 

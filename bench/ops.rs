@@ -10,7 +10,7 @@ use std::time::Instant;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Device, Int, Tensor, TensorData, activation, module};
 use zeropp_core::cpu_tensor;
-use zeropp_core::kernels::gemm::{MatMut, MatRef, Store, gemm, product};
+use zeropp_core::kernels::gemm::{MatMut, MatRef, StoreMode, gemm, product};
 use zeropp_core::meter::Meter;
 use zeropp_core::params::{FlatLayout, Init, ParamPlace, ParamSpec};
 use zeropp_core::split::{Grads, LayerWeights, Masks, OpCx, WQueue, ops, seed_backward};
@@ -135,7 +135,7 @@ fn linear_products(n: usize, input: usize, output: usize) -> Times {
         let (f, _) = seconds(|| product(1.0, xm, wm));
         let (b, _) = seconds(|| product(1.0, dym, wm.t()));
         let (w, ()) = seconds(|| {
-            gemm(MatMut::new(&mut dw, input, output), Store::Add, 1.0, xm.t(), dym);
+            gemm(MatMut::new(&mut dw, input, output), StoreMode::Add, 1.0, xm.t(), dym);
         });
         best = best.min(Times { f, b, w });
     }

@@ -2,7 +2,7 @@
 //! meant?
 
 use crate::config::{Config, ConfigError, EngineKind};
-use zeropp_comm::launch::Job;
+use zeropp_comm::launch::ProcessJob;
 use zeropp_comm::mesh::Mesh;
 use zeropp_comm::placement;
 use zeropp_comm::rendezvous::{self, Member};
@@ -59,13 +59,13 @@ pub fn launched(config: &Config) -> Result<Launched, Error> {
     Ok(told(config, &job, rendezvous::members(&*met)?, place))
 }
 
-fn told(config: &Config, job: &Job, members: Vec<Member>, place: String) -> Launched {
+fn told(config: &Config, job: &ProcessJob, members: Vec<Member>, place: String) -> Launched {
     let (process, source) = (job.process, job.source);
     Launched { mesh: config.mesh(), members, process, source, place }
 }
 
 #[cfg(feature = "mpi")]
-fn over_mpi(config: &Config, job: &Job) -> Result<Launched, Error> {
+fn over_mpi(config: &Config, job: &ProcessJob) -> Result<Launched, Error> {
     use zeropp_comm::launch::Launch;
     use zeropp_comm::mpi::MpiWorld;
 
@@ -80,8 +80,11 @@ fn over_mpi(config: &Config, job: &Job) -> Result<Launched, Error> {
         None => {}
     }
     // MPI numbers the processes anew where that keeps groups on a machine.
-    let job =
-        Job { process: process.rank(), first_rank: process.rank() * job.ranks, ..job.clone() };
+    let job = ProcessJob {
+        process: process.rank(),
+        first_rank: process.rank() * job.ranks,
+        ..job.clone()
+    };
     let me = serde_json::to_vec(&job.member(config.mesh())).expect("text and numbers");
     let all = process.communicator().exchange(me).wait()?;
     process.finish();
@@ -101,7 +104,7 @@ fn over_mpi(config: &Config, job: &Job) -> Result<Launched, Error> {
 }
 
 #[cfg(not(feature = "mpi"))]
-fn over_mpi(_config: &Config, _job: &Job) -> Result<Launched, Error> {
+fn over_mpi(_config: &Config, _job: &ProcessJob) -> Result<Launched, Error> {
     let (problem, help) = ("is not in this build", "build zeropp with --features mpi");
     Err(ConfigError::value("engine", "mpi", problem, help).into())
 }

@@ -73,7 +73,7 @@ pub use checkpoint::begun::with_model_of_weights;
 pub use checkpoint::described::{belongings_of, config_of, is_model, split_of};
 pub use checkpoint::export::{ExportOptions, ExportReport, export_checkpoint};
 pub use checkpoint::resume::Resumed;
-pub use checkpoint::saved::{Saved, SavedStep, saved};
+pub use checkpoint::saved::{SavedRun, SavedStep, saved};
 pub use config::Config;
 pub use emulate::{EmulatedStep, EmulationReport, emulate};
 pub use error::Error;

@@ -30,13 +30,13 @@ use zeropp_checkpoint::WrittenState;
 use zeropp_checkpoint::complete::{About, Completion, Gate};
 use zeropp_checkpoint::places::{COPIES, Place};
 use zeropp_checkpoint::resume::check_unchanged;
-use zeropp_checkpoint::under_way::{Outcome, Report, Save, SaveTotals, UnderWay};
+use zeropp_checkpoint::under_way::{Report, Save, SaveOutcome, SaveTotals, UnderWay};
 use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Sampler};
 use zeropp_core::metrics::Evaluation;
-use zeropp_core::threads::{REFUSED_HELP, Worker};
+use zeropp_core::threads::{BackgroundThread, REFUSED_HELP};
 use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Plateau, Store, StoreLock};
-use zeropp_zero3::optimizer::Rate;
+use zeropp_zero3::optimizer::LearningRate;
 
 use crate::Error;
 use crate::checkpoint::patience::Patience;
@@ -73,7 +73,7 @@ pub(crate) fn no_thread(folder: &Path, error: &std::io::Error) -> CheckpointErro
 pub(crate) struct Saver {
     store: Store,
     /// Completes saves: the folder may be slow. In rank 0's process.
-    completer: Option<Arc<Worker>>,
+    completer: Option<Arc<BackgroundThread>>,
     /// Whether they are copies: beside the checkpoints, and nothing that a run must have.
     pub(crate) is_copier: bool,
     pub(crate) every: u64,
@@ -95,7 +95,7 @@ pub(crate) struct Saver {
     evaluated: Mutex<Evaluated>,
     /// Knows how much of the data was taken after a step.
     sampler: Mutex<Sampler>,
-    rate: Rate,
+    rate: LearningRate,
 }
 
 /// The validation losses that rank 0's process knows.
@@ -198,7 +198,7 @@ impl Saver {
     }
 
     fn start_completer(&mut self) -> Result<(), CheckpointError> {
-        let worker = Worker::start("saver").map_err(|e| no_thread(self.folder(), &e))?;
+        let worker = BackgroundThread::start("saver").map_err(|e| no_thread(self.folder(), &e))?;
         self.completer = Some(Arc::new(worker));
         Ok(())
     }
@@ -381,7 +381,7 @@ impl Saver {
     }
 
     /// Completes a checkpoint whose parts are written, or removes what there is of it.
-    fn complete(&self, save: Save, reports: Vec<Report>) -> Outcome {
+    fn complete(&self, save: Save, reports: Vec<Report>) -> SaveOutcome {
         let cpu_s: f64 = reports.iter().map(|report| report.cpu_s).sum();
         let written = reports.iter().filter_map(|report| report.written.as_ref().ok()?.as_ref());
         let bytes: u64 = written.map(WrittenState::bytes).sum();

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use tracing::warn;
 use zeropp_checkpoint::places::{Place, Places};
-use zeropp_checkpoint::resume::{self as choices, Choice, NoCandidate, Verdict};
+use zeropp_checkpoint::resume::{self as choices, CheckFailure, Choice, NoCandidate};
 use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Fingerprint, InMiddleOfEpoch, Position};
 use zeropp_core::layer::Part;
@@ -339,12 +339,12 @@ impl Loader {
                     read_state(&open.checkpoint, stages, optimizer)
                 });
                 let path = self.places.store(place).path(place.step);
-                let verdict = read.err().map(|e| Verdict::of(e, path));
+                let verdict = read.err().map(|e| CheckFailure::of(e, path));
                 Ok(serde_json::to_vec(&verdict).expect("text"))
             })?;
             let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes).expect("written above");
             let Some(verdict) =
-                verdicts.iter().find_map(|bytes| -> Option<Verdict> { read(bytes) })
+                verdicts.iter().find_map(|bytes| -> Option<CheckFailure> { read(bytes) })
             else {
                 if is_first {
                     self.set_newer_aside(place)?;

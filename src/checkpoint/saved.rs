@@ -8,7 +8,7 @@ use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Store};
 
 /// The traces of a run in its folder of checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Saved {
+pub struct SavedRun {
     /// Its newest complete checkpoint.
     pub newest: Option<SavedStep>,
     /// Names of saves that were begun and not completed.
@@ -34,7 +34,7 @@ pub struct SavedStep {
 ///
 /// # Errors
 /// The folder cannot be read.
-pub fn saved(folder: &Path) -> Result<Option<Saved>, CheckpointError> {
+pub fn saved(folder: &Path) -> Result<Option<SavedRun>, CheckpointError> {
     let store = Store::new(folder);
     let half_written = store.half_written()?;
     let newest = store.steps()?.last().map(|step| {
@@ -47,5 +47,5 @@ pub fn saved(folder: &Path) -> Result<Option<Saved>, CheckpointError> {
     if newest.is_none() && half_written.is_empty() {
         return Ok(None);
     }
-    Ok(Some(Saved { newest, half_written, in_use: store.check_free().is_err() }))
+    Ok(Some(SavedRun { newest, half_written, in_use: store.check_free().is_err() }))
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use zeropp_checkpoint::part;
 use zeropp_checkpoint::under_way::Report;
 use zeropp_checkpoint::{CheckpointError, WrittenState};
-use zeropp_core::threads::Worker;
+use zeropp_core::threads::BackgroundThread;
 use zeropp_pipeline::timeline::SaveSpan;
 use zeropp_zero3::checkpoint::StateToWrite;
 
@@ -95,7 +95,7 @@ impl RankSave {
     /// Has the rank's `writer` write `state` as `part` of a checkpoint. The receiver gets a message
     /// once the state is not needed any more.
     pub(crate) fn start(
-        writer: &Worker,
+        writer: &BackgroundThread,
         saver: &Arc<Saver>,
         part: Part,
         state: Option<StateToWrite>,

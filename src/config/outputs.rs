@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use super::model::is_path;
 use super::{Config, ConfigError};
-use zeropp_comm::launch::Job;
-use zeropp_core::files::{Place, files_below, is_hidden};
+use zeropp_comm::launch::ProcessJob;
+use zeropp_core::files::{FilePlace, files_below, is_hidden};
 use zeropp_weights::is_of_model;
 
 type Checked = Result<(), ConfigError>;
@@ -24,7 +24,7 @@ struct Given<'a> {
 struct Found<'a> {
     field: &'static str,
     path: &'a Path,
-    place: Place,
+    place: FilePlace,
 }
 
 impl Config {
@@ -34,7 +34,7 @@ impl Config {
     pub(super) fn writes_outputs(&self, get: impl Fn(&str) -> Option<String>) -> bool {
         // Errors in the variables are reported by the code that needs them.
         let Ok(options) = self.launch_options() else { return true };
-        Job::from_vars(&options, get).map_or(true, |job| job.has_rank_0())
+        ProcessJob::from_vars(&options, get).map_or(true, |job| job.has_rank_0())
     }
 
     /// Every file that a run reads.
@@ -183,7 +183,7 @@ impl Config {
                 return output
                     .clash(format!("is the file of {} too and would overwrite it", input));
             }
-            let is_output = |path: &&PathBuf| Place::new(path).is_ok_and(|p| p == output.place);
+            let is_output = |path: &&PathBuf| FilePlace::new(path).is_ok_and(|p| p == output.place);
             if let Some(path) = data.iter().find(is_output) {
                 let path = path.display();
                 return output
@@ -241,11 +241,13 @@ fn is_read_from(folder: &Path, inside: &Path) -> bool {
 }
 
 /// Whether a file of the model in `folder` is a link to what is at `place`, as in caches of models.
-fn is_linked_from(folder: &Path, place: &Place) -> bool {
+fn is_linked_from(folder: &Path, place: &FilePlace) -> bool {
     // A folder that cannot be read is reported by the code that reads it.
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut links = entries.map(|entry| entry.path()).filter(|path| path.is_symlink());
-    links.any(|path| is_of_model(&path) && Place::new(&path).is_ok_and(|target| target == *place))
+    links.any(|path| {
+        is_of_model(&path) && FilePlace::new(&path).is_ok_and(|target| target == *place)
+    })
 }
 
 /// Refuses outputs in a folder of data: the next run would train on them.
@@ -318,7 +320,8 @@ fn given<'a, const N: usize>(settings: [(&'static str, Option<&'a Path>); N]) ->
 
 /// Those whose places can be found.
 fn found(given: Vec<Given<'_>>) -> Vec<Found<'_>> {
-    let place = |Given { field, path }| Some(Found { field, path, place: Place::new(path).ok()? });
+    let place =
+        |Given { field, path }| Some(Found { field, path, place: FilePlace::new(path).ok()? });
     given.into_iter().filter_map(place).collect()
 }
 

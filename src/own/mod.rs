@@ -5,7 +5,7 @@ pub(crate) mod samples;
 
 use std::sync::Arc;
 
-use zeropp_zero3::optimizer::Rate;
+use zeropp_zero3::optimizer::LearningRate;
 use zeropp_zero3::rule::{ParameterGroups, UpdateRule};
 
 use crate::config::Config;
@@ -15,7 +15,7 @@ use crate::own::samples::Samples;
 #[derive(Clone, Default)]
 pub(crate) struct Own {
     pub(crate) rule: Option<Arc<dyn UpdateRule>>,
-    pub(crate) rate: Option<Rate>,
+    pub(crate) rate: Option<LearningRate>,
     pub(crate) data: Option<Arc<dyn Samples>>,
     /// Whether the loss is the program's own, which does not know that a token is not scored.
     pub(crate) masks_nothing: bool,
@@ -32,8 +32,8 @@ impl Own {
     }
 
     /// The learning rate over the steps.
-    pub(crate) fn rate(&self, config: &Config) -> Rate {
-        let by_settings = || -> Rate {
+    pub(crate) fn rate(&self, config: &Config) -> LearningRate {
+        let by_settings = || -> LearningRate {
             let rate = config.learning_rate();
             Arc::new(move |step| rate.at(step))
         };

@@ -16,7 +16,7 @@ use crate::config::EngineKind;
 use parking_lot::Mutex;
 use zeropp_comm::flight::now_ns;
 use zeropp_comm::mesh::Coords;
-use zeropp_comm::recorded::{OpLog, Recorded};
+use zeropp_comm::recorded::{OpLog, RecordedCommunicator};
 use zeropp_comm::{CommError, Communicator};
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::flight::{End, EndKind, Header, Pause, Peer, Record};
@@ -101,7 +101,8 @@ impl FlightRecorder {
     /// The world communicator of `rank`, recorded.
     pub(crate) fn wrap(&self, rank: usize, world: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
         let log = &self.ranks[&rank];
-        let world: Arc<dyn Communicator> = Arc::new(Recorded::new(world, log.ops.clone()));
+        let world: Arc<dyn Communicator> =
+            Arc::new(RecordedCommunicator::new(world, log.ops.clone()));
         let _ = log.world.set(Arc::downgrade(&world));
         world
     }
@@ -259,8 +260,8 @@ impl FlightRecorder {
             format: 0,
             run: roster.map_or(&*self.run, |roster| roster.run()).to_owned(),
             rank,
-            coords: mesh.coords(rank).into(),
-            mesh: Coords { pp: mesh.pp, zero3: mesh.zero3, dp: mesh.dp }.into(),
+            coords: mesh.coords(rank),
+            mesh: Coords { pp: mesh.pp, zero3: mesh.zero3, dp: mesh.dp },
             processes: roster.map_or_else(alone, |roster| roster.processes.to_vec()),
             engine: config.engine.to_string(),
             schedule: schedule.kind.clone(),

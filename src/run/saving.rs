@@ -7,10 +7,10 @@ use std::time::Instant;
 
 use tracing::{Span, debug, info_span, warn};
 use zeropp_checkpoint::pace::{Begin, Pace, StepEnd, Wanted};
-use zeropp_checkpoint::under_way::{Completing, Outcome, Report, Save};
+use zeropp_checkpoint::under_way::{Completing, Report, Save, SaveOutcome};
 use zeropp_comm::Communicator;
 use zeropp_comm::patience::Deadline;
-use zeropp_core::threads::Worker;
+use zeropp_core::threads::BackgroundThread;
 use zeropp_pipeline::executor::ModelWorker;
 use zeropp_pipeline::timeline::SaveSpan;
 use zeropp_zero3::checkpoint::{CheckpointError, StateToWrite};
@@ -29,7 +29,7 @@ pub(crate) struct Saving {
     /// The rank's: a save belongs to it, and not to the step in which it ends.
     span: Span,
     rank_save: Option<RankSave>,
-    writer: Worker,
+    writer: BackgroundThread,
     /// Nanoseconds that saving has kept the rank from its work since it was asked last.
     blocked_ns: Arc<AtomicU64>,
     /// Step of the newest checkpoint of this run that is complete; known to rank 0, and in the end
@@ -40,7 +40,7 @@ pub(crate) struct Saving {
     /// The save that waits for the one before.
     last: Option<Save>,
     /// A save that has ended and has not been reported yet.
-    ended: Option<Outcome>,
+    ended: Option<SaveOutcome>,
     /// A copy could not be made, so none are any more.
     given_up: bool,
     /// The saves that a trace shows.
@@ -56,7 +56,7 @@ impl Saving {
         is_here: bool,
     ) -> Result<Saving, CheckpointError> {
         let name = format!("saver {}", world.rank());
-        let writer = Worker::start(&name).map_err(|e| no_thread(saver.folder(), &e))?;
+        let writer = BackgroundThread::start(&name).map_err(|e| no_thread(saver.folder(), &e))?;
         Ok(Saving {
             saver: saver.clone(),
             world: world.clone(),
@@ -232,12 +232,12 @@ impl Saving {
     /// Reports how a save ended. One that failed is no reason to end a run that has another.
     fn conclude<E: From<CheckpointError>>(
         &mut self,
-        outcome: Outcome,
+        outcome: SaveOutcome,
         must: bool,
     ) -> Result<(), E> {
         let is_copy = self.saver.is_copier;
         let is_fatal = !is_copy && outcome.is_fatal(must, || self.saver.has_any());
-        let Outcome { step, result, left } = outcome;
+        let SaveOutcome { step, result, left } = outcome;
         match result {
             Ok(()) if is_copy => debug!("step {step} is copied in memory"),
             Err(error) if is_copy => {

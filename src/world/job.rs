@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zeropp_comm::launch::Job;
+use zeropp_comm::launch::ProcessJob;
 use zeropp_comm::rendezvous::{
     self, Rendezvous, RendezvousOptions, TOKEN_VARIABLE, Token, Waiting,
 };
@@ -19,8 +19,8 @@ impl Config {
     ///
     /// # Errors
     /// Settings or variables of the launcher that are incomplete or contradict each other.
-    pub fn job(&self) -> Result<Job, Error> {
-        Ok(Job::find(&self.launch_options()?)?)
+    pub fn job(&self) -> Result<ProcessJob, Error> {
+        Ok(ProcessJob::find(&self.launch_options()?)?)
     }
 
     /// Whether this process has rank 0, and so speaks for the run: it alone prints, and writes what
@@ -36,7 +36,7 @@ impl Config {
     ///
     /// # Errors
     /// A token that cannot be used; whatever [`rendezvous::open`] says.
-    pub fn meet(&self, job: &Job) -> Result<Arc<dyn Rendezvous>, Error> {
+    pub fn meet(&self, job: &ProcessJob) -> Result<Arc<dyn Rendezvous>, Error> {
         let variable = std::env::var(TOKEN_VARIABLE).ok();
         let options = RendezvousOptions {
             address: job.meeting.clone(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::{Config, ConfigError};
-use zeropp_comm::launch::Job;
+use zeropp_comm::launch::ProcessJob;
 use zeropp_comm::nccl::cuda::CudaAccelerator;
 use zeropp_comm::nccl::{NcclOptions, NcclWorld, address_towards, gpus_for};
 use zeropp_comm::rendezvous::{self, Member, Rendezvous};
@@ -55,7 +55,7 @@ pub(super) fn start(config: &Config, devices: &Devices) -> Result<World, Error> 
 /// There are too few.
 pub(super) fn gpus(
     config: &Config,
-    job: &Job,
+    job: &ProcessJob,
     before: usize,
     devices: &Devices,
 ) -> Result<Range<usize>, Error> {
@@ -68,7 +68,7 @@ pub(super) fn gpus(
 /// Starts the ranks together: each waits for all others.
 fn start_ranks(
     options: &NcclOptions,
-    job: &Job,
+    job: &ProcessJob,
     gpus: Range<usize>,
     met: &dyn Rendezvous,
 ) -> Result<Vec<NcclWorld>, Error> {
@@ -91,7 +91,7 @@ fn start_ranks(
 
 /// Where the other ranks reach this process. A machine may have many addresses: the one that leads
 /// to rank 0's is taken, and on rank 0's own machine what the others call it.
-fn own_address(job: &Job, members: &[Member]) -> String {
+fn own_address(job: &ProcessJob, members: &[Member]) -> String {
     let loopback = NcclOptions::default().host;
     let one_host = members.iter().all(|member| member.host == members[0].host);
     let Some(meeting) = job.meeting.as_ref().filter(|_| !one_host) else { return loopback };

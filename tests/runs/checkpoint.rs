@@ -11,17 +11,17 @@ use zeropp::{Config, Error, Trainer};
 use zeropp_checkpoint::{Holder, Store};
 
 /// A run of 20 steps that has saved after 10 and 20, and its folder.
-struct Saved {
+struct SavedRun {
     dir: tempfile::TempDir,
     whole: Run,
 }
 
-impl Saved {
-    fn new(config: Config) -> Saved {
+impl SavedRun {
+    fn new(config: Config) -> SavedRun {
         let dir = tempfile::tempdir().unwrap();
         let save = Some(dir.path().join("ckpt"));
         let whole = run_saving_all(Config { save, save_every: 10, ..config });
-        Saved { dir, whole }
+        SavedRun { dir, whole }
     }
 
     fn folder(&self) -> PathBuf {
@@ -77,7 +77,7 @@ fn refusal(config: Config) -> String {
 #[test]
 fn the_second_half_has_the_bits_of_an_uninterrupted_run_on_any_pipeline() {
     let base = Config { pp: 2, virtual_stages: Some(2), zero3: 2, ..tiny() };
-    let saved = Saved::new(base.clone());
+    let saved = SavedRun::new(base.clone());
     assert_same_bits(&run(base.clone()), &saved.whole, "saving changes nothing");
     for (pp, v) in [(2, 2), (1, 1), (4, 1), (2, 4)] {
         let config = Config { pp, virtual_stages: Some(v), ..base.clone() };
@@ -88,7 +88,7 @@ fn the_second_half_has_the_bits_of_an_uninterrupted_run_on_any_pipeline() {
 #[test]
 fn a_cut_of_sums_that_is_left_open_is_the_checkpoint_s() {
     let open = Config { pp: 2, micro_batches: None, unit: None, ..tiny() };
-    let saved = Saved::new(open.clone());
+    let saved = SavedRun::new(open.clone());
     assert_eq!((open.micro_batches(), open.unit()), (6, 3));
     for pp in [1, 4] {
         let config = Config { pp, ..open.clone() };
@@ -107,7 +107,7 @@ fn a_cut_of_sums_that_is_left_open_is_the_checkpoint_s() {
 fn zero1_may_be_turned_on_and_off() {
     let base = Config { dp: 2, zero3: 2, pp: 2, tied: true, ..tiny() };
     for zero1 in [false, true] {
-        let saved = Saved::new(Config { zero1, ..base.clone() });
+        let saved = SavedRun::new(Config { zero1, ..base.clone() });
         let files = names(&saved.folder().join("step-000020")).len();
         assert_eq!(files, if zero1 { 9 } else { 5 }, "a file for each rank that owns state");
         for resumed in [false, true] {
@@ -122,7 +122,7 @@ fn zero1_may_be_turned_on_and_off() {
 #[test]
 fn other_shards_and_replicas_differ_in_rounding_only() {
     let base = Config { zero3: 2, pp: 2, micro_batches: Some(6), ..tiny() };
-    let saved = Saved::new(base.clone());
+    let saved = SavedRun::new(base.clone());
     let others = [
         Config { zero3: 1, micro_batches: Some(12), ..base.clone() },
         Config { zero3: 3, micro_batches: Some(4), unit: Some(2), ..base.clone() },
@@ -255,7 +255,7 @@ fn a_folder_has_one_run_at_a_time() {
 /// A job that is started again at once waits for the one before, which still saves.
 #[test]
 fn a_run_that_goes_on_waits_for_the_one_before_it() {
-    let saved = Saved::new(Config { layers: 2, steps: 20, ..tiny() });
+    let saved = SavedRun::new(Config { layers: 2, steps: 20, ..tiny() });
     let config = Config { layers: 2, save: Some(saved.folder()), resume: Resume::Newest, ..tiny() };
     let config = Config { steps: 21, ..config };
     let (lock, _) = Store::new(saved.folder()).lock().unwrap();
@@ -279,7 +279,7 @@ fn a_run_that_goes_on_waits_for_the_one_before_it() {
 
 #[test]
 fn another_model_is_refused_with_the_parameter_and_both_shapes() {
-    let saved = Saved::new(Config { layers: 2, steps: 20, ..tiny() });
+    let saved = SavedRun::new(Config { layers: 2, steps: 20, ..tiny() });
     let same = Config { layers: 2, save: Some(saved.folder()), resume: Resume::Newest, ..tiny() };
     let cases = [
         (Config { hidden: 32, ..same.clone() }, vec!["h.0.attn.c_attn.bias", "[96]", "[48]"]),
@@ -304,7 +304,7 @@ fn another_model_is_refused_with_the_parameter_and_both_shapes() {
 #[test]
 fn damage_to_any_file_is_found_before_a_rank_starts() {
     let config = Config { layers: 2, zero3: 2, ..tiny() };
-    let saved = Saved::new(config.clone());
+    let saved = SavedRun::new(config.clone());
     let resume = Config { save: Some(saved.folder()), resume: Resume::Newest, ..config };
     let newest = saved.folder().join("step-000020");
     let files = names(&newest);

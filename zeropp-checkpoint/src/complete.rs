@@ -9,7 +9,7 @@ use zeropp_data::tokens::{Fingerprint, Position};
 use crate::error::{Checked, CheckpointError};
 use crate::manifest::{Base, Manifest};
 use crate::store::Store;
-use crate::under_way::{Outcome, Report, Save};
+use crate::under_way::{Report, Save, SaveOutcome};
 
 /// The manifest's facts about the run.
 #[derive(Clone, Debug, Default)]
@@ -66,7 +66,7 @@ pub struct Completion<'a> {
 
 impl Completion<'_> {
     /// Prepares the checkpoint and publishes it, or removes what there is of it.
-    pub fn finish(self, about: &About, reports: Vec<Report>, gate: &Gate) -> Outcome {
+    pub fn finish(self, about: &About, reports: Vec<Report>, gate: &Gate) -> SaveOutcome {
         let prepared = self.prepare(about, reports);
         self.publish(prepared, gate)
     }
@@ -99,7 +99,7 @@ impl Completion<'_> {
 
     /// Gives the checkpoint its name, if its ranks are still those of the run, and removes older
     /// ones; or removes what there is of it.
-    pub fn publish(self, prepared: Checked<PathBuf>, gate: &Gate) -> Outcome {
+    pub fn publish(self, prepared: Checked<PathBuf>, gate: &Gate) -> SaveOutcome {
         let Save { step, rotates, best, .. } = self.save;
         let published = prepared.and_then(|staging| {
             // The ranks that continue in place of these read what this may remove.
@@ -109,10 +109,10 @@ impl Completion<'_> {
             })
         });
         match published {
-            Ok(left) => Outcome { step, result: Ok(()), left },
+            Ok(left) => SaveOutcome { step, result: Ok(()), left },
             Err(error) => {
                 self.store.give_up(step, self.run);
-                Outcome { step, result: Err(error), left: Vec::new() }
+                SaveOutcome { step, result: Err(error), left: Vec::new() }
             }
         }
     }

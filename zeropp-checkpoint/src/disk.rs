@@ -23,9 +23,9 @@ pub trait Disk: Debug + Send + Sync {
     /// Opens a file to read.
     fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>>;
     /// The entries of a folder.
-    fn list(&self, folder: &Path) -> io::Result<Vec<Entry>>;
+    fn list(&self, folder: &Path) -> io::Result<Vec<FolderEntry>>;
     /// The kind of entry under a path, links followed; `NotFound` where there is none.
-    fn look(&self, path: &Path) -> io::Result<Found>;
+    fn look(&self, path: &Path) -> io::Result<PathKind>;
     /// Whether a name is taken, be it by a link that leads nowhere.
     fn is_taken(&self, path: &Path) -> bool;
     /// Gives another name, which is free.
@@ -70,7 +70,7 @@ pub trait Lock: Debug + Send + Sync {
 
 /// The kind of entry under a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum PathKind {
     /// A file of so many bytes.
     File(u64),
     /// A folder.
@@ -79,7 +79,7 @@ pub enum Found {
 
 /// An entry of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct FolderEntry {
     /// Its name there.
     pub name: OsString,
     /// Whether it is a folder, and not a link to one.
@@ -139,18 +139,18 @@ impl Disk for System {
         Ok(Box::new(open_regular(path)?))
     }
 
-    fn list(&self, folder: &Path) -> io::Result<Vec<Entry>> {
+    fn list(&self, folder: &Path) -> io::Result<Vec<FolderEntry>> {
         let entry = |entry: io::Result<fs::DirEntry>| {
             let entry = entry?;
             let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            Ok(Entry { name: entry.file_name(), is_folder })
+            Ok(FolderEntry { name: entry.file_name(), is_folder })
         };
         fs::read_dir(folder)?.map(entry).collect()
     }
 
-    fn look(&self, path: &Path) -> io::Result<Found> {
+    fn look(&self, path: &Path) -> io::Result<PathKind> {
         let found = fs::metadata(path)?;
-        Ok(if found.is_dir() { Found::Folder } else { Found::File(found.len()) })
+        Ok(if found.is_dir() { PathKind::Folder } else { PathKind::File(found.len()) })
     }
 
     fn is_taken(&self, path: &Path) -> bool {
@@ -201,13 +201,13 @@ fn lock_file(path: &Path) -> io::Result<File> {
 
 /// Whether there is a file.
 pub(crate) fn is_file(disk: &dyn Disk, path: &Path) -> bool {
-    matches!(disk.look(path), Ok(Found::File(_)))
+    matches!(disk.look(path), Ok(PathKind::File(_)))
 }
 
 /// Makes a folder and those above it that are missing. Their names are durable then: what is
 /// flushed in a folder is lost with the folder's own name.
 pub(crate) fn create_folders(disk: &dyn Disk, path: &Path) -> io::Result<()> {
-    if matches!(disk.look(path), Ok(Found::Folder)) {
+    if matches!(disk.look(path), Ok(PathKind::Folder)) {
         return Ok(());
     }
     let above = match path.parent() {
@@ -221,8 +221,8 @@ pub(crate) fn create_folders(disk: &dyn Disk, path: &Path) -> io::Result<()> {
         Err(e) if e.kind() == ErrorKind::AlreadyExists => {
             // Another process was faster, or something else has the name.
             match disk.look(path)? {
-                Found::Folder => {}
-                Found::File(_) => return Err(e),
+                PathKind::Folder => {}
+                PathKind::File(_) => return Err(e),
             }
         }
         made => made?,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use crate::disk::{Disk, Found, ReadFile, WriteFile};
+use crate::disk::{Disk, PathKind, ReadFile, WriteFile};
 use crate::error::{Checked, CheckpointError, damaged, io, unreadable};
 use crate::manifest::FileRecord;
 
@@ -256,8 +256,8 @@ impl<'a> StateReader<'a> {
 /// Checks that the file is there and as long as it was.
 pub(crate) fn check_size(disk: &dyn Disk, path: &Path, record: &FileRecord) -> Checked<()> {
     let size = match disk.look(path).map_err(unreadable(path))? {
-        Found::File(bytes) => bytes,
-        Found::Folder => return Err(damaged(path, "it is a folder")),
+        PathKind::File(bytes) => bytes,
+        PathKind::Folder => return Err(damaged(path, "it is a folder")),
     };
     match size == record.bytes && size >= PREFIX_BYTES {
         true => Ok(()),

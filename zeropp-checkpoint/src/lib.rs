@@ -36,7 +36,7 @@ mod sync {
 
 pub use error::{Checked, CheckpointError};
 pub use file::{PARAMETER, StateWriter, WRITER_BYTES, WrittenFile, tensor_name};
-pub use manifest::{Base, FileRecord, MANIFEST, Manifest, Parameter, Piece, Plateau};
+pub use manifest::{Base, FileRecord, MANIFEST, Manifest, Piece, Plateau, SavedParameter};
 pub use open::{Checkpoint, EMA, ParameterReader, Reader};
 pub use store::{Holder, Store, StoreLock, checkpoint_at};
 pub use written::{UnsyncedState, WrittenPiece, WrittenState};

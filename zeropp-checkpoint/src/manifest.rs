@@ -60,7 +60,7 @@ pub struct Manifest {
     /// Every file by name.
     pub files: BTreeMap<String, FileRecord>,
     /// Every parameter by name.
-    pub parameters: BTreeMap<String, Parameter>,
+    pub parameters: BTreeMap<String, SavedParameter>,
 }
 
 /// Where the parameters are that a run did not train, and no checkpoint of it has.
@@ -87,7 +87,7 @@ pub struct FileRecord {
 /// Where a parameter is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Parameter {
+pub struct SavedParameter {
     /// Dimensions.
     pub shape: Vec<usize>,
     /// Names of what the optimizer keeps of it; earlier versions knew AdamW's alone, and say none.
@@ -235,7 +235,7 @@ impl Manifest {
         self.parameters.iter().try_for_each(|(name, p)| self.check_pieces(name, p))
     }
 
-    fn check_pieces(&self, name: &str, parameter: &Parameter) -> Result<(), String> {
+    fn check_pieces(&self, name: &str, parameter: &SavedParameter) -> Result<(), String> {
         let mut end = 0usize;
         for piece in &parameter.pieces {
             if !self.files.contains_key(&piece.file) {
@@ -286,7 +286,8 @@ mod tests {
         }
         let piece = |offset, len, file: &str| Piece { offset, len, file: file.into() };
         let pieces = vec![piece(0, 4, "a"), piece(4, 2, "b")];
-        m.parameters.insert("w".into(), Parameter { shape: vec![2, 3], kept: of_adamw(), pieces });
+        m.parameters
+            .insert("w".into(), SavedParameter { shape: vec![2, 3], kept: of_adamw(), pieces });
         m
     }
 

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::disk::{Disk, System};
 use crate::error::{Checked, CheckpointError, damaged, unreadable};
 use crate::file::{PARAMETER, StateReader, check_size, tensor_name};
-use crate::manifest::{MANIFEST, MANIFEST_BYTES_MAX, Manifest, Parameter};
+use crate::manifest::{MANIFEST, MANIFEST_BYTES_MAX, Manifest, SavedParameter};
 
 /// The name of the moving average of a parameter, among what an optimizer keeps of it.
 pub const EMA: &str = "ema";
@@ -153,7 +153,7 @@ impl Checkpoint {
 
     /// A reader of the moving averages of the parameters in their place (EMA), if it has them.
     pub fn means(&self) -> Option<ParameterReader<'_>> {
-        let has_mean = |p: &Parameter| p.kept.iter().any(|name| name == EMA);
+        let has_mean = |p: &SavedParameter| p.kept.iter().any(|name| name == EMA);
         let all = self.manifest.parameters.values().all(has_mean);
         all.then(|| ParameterReader(self.reader(), EMA))
     }
@@ -287,13 +287,13 @@ fn check_tensors(file: &StateReader, pieces: &[PieceInFile<'_>]) -> Checked<()> 
 mod tests {
     use super::*;
     use crate::file::StateWriter;
-    use crate::manifest::{Parameter, Piece};
+    use crate::manifest::{Piece, SavedParameter};
     use crate::store::Store;
 
     const ALL: [&str; 3] = [PARAMETER, "exp_avg", "exp_avg_sq"];
 
-    fn parameter(shape: Vec<usize>, pieces: Vec<Piece>) -> Parameter {
-        Parameter { shape, kept: ALL[1..].iter().map(|name| (*name).into()).collect(), pieces }
+    fn parameter(shape: Vec<usize>, pieces: Vec<Piece>) -> SavedParameter {
+        SavedParameter { shape, kept: ALL[1..].iter().map(|name| (*name).into()).collect(), pieces }
     }
 
     /// Elements of the parameter `w`, `[2, 5]`, in two files cut at 4; `v`, `[3]`, in the first.

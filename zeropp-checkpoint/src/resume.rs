@@ -135,29 +135,29 @@ pub fn check_unchanged(store: &Store, resumes: bool, seen: Option<u64>) -> Check
 
 /// A rank's result of checking a checkpoint, as sent to the others.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Verdict {
+pub struct CheckFailure {
     path: PathBuf,
     problem: String,
     /// Whole, but of another run: no other checkpoint of this one will do.
     is_mismatch: bool,
 }
 
-impl Verdict {
+impl CheckFailure {
     /// Of an error of the checkpoint at `path`.
-    pub fn of(error: CheckpointError, path: PathBuf) -> Verdict {
+    pub fn of(error: CheckpointError, path: PathBuf) -> CheckFailure {
         match error {
             CheckpointError::Damaged { path, problem, .. } => {
-                Verdict { path, problem, is_mismatch: false }
+                CheckFailure { path, problem, is_mismatch: false }
             }
             CheckpointError::Mismatch { path, problem } => {
-                Verdict { path, problem, is_mismatch: true }
+                CheckFailure { path, problem, is_mismatch: true }
             }
-            other => Verdict { path, problem: other.to_string(), is_mismatch: false },
+            other => CheckFailure { path, problem: other.to_string(), is_mismatch: false },
         }
     }
 
     fn into_error(self, older: Option<u64>) -> CheckpointError {
-        let Verdict { path, problem, is_mismatch } = self;
+        let CheckFailure { path, problem, is_mismatch } = self;
         match is_mismatch {
             true => CheckpointError::Mismatch { path, problem },
             false => {

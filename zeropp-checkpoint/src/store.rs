@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use serde::{Deserialize, Serialize};
 
-use crate::disk::{self, Disk, Entry, Found, Lock, System, is_file};
+use crate::disk::{self, Disk, FolderEntry, Lock, PathKind, System, is_file};
 use crate::error::{Checked, CheckpointError, io};
 use crate::manifest::{MANIFEST, Manifest};
 use crate::open::Checkpoint;
@@ -121,7 +121,7 @@ impl Store {
             })?,
         };
         let mut found = Vec::new();
-        for Entry { name, .. } in entries {
+        for FolderEntry { name, .. } in entries {
             let step = name.to_str().and_then(|n| n.strip_prefix("step-")?.parse().ok());
             // Only the very name that a save gives: not `step-7`, nor `step-+00007`.
             if let Some(step) = step.filter(|s| self.path(*s).ends_with(&name)) {
@@ -176,7 +176,7 @@ impl Store {
         }
         let passed_over = match named.last() {
             Some((step, _)) => format!(" (step-{step:06} has no {MANIFEST})"),
-            None if !matches!(self.disk.look(&self.folder), Ok(Found::Folder)) => {
+            None if !matches!(self.disk.look(&self.folder), Ok(PathKind::Folder)) => {
                 " (there is no such folder)".into()
             }
             None => String::new(),
@@ -262,7 +262,7 @@ impl Store {
             Err(problem) => return vec![problem],
         };
         let hidden = entries.into_iter().filter(|e| e.name.to_string_lossy().starts_with(HIDDEN));
-        let remove = |Entry { name, is_folder }: Entry| {
+        let remove = |FolderEntry { name, is_folder }: FolderEntry| {
             let path = self.folder.join(name);
             let removed = match is_folder {
                 true => self.disk.remove_folder(&path),

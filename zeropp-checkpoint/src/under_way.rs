@@ -39,7 +39,7 @@ pub struct Report {
 }
 
 /// How a save ended.
-pub struct Outcome {
+pub struct SaveOutcome {
     /// Steps behind it.
     pub step: u64,
     /// Whether the checkpoint is complete.
@@ -48,7 +48,7 @@ pub struct Outcome {
     pub left: Vec<CheckpointError>,
 }
 
-impl Outcome {
+impl SaveOutcome {
     /// Whether the run ends with it: it has failed, and has to be there or there is no other one.
     pub fn is_fatal(&self, must: bool, has_any: impl FnOnce() -> bool) -> bool {
         match &self.result {
@@ -95,7 +95,7 @@ struct State {
     reports: BTreeMap<usize, Report>,
     /// All ranks have reported.
     completing: bool,
-    outcome: Option<Outcome>,
+    outcome: Option<SaveOutcome>,
 }
 
 /// The save under way, if there is one.
@@ -130,7 +130,7 @@ impl UnderWay {
     }
 
     /// Notes how the save ended.
-    pub fn end(&self, outcome: Outcome) {
+    pub fn end(&self, outcome: SaveOutcome) {
         if let Some(state) = &mut *self.state.lock() {
             state.outcome = Some(outcome);
         }
@@ -138,7 +138,7 @@ impl UnderWay {
     }
 
     /// How the save ended, once: it is not under way any more.
-    pub fn take(&self) -> Option<Outcome> {
+    pub fn take(&self) -> Option<SaveOutcome> {
         take(&mut self.state.lock())
     }
 
@@ -151,7 +151,7 @@ impl UnderWay {
     }
 
     /// Waits up to `limit` for the end of the save under way, if there is one.
-    pub fn wait(&self, limit: Duration) -> Option<Outcome> {
+    pub fn wait(&self, limit: Duration) -> Option<SaveOutcome> {
         let mut state = self.state.lock();
         let going = |state: &mut Option<State>| state.as_ref().is_some_and(|s| s.outcome.is_none());
         self.ended.wait_while_for(&mut state, going, limit);
@@ -159,7 +159,7 @@ impl UnderWay {
     }
 }
 
-fn take(state: &mut Option<State>) -> Option<Outcome> {
+fn take(state: &mut Option<State>) -> Option<SaveOutcome> {
     let outcome = state.as_mut()?.outcome.take()?;
     *state = None;
     Some(outcome)

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Checked;
 use crate::file::WrittenFile;
-use crate::manifest::{FileRecord, Manifest, Parameter, Piece};
+use crate::manifest::{FileRecord, Manifest, Piece, SavedParameter};
 
 /// The pieces and file that a rank has written, for the manifest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,7 +39,8 @@ impl WrittenState {
     pub(crate) fn enter(self, manifest: &mut Manifest) {
         for WrittenPiece { name, shape, kept, offset, len } in self.pieces {
             let entry = manifest.parameters.entry(name);
-            let parameter = entry.or_insert_with(|| Parameter { shape, kept, pieces: Vec::new() });
+            let parameter =
+                entry.or_insert_with(|| SavedParameter { shape, kept, pieces: Vec::new() });
             parameter.pieces.push(Piece { offset, len, file: self.file.clone() });
         }
         manifest.files.insert(self.file, self.record);

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use zeropp_checkpoint::complete::{About, Completion, Gate};
-use zeropp_checkpoint::under_way::{Outcome, Save};
+use zeropp_checkpoint::under_way::{Save, SaveOutcome};
 use zeropp_checkpoint::{CheckpointError, Manifest, Store};
 
 fn publish(store: &Store, step: u64) -> Result<(), CheckpointError> {
@@ -14,7 +14,7 @@ fn publish(store: &Store, step: u64) -> Result<(), CheckpointError> {
     store.publish(&staging, step).map(drop)
 }
 
-fn completed(store: &Store, step: u64) -> Outcome {
+fn completed(store: &Store, step: u64) -> SaveOutcome {
     let save = Save { step, updates: step, rotates: true, loss: None, best: None, plateau: None };
     let completion = Completion { store, run: "run", keep: 1, save };
     completion.finish(&About::default(), Vec::new(), &Gate::default())

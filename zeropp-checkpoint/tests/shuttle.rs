@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use orders::every_order;
 use shuttle::thread;
-use under_way::{Completing, Outcome, Report, Save, UnderWay};
+use under_way::{Completing, Report, Save, SaveOutcome, UnderWay};
 
 #[path = "../../zeropp-comm/tests/shuttle/orders.rs"]
 mod orders;
@@ -41,7 +41,7 @@ fn write(under_way: &UnderWay, rank: usize, step: u64) -> bool {
     let Some((save, reports)) = under_way.note(report, RANKS) else { return false };
     let ranks: Vec<_> = reports.iter().map(|report| report.rank).collect();
     assert_eq!((save.step, ranks), (step, vec![0, 1, 2]), "all reports of this save");
-    under_way.end(Outcome { step, result: Ok(()), left: Vec::new() });
+    under_way.end(SaveOutcome { step, result: Ok(()), left: Vec::new() });
     true
 }
 

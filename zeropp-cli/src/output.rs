@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use zeropp_core::files::{Place, write_whole};
+use zeropp_core::files::{FilePlace, write_whole};
 
 use crate::Failure;
 
@@ -11,8 +11,8 @@ pub(crate) fn keep_inputs<'a>(
     out: &Path,
     inputs: impl IntoIterator<Item = &'a PathBuf>,
 ) -> Result<(), Failure> {
-    let Ok(place) = Place::new(out) else { return Ok(()) };
-    let is_out = |path: &&PathBuf| Place::new(path).is_ok_and(|input| input == place);
+    let Ok(place) = FilePlace::new(out) else { return Ok(()) };
+    let is_out = |path: &&PathBuf| FilePlace::new(path).is_ok_and(|input| input == place);
     match inputs.into_iter().find(is_out) {
         Some(input) => Err(Failure::bad_input(format!(
             "out = {}: is the file {} and would overwrite it; choose another",

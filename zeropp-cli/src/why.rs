@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::pipeline::flight::{
-    Cause, Doing, EndKind, Entry, FlightError, Moment, Record, Run, Verdict, judge, signal_name,
+    Cause, Doing, EndKind, Entry, FailureMoment, FlightError, Record, Run, Verdict, judge,
+    signal_name,
 };
 
 use crate::Failure;
@@ -126,7 +127,7 @@ fn explain(run: &Run, verdict: &Verdict, last: usize) {
     for reason in &verdict.reasons {
         say(format_args!("  - {}", reason.replace('\n', "\n    ")));
     }
-    let Some(moment) = Moment::first_failure(&run.records) else { return };
+    let Some(moment) = FailureMoment::first_failure(&run.records) else { return };
     say(format_args!(
         "\n{:>4}  {:<12}{:<14}{:<18}{}",
         "rank", "pp,zero3,dp", "end", "step, action", "as it began to fail"
@@ -140,7 +141,7 @@ fn explain(run: &Run, verdict: &Verdict, last: usize) {
     }
 }
 
-fn row(moment: &Moment, rank: usize) -> String {
+fn row(moment: &FailureMoment, rank: usize) -> String {
     let Some(record) = moment.record(rank) else {
         return format!("{rank:>4}  {:<12}no record", "");
     };
@@ -168,7 +169,7 @@ fn end(record: &Record) -> String {
 }
 
 /// The last entries of all ranks that began before the failure, in the order in which they began.
-fn timeline(moment: &Moment, last: usize) -> Vec<String> {
+fn timeline(moment: &FailureMoment, last: usize) -> Vec<String> {
     let mut all: Vec<(u64, usize, &Entry)> = Vec::new();
     for (rank, record) in moment.records() {
         let before = |entry: &Entry| moment.before_ns(record, entry.begin_ns());

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// Sizes of the three parallel dimensions. World = pp · zero3 · dp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mesh {
@@ -14,7 +16,7 @@ pub struct Mesh {
 }
 
 /// Coordinates of one rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Coords {
     /// Place in the pipeline.
     pub pp: usize,

@@ -150,27 +150,31 @@ fn outcome<T>(result: &CommResult<T>) -> Outcome {
 }
 
 /// One rank's end of a group, with a memory.
-pub struct Recorded {
+pub struct RecordedCommunicator {
     inner: Arc<dyn Communicator>,
     log: Arc<OpLog>,
     group: usize,
     members: Vec<usize>,
 }
 
-impl Recorded {
+impl RecordedCommunicator {
     /// Records in `log` what goes through `world`, the communicator of all ranks, and through the
     /// groups that are split off it.
-    pub fn new(world: Arc<dyn Communicator>, log: Arc<OpLog>) -> Recorded {
+    pub fn new(world: Arc<dyn Communicator>, log: Arc<OpLog>) -> RecordedCommunicator {
         let members = (0..world.size()).collect();
         Self::group(world, log, members)
     }
 
-    fn group(inner: Arc<dyn Communicator>, log: Arc<OpLog>, members: Vec<usize>) -> Recorded {
+    fn group(
+        inner: Arc<dyn Communicator>,
+        log: Arc<OpLog>,
+        members: Vec<usize>,
+    ) -> RecordedCommunicator {
         let groups = &mut log.0.lock().groups;
         let name = inner.name().to_owned();
         groups.push(GroupRecord { name, members: members.clone(), collectives: 0 });
         let group = groups.len() - 1;
-        Recorded { inner, log: log.clone(), group, members }
+        RecordedCommunicator { inner, log: log.clone(), group, members }
     }
 
     /// World rank at `place`; of a place that the group lacks, which the engine refuses, itself.
@@ -225,7 +229,7 @@ impl Recorded {
     }
 }
 
-impl Communicator for Recorded {
+impl Communicator for RecordedCommunicator {
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -370,7 +374,7 @@ mod tests {
         let logs: Vec<Arc<OpLog>> = (0..size).map(|_| Arc::default()).collect();
         std::thread::scope(|scope| {
             for (world, log) in worlds.into_iter().zip(&logs) {
-                let world = Recorded::new(world, log.clone());
+                let world = RecordedCommunicator::new(world, log.clone());
                 scope.spawn(|| {
                     let world = world;
                     rank(&world);

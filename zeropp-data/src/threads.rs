@@ -81,17 +81,17 @@ fn asked_again<H>(mut spawn: impl FnMut() -> io::Result<H>) -> io::Result<H> {
 /// A thread that does one piece of work after another. It ends with the last that it was given
 /// before this was dropped.
 #[derive(Debug)]
-pub struct Worker(Sender<Job>);
+pub struct BackgroundThread(Sender<Job>);
 
-impl Worker {
+impl BackgroundThread {
     /// Starts the thread.
     ///
     /// # Errors
     /// As [`start`].
-    pub fn start(name: &str) -> io::Result<Worker> {
+    pub fn start(name: &str) -> io::Result<BackgroundThread> {
         let (jobs, given) = channel::<Job>();
         start(name, move || given.into_iter().for_each(|job| job()))?;
-        Ok(Worker(jobs))
+        Ok(BackgroundThread(jobs))
     }
 
     /// Has the thread do `job` after what it was given before. Where one of those has panicked, no
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn a_worker_does_its_jobs_in_order_and_ends() {
         let (tx, rx) = channel();
-        let worker = Worker::start("worker").unwrap();
+        let worker = BackgroundThread::start("worker").unwrap();
         for i in 0..100 {
             let tx = tx.clone();
             worker.give(move || tx.send(i).unwrap());

@@ -10,7 +10,7 @@ use zeropp_kernels::bf16::convert::{narrow, widen};
 use zeropp_kernels::bf16::{
     Isa, Mat, Packed, add_product, available, force, product_into, product_set, requested,
 };
-use zeropp_kernels::gemm::{MatMut, MatRef, Store, gemm};
+use zeropp_kernels::gemm::{MatMut, MatRef, StoreMode, gemm};
 
 /// Rows, elements of a sum, columns: products of training at hidden sizes 256, 768 and 1024.
 const SHAPES: [[usize; 3]; 5] =
@@ -50,7 +50,7 @@ fn main() {
             "fp32".into(),
             Box::new(|| {
                 let (a, b) = (MatRef::new(&a, m, k), MatRef::new(&b, k, n));
-                gemm(MatMut::new(&mut c, m, n), Store::Set, 1.0, a, b);
+                gemm(MatMut::new(&mut c, m, n), StoreMode::Set, 1.0, a, b);
             }),
         )];
         for isa in &paths {

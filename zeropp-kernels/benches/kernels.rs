@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use zeropp_kernels::Number;
 use zeropp_kernels::activation::{gelu_tanh, gelu_tanh_backward};
-use zeropp_kernels::adamw::{Scalars, adamw};
+use zeropp_kernels::adamw::{AdamWScalars, adamw};
 use zeropp_kernels::bf16::convert::narrow;
 
 /// The least of the seconds that `f` takes within `for_s` seconds.
@@ -20,7 +20,7 @@ fn least(for_s: f64, mut f: impl FnMut()) -> f64 {
 
 /// Nanoseconds an element; the four arrays `stagger` elements apart in their pages.
 fn optimizer(n: usize, stagger: usize) {
-    let s = Scalars {
+    let s = AdamWScalars {
         towards1: 0.1,
         beta2: 0.999,
         towards2: 0.001,

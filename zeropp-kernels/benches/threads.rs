@@ -6,11 +6,11 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use zeropp_kernels::adamw::{Scalars, adamw};
+use zeropp_kernels::adamw::{AdamWScalars, adamw};
 use zeropp_kernels::attention::{Dims, kept, recomputed};
 use zeropp_kernels::bf16::convert::narrow;
 use zeropp_kernels::bf16::{self, Mat, Packed};
-use zeropp_kernels::gemm::{MatMut, MatRef, Store, affine, gemm, product};
+use zeropp_kernels::gemm::{MatMut, MatRef, StoreMode, affine, gemm, product};
 use zeropp_kernels::threads::Threads;
 use zeropp_kernels::{activation, loss, norm, reduce};
 
@@ -67,7 +67,7 @@ fn products(threads: usize, rounds: usize) {
             "dW += xᵀ·dY",
             Box::new(|| {
                 let dw = MatMut::new(&mut dw, h, inner);
-                gemm(dw, Store::Add, 1.0, x_view.t(), y_view);
+                gemm(dw, StoreMode::Add, 1.0, x_view.t(), y_view);
             }),
         ),
         (
@@ -105,7 +105,7 @@ fn attention(threads: usize, rounds: usize) {
     measure(threads, rounds, jobs);
 }
 
-const SCALARS: Scalars = Scalars {
+const SCALARS: AdamWScalars = Scalars {
     towards1: 0.1,
     beta2: 0.999,
     towards2: 0.001,

@@ -4,7 +4,7 @@ use super::{GRAIN, simd, threads};
 
 /// The scalars of an update, each rounded once to the precision in which it meets the elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scalars {
+pub struct AdamWScalars {
     /// 1 − β1.
     pub towards1: f32,
     /// β2.
@@ -31,7 +31,7 @@ pub struct Scalars {
 ///
 /// # Panics
 /// Panics if the slices differ in length.
-pub fn adamw(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], s: &Scalars) {
+pub fn adamw(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], s: &AdamWScalars) {
     let n = p.len();
     assert_eq!((m.len(), v.len(), g.len()), (n, n, n), "parameters, moments and gradient");
     let piece = threads::piece(n, 64, GRAIN);
@@ -39,7 +39,7 @@ pub fn adamw(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], s: &Scalars
     threads::each(state.zip(g.chunks(piece)), |(((p, m), v), g)| part(p, m, v, g, s));
 }
 
-fn part(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], s: &Scalars) {
+fn part(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], s: &AdamWScalars) {
     simd(
         #[inline(always)]
         || {
@@ -56,7 +56,7 @@ fn part(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], s: &Scalars) {
 
 /// Scalars of an early step, for tests.
 #[cfg(test)]
-pub(crate) const EARLY: Scalars = Scalars {
+pub(crate) const EARLY: AdamWScalars = AdamWScalars {
     towards1: 0.1,
     beta2: 0.999,
     towards2: 0.001,

@@ -23,7 +23,7 @@ const LOW: u64 = u32::MAX as u64;
 
 /// Which elements of a place are dropped in a step, and what the others are multiplied by.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Dropout {
+pub struct DropoutRule {
     key: [u32; 2],
     step: u32,
     /// Elements whose word is below are dropped.
@@ -31,7 +31,7 @@ pub struct Dropout {
     scale: f32,
 }
 
-impl Dropout {
+impl DropoutRule {
     /// Drops a share `p` of the elements, rounded to a multiple of 2⁻³²; the others are divided by
     /// what is left of 1.
     pub fn new(key: [u32; 2], step: u64, p: f64) -> Self {
@@ -99,7 +99,7 @@ fn blocks(first: [u64; LANES], rest: [u32; 3], mut key: [u32; 2]) -> [[u64; LANE
 
 /// Where rows lie: which sample the first is of, and how many rows a sample has.
 #[derive(Clone, Copy, Debug)]
-pub struct Samples {
+pub struct SampleRows {
     /// Number of the first sample; the others follow.
     pub first: usize,
     /// Rows of a sample.
@@ -110,8 +110,8 @@ pub struct Samples {
 pub(crate) fn each_group<T: Send>(
     x: &mut [T],
     width: usize,
-    samples: Samples,
-    dropout: Dropout,
+    samples: SampleRows,
+    dropout: DropoutRule,
     f: impl Fn(&mut [T], &[f32]) + Sync + Copy,
 ) {
     let width = width.max(1);
@@ -135,7 +135,7 @@ pub(crate) fn each_group<T: Send>(
 }
 
 /// Multiplies `x: [samples·rows, width]` by its factors, in place.
-pub fn apply(x: &mut [f32], width: usize, samples: Samples, dropout: Dropout) {
+pub fn apply(x: &mut [f32], width: usize, samples: SampleRows, dropout: DropoutRule) {
     each_group(
         x,
         width,
@@ -147,7 +147,7 @@ pub fn apply(x: &mut [f32], width: usize, samples: Samples, dropout: Dropout) {
 }
 
 /// The factors of `len` rows of `width` elements.
-pub fn factors(len: usize, width: usize, samples: Samples, dropout: Dropout) -> Vec<f32> {
+pub fn factors(len: usize, width: usize, samples: SampleRows, dropout: DropoutRule) -> Vec<f32> {
     let mut all = vec![1.0; len * width];
     apply(&mut all, width, samples, dropout);
     all
@@ -184,8 +184,8 @@ mod tests {
     /// Any part of a row is that part of the whole row.
     #[test]
     fn parts_are_those_of_the_whole() {
-        let dropout = Dropout::new([3, 4], 5, 0.3);
-        let samples = Samples { first: 7, rows: 3 };
+        let dropout = DropoutRule::new([3, 4], 5, 0.3);
+        let samples = SampleRows { first: 7, rows: 3 };
         let width = 200;
         let whole = factors(5, width, samples, dropout);
         for first in [0, 1, 63, 64, 65, 130] {
@@ -200,10 +200,10 @@ mod tests {
     #[test]
     fn kept_elements_are_scaled_for_dropped_ones() {
         for p in [0.0, 1e-9, 0.1, 0.5, 0.999, 1.0 - 1e-16] {
-            let Dropout { threshold, scale, .. } = Dropout::new([0; 2], 0, p);
+            let DropoutRule { threshold, scale, .. } = DropoutRule::new([0; 2], 0, p);
             let kept = 1.0 - f64::from(threshold) / (1_u64 << 32) as f64;
             assert!((f64::from(scale) * kept - 1.0).abs() < 1e-6 && scale.is_finite(), "{p}");
         }
-        assert_eq!(Dropout::new([0; 2], 0, 0.0).scale, 1.0);
+        assert_eq!(DropoutRule::new([0; 2], 0, 0.0).scale, 1.0);
     }
 }

@@ -113,7 +113,7 @@ impl Unaliased {
 
 /// How a product treats the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Store {
+pub enum StoreMode {
     /// Overwrites it.
     Set,
     /// Is added to it.
@@ -124,7 +124,7 @@ pub enum Store {
 ///
 /// # Panics
 /// Panics if the sizes do not match.
-pub fn gemm(c: MatMut<'_>, store: Store, scale: f32, a: MatRef<'_>, b: MatRef<'_>) {
+pub fn gemm(c: MatMut<'_>, store: StoreMode, scale: f32, a: MatRef<'_>, b: MatRef<'_>) {
     assert_eq!((a.rows, a.cols, b.cols), (c.rows, b.rows, c.cols), "sizes of a matrix product");
     by_parts(c, a, b, |mut c, a, b, _| {
         let stride = c.row_stride();
@@ -147,7 +147,7 @@ pub fn product(scale: f32, a: MatRef<'_>, b: MatRef<'_>) -> Vec<f32> {
     by_parts(fresh, a, b, |mut c, a, b, _| {
         let stride = c.row_stride();
         // SAFETY: `c` has room for the product, as above; with `Store::Set` none of it is read.
-        unsafe { raw(c.as_mut_ptr().cast(), stride, Store::Set, scale, a, b) }
+        unsafe { raw(c.as_mut_ptr().cast(), stride, StoreMode::Set, scale, a, b) }
     });
     // SAFETY: the parts are all of `c`, and each product wrote every element of its part.
     unsafe { c.set_len(len) };
@@ -179,7 +179,7 @@ fn affine_part(mut y: MatMut<'_, MaybeUninit<f32>>, x: MatRef<'_>, w: MatRef<'_>
     }
     let stride = y.row_stride();
     // SAFETY: as in `gemm`; every element was just written.
-    unsafe { raw(y.as_mut_ptr().cast(), stride, Store::Add, 1.0, x, w) }
+    unsafe { raw(y.as_mut_ptr().cast(), stride, StoreMode::Add, 1.0, x, w) }
 }
 
 /// Multiply-adds that are worth a thread.
@@ -253,7 +253,7 @@ fn by_parts<'c, T: Send>(
 unsafe fn raw(
     c: *mut f32,
     c_stride: usize,
-    store: Store,
+    store: StoreMode,
     scale: f32,
     a: MatRef<'_>,
     b: MatRef<'_>,
@@ -269,7 +269,7 @@ unsafe fn raw(
             c,
             1,
             stride(c_stride),
-            store == Store::Add,
+            store == StoreMode::Add,
             a.data.as_ptr(),
             stride(a.col_stride),
             stride(a.row_stride),
@@ -318,7 +318,7 @@ mod tests {
             let bv = MatRef::strided(&b, br, bc, bc + pad);
             let (av, bv) = (if ta { av.t() } else { av }, if tb { bv.t() } else { bv });
             let mut c = old.clone();
-            let store = if add { Store::Add } else { Store::Set };
+            let store = if add { StoreMode::Add } else { StoreMode::Set };
             gemm(MatMut::strided(&mut c, m, n, n + pad), store, 0.5, av, bv);
             let fresh = product(0.5, av, bv);
             for i in 0..m {

@@ -5,7 +5,7 @@ use super::update_two;
 
 /// The scalars of an update, each rounded once to the precision in which it meets the elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scalars {
+pub struct LionScalars {
     /// Factor on the gradient (clipping).
     pub gradient: f32,
     /// β1: the mean's share of what gives the direction.
@@ -26,7 +26,7 @@ pub struct Scalars {
 ///
 /// # Panics
 /// Panics if the slices differ in length.
-pub fn lion(p: &mut [f32], m: &mut [f32], g: &[f32], s: &Scalars) {
+pub fn lion(p: &mut [f32], m: &mut [f32], g: &[f32], s: &LionScalars) {
     update_two(
         p,
         m,
@@ -46,7 +46,7 @@ pub fn lion(p: &mut [f32], m: &mut [f32], g: &[f32], s: &Scalars) {
 
 /// Scalars for tests.
 #[cfg(test)]
-pub(crate) const SOME: Scalars = Scalars {
+pub(crate) const SOME: LionScalars = LionScalars {
     gradient: 0.7,
     beta1: 0.9,
     towards1: 0.1,

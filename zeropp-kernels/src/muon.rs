@@ -3,7 +3,7 @@
 //! Keller Jordan's rule (<https://kellerjordan.github.io/posts/muon/>) as `torch.optim.Muon` has
 //! it, in fp32 throughout.
 
-use super::gemm::{MatMut, MatRef, Store, gemm, product};
+use super::gemm::{MatMut, MatRef, StoreMode, gemm, product};
 use super::{GRAIN, each_part, simd, threads, update, update_two};
 
 /// Steps of the iteration.
@@ -74,11 +74,11 @@ pub fn orthogonal(x: &[f32], [rows, cols]: [usize; 2]) -> Vec<f32> {
         let gram = product(1.0, matrix, matrix.t());
         let mut polynomial = scaled(&gram, b);
         let of_gram = MatRef::new(&gram, short, short);
-        gemm(MatMut::new(&mut polynomial, short, short), Store::Add, c, of_gram, of_gram);
+        gemm(MatMut::new(&mut polynomial, short, short), StoreMode::Add, c, of_gram, of_gram);
         drop(gram);
         let mut next = scaled(&x, a);
         let factor = MatRef::new(&polynomial, short, short);
-        gemm(MatMut::new(&mut next, short, long), Store::Add, 1.0, factor, matrix);
+        gemm(MatMut::new(&mut next, short, long), StoreMode::Add, 1.0, factor, matrix);
         x = next;
     }
     if rows > cols { transposed(&x, cols, rows) } else { x }

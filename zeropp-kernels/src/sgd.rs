@@ -4,7 +4,7 @@ use super::{simd, update, update_two};
 
 /// The scalars of an update, each rounded once to the precision in which it meets the elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scalars {
+pub struct SgdScalars {
     /// Factor on the gradient (clipping).
     pub gradient: f32,
     /// Factor on the parameter that is added to the gradient (weight decay).
@@ -21,7 +21,7 @@ pub struct Scalars {
 ///
 /// # Panics
 /// Panics if the slices differ in length.
-pub fn sgd_with_momentum(p: &mut [f32], m: &mut [f32], g: &[f32], s: &Scalars) {
+pub fn sgd_with_momentum(p: &mut [f32], m: &mut [f32], g: &[f32], s: &SgdScalars) {
     update_two(
         p,
         m,
@@ -40,7 +40,7 @@ pub fn sgd_with_momentum(p: &mut [f32], m: &mut [f32], g: &[f32], s: &Scalars) {
 ///
 /// # Panics
 /// Panics if the slices differ in length.
-pub fn sgd(p: &mut [f32], g: &[f32], s: &Scalars) {
+pub fn sgd(p: &mut [f32], g: &[f32], s: &SgdScalars) {
     super::each_part(p, [g], |p, [g]| {
         simd(
             #[inline(always)]
@@ -51,5 +51,5 @@ pub fn sgd(p: &mut [f32], g: &[f32], s: &Scalars) {
 
 /// Scalars for tests.
 #[cfg(test)]
-pub(crate) const SOME: Scalars =
-    Scalars { gradient: 0.7, decay: 0.01, momentum: 0.9, nesterov: true, lr: 0.03 };
+pub(crate) const SOME: SgdScalars =
+    SgdScalars { gradient: 0.7, decay: 0.01, momentum: 0.9, nesterov: true, lr: 0.03 };

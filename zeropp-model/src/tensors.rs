@@ -49,7 +49,7 @@ impl DecoderTensor {
 }
 
 /// The names that differ between families.
-pub struct Names {
+pub struct TensorNames {
     /// The token embedding.
     pub embedding: &'static str,
     /// Learned positions.
@@ -74,7 +74,7 @@ pub struct Names {
     pub head: &'static str,
 }
 
-const GPT2: Names = Names {
+const GPT2: TensorNames = TensorNames {
     embedding: "wte",
     positions: "wpe",
     block: "h",
@@ -88,7 +88,7 @@ const GPT2: Names = Names {
     head: "lm_head",
 };
 
-const LLAMA: Names = Names {
+const LLAMA: TensorNames = TensorNames {
     embedding: "model.embed_tokens",
     positions: "model.embed_positions",
     block: "model.layers",
@@ -102,7 +102,7 @@ const LLAMA: Names = Names {
     head: "lm_head",
 };
 
-impl Names {
+impl TensorNames {
     /// The linear maps of a block, in the order of their parameters.
     pub(crate) fn linears(&self) -> impl Iterator<Item = &'static str> {
         let [out, down] = [[self.out], [self.down]];
@@ -115,7 +115,7 @@ pub const QK_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
 
 impl Decoder {
     /// The family's names of its parts.
-    pub fn names(&self) -> &'static Names {
+    pub fn names(&self) -> &'static TensorNames {
         match self.naming {
             Naming::Gpt2 => &GPT2,
             Naming::Llama => &LLAMA,

@@ -2,7 +2,7 @@
 //! (LoRA, Hu et al. 2021).
 
 use crate::params::Init;
-use crate::tensors::{DecoderTensor, Names};
+use crate::tensors::{DecoderTensor, TensorNames};
 
 /// The parameters of an adapter, after the name of the linear map that it belongs to.
 pub const LORA: [&str; 2] = ["lora_A.weight", "lora_B.weight"];
@@ -20,7 +20,7 @@ pub struct Lora {
     pub rank: usize,
     /// Numerator of the factor.
     pub alpha: f64,
-    /// Which of [`Names::linears`] have one, a bit each.
+    /// Which of [`TensorNames::linears`] have one, a bit each.
     targets: u8,
 }
 
@@ -34,7 +34,7 @@ impl Lora {
     pub fn new(
         (rank, alpha): (usize, f64),
         targets: Option<&str>,
-        names: &Names,
+        names: &TensorNames,
     ) -> Result<Lora, (String, Vec<&'static str>)> {
         let usual = if names.qkv.len() == 1 { "c_attn" } else { "q,v" };
         let ends: Vec<&str> =
@@ -62,7 +62,7 @@ impl Lora {
     }
 
     /// The linear maps with an adapter.
-    pub fn maps(&self, names: &Names) -> impl Iterator<Item = &'static str> {
+    pub fn maps(&self, names: &TensorNames) -> impl Iterator<Item = &'static str> {
         let targets = self.targets;
         let of = move |(i, name): (usize, &'static str)| (targets & (1 << i) != 0).then_some(name);
         names.linears().enumerate().filter_map(of)
@@ -120,7 +120,7 @@ impl PartTuning {
     pub(crate) fn applied(
         &self,
         mut tensors: Vec<DecoderTensor>,
-        names: &Names,
+        names: &TensorNames,
     ) -> Vec<DecoderTensor> {
         for (i, tensor) in tensors.iter_mut().enumerate() {
             tensor.trains = self.frozen & (1 << i) == 0;

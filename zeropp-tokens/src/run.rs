@@ -95,7 +95,7 @@ pub fn tokenize(
     let threads = if options.threads == 0 { cores() } else { options.threads };
     let skip = output.progress.batches;
     let first_bad = OnceLock::new();
-    let worker = Worker { tokenizer, options, width, first_bad: &first_bad };
+    let worker = BackgroundThread { tokenizer, options, width, first_bad: &first_bad };
     let mut last = 0;
     std::thread::scope(|scope| -> Checked<()> {
         let (work, works) = bounded::<Batch>(BATCHES_EACH * threads);
@@ -207,7 +207,7 @@ fn write(
 }
 
 #[derive(Clone)]
-struct Worker<'a> {
+struct BackgroundThread<'a> {
     tokenizer: &'a TextTokenizer,
     options: &'a TokenizeOptions,
     width: Width,
@@ -215,7 +215,7 @@ struct Worker<'a> {
     first_bad: &'a OnceLock<TokensError>,
 }
 
-impl Worker<'_> {
+impl BackgroundThread<'_> {
     fn run(&self, works: &Receiver<Batch>, done: &Sender<(u64, Checked<Done>)>) {
         // With a cache of its own: threads that share one wait for each other.
         let tokenizer = self.tokenizer.clone();

@@ -2,7 +2,7 @@
 //! eps outside the square root.
 
 use burn::tensor::Tensor;
-use zeropp_core::kernels::adamw::{Scalars, adamw};
+use zeropp_core::kernels::adamw::{AdamWScalars, adamw};
 
 use crate::rule::{DeviceElements, Elements, Parameter, StepScale, UpdateRule};
 
@@ -26,9 +26,9 @@ impl AdamW {
     /// Each scalar is computed in f64 and rounded once, as PyTorch does. 1 − β from an f32 β would
     /// be off by as much as 2⁻²⁵: by 1.3e-5 of itself at β2 = 0.999, and all of the second moment
     /// with it.
-    fn scalars(&self, s: &StepScale) -> Scalars {
+    fn scalars(&self, s: &StepScale) -> AdamWScalars {
         let bias = |beta: f64| 1.0 - beta.powi(s.update.min(i32::MAX as u64) as i32);
-        Scalars {
+        AdamWScalars {
             towards1: (1.0 - self.beta1) as f32,
             beta2: self.beta2 as f32,
             towards2: (1.0 - self.beta2) as f32,
@@ -52,7 +52,7 @@ impl UpdateRule for AdamW {
 
     fn update(&self, of: &Parameter<'_>, elements: Elements<'_, '_>, step: &StepScale) {
         let s = self.scalars(step);
-        let scalars = Scalars { keep: if of.decay { s.keep } else { 1.0 }, ..s };
+        let scalars = AdamWScalars { keep: if of.decay { s.keep } else { 1.0 }, ..s };
         let Elements { parameter, moments, gradient } = elements;
         let [m, v] = moments else { unreachable!("two moments are kept") };
         adamw(parameter, m, v, gradient, &scalars);

@@ -2,7 +2,7 @@
 //! the direction of a mean gradient's sign. One moment in place of AdamW's two.
 
 use burn::tensor::Tensor;
-use zeropp_core::kernels::lion::{Scalars, lion};
+use zeropp_core::kernels::lion::{LionScalars, lion};
 
 use crate::rule::{DeviceElements, Elements, Parameter, StepScale, UpdateRule};
 
@@ -18,8 +18,8 @@ pub struct Lion {
 }
 
 impl Lion {
-    fn scalars(&self, decays: bool, step: &StepScale) -> Scalars {
-        Scalars {
+    fn scalars(&self, decays: bool, step: &StepScale) -> LionScalars {
+        LionScalars {
             gradient: step.gradient,
             beta1: self.beta1 as f32,
             towards1: (1.0 - self.beta1) as f32,

@@ -23,7 +23,7 @@ use crate::stage::{ParamExport, ShardedStage};
 use crate::tied::{self, Tie};
 
 /// The learning rate of each step, counted from 1.
-pub type Rate = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
+pub type LearningRate = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
 
 /// Options for the use of reduced gradients.
 #[derive(Clone)]
@@ -31,7 +31,7 @@ pub struct OptimizerOptions {
     /// How parameters are updated.
     pub parameters: ParameterGroups,
     /// Learning rate over the steps.
-    pub lr: Rate,
+    pub lr: LearningRate,
     /// Largest global norm; 0 does not clip.
     pub clip: f64,
     /// The weight shared by embedding and head.

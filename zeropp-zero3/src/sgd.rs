@@ -2,7 +2,7 @@
 //! the gradient, and the velocity sums gradients.
 
 use burn::tensor::Tensor;
-use zeropp_core::kernels::sgd::{Scalars, sgd, sgd_with_momentum};
+use zeropp_core::kernels::sgd::{SgdScalars, sgd, sgd_with_momentum};
 
 use crate::rule::{DeviceElements, Elements, Parameter, StepScale, UpdateRule};
 
@@ -18,8 +18,8 @@ pub struct Sgd {
 }
 
 impl Sgd {
-    fn scalars(&self, of_decay: bool, step: &StepScale) -> Scalars {
-        Scalars {
+    fn scalars(&self, of_decay: bool, step: &StepScale) -> SgdScalars {
+        SgdScalars {
             gradient: step.gradient,
             decay: if of_decay { self.weight_decay as f32 } else { 0.0 },
             momentum: self.momentum as f32,

@@ -11,7 +11,7 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use zeropp_checkpoint::disk::{Disk, Entry, Found, Lock, ReadFile, WriteFile};
+use zeropp_checkpoint::disk::{Disk, FolderEntry, Lock, PathKind, ReadFile, WriteFile};
 
 use crate::rng::Rng;
 
@@ -401,7 +401,7 @@ impl Disk for Handle {
         }
     }
 
-    fn list(&self, folder: &Path) -> io::Result<Vec<Entry>> {
+    fn list(&self, folder: &Path) -> io::Result<Vec<FolderEntry>> {
         self.fuse.call()?;
         let s = self.disk.state();
         let Node::Folder(names) = &s.nodes[s.find(folder)?] else {
@@ -410,16 +410,16 @@ impl Disk for Handle {
         let is_folder = |id: &Id| matches!(s.nodes[*id], Node::Folder(_));
         Ok(names
             .iter()
-            .map(|(n, id)| Entry { name: n.clone(), is_folder: is_folder(id) })
+            .map(|(n, id)| FolderEntry { name: n.clone(), is_folder: is_folder(id) })
             .collect())
     }
 
-    fn look(&self, path: &Path) -> io::Result<Found> {
+    fn look(&self, path: &Path) -> io::Result<PathKind> {
         self.fuse.call()?;
         let s = self.disk.state();
         Ok(match &s.nodes[s.find(path)?] {
-            Node::File { bytes, .. } => Found::File(bytes.len() as u64),
-            Node::Folder(_) => Found::Folder,
+            Node::File { bytes, .. } => PathKind::File(bytes.len() as u64),
+            Node::Folder(_) => PathKind::Folder,
         })
     }
 

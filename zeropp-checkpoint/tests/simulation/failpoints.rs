@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use zeropp_checkpoint::Store;
 use zeropp_checkpoint::complete::{About, Completion, Gate};
-use zeropp_checkpoint::under_way::Outcome;
+use zeropp_checkpoint::under_way::SaveOutcome;
 
 use crate::disk::{Fuse, Planted, SimDisk};
 use crate::files::{self, Part, save_of};
@@ -24,7 +24,7 @@ fn whole(step: u64) -> Vec<(String, Vec<f32>)> {
     vec![("w".into(), all)]
 }
 
-fn save(store: &Store, step: u64) -> Outcome {
+fn save(store: &Store, step: u64) -> SaveOutcome {
     let reports =
         (0..RANKS).map(|rank| files::write(store, (step, "a", rank), &parts(step, rank), |_| true));
     let reports = reports.collect();

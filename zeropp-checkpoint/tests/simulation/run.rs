@@ -7,7 +7,7 @@ use std::sync::Arc;
 use zeropp_checkpoint::Store;
 use zeropp_checkpoint::attempts::{Attempts, Remedy};
 use zeropp_checkpoint::places::{Place, Places};
-use zeropp_checkpoint::resume::{self, Choice, NoCandidate, Verdict};
+use zeropp_checkpoint::resume::{self, CheckFailure, Choice, NoCandidate};
 
 use crate::disk::{Handle, Planted, SimDisk};
 use crate::files;
@@ -285,7 +285,7 @@ impl<'a> Sim<'a> {
                     return Ok(step);
                 }
                 Err(e) => {
-                    let verdict = Verdict::of(e, store.path(step));
+                    let verdict = CheckFailure::of(e, store.path(step));
                     let places = Places { checkpoints: store.clone(), copies: None };
                     let read = Place::on_disk(step);
                     let older = places.before(read).map_err(|e| self.unless_killed(e))?;

@@ -6,7 +6,7 @@ use zeropp_checkpoint::Checked;
 use zeropp_checkpoint::Store;
 use zeropp_checkpoint::complete::{About, Completion, Gate};
 use zeropp_checkpoint::pace::{Pace, StepEnd, Wanted};
-use zeropp_checkpoint::under_way::{Outcome, Report, Save, UnderWay};
+use zeropp_checkpoint::under_way::{Report, Save, SaveOutcome, UnderWay};
 
 use crate::disk::SimDisk;
 use crate::files::{self, save_of};
@@ -60,11 +60,11 @@ impl Saves {
         self.store.clean();
     }
 
-    pub(crate) fn take_outcome(&self) -> Option<Outcome> {
+    pub(crate) fn take_outcome(&self) -> Option<SaveOutcome> {
         self.under_way.take()
     }
 
-    pub(crate) fn is_fatal(&self, outcome: &Outcome, must: bool) -> bool {
+    pub(crate) fn is_fatal(&self, outcome: &SaveOutcome, must: bool) -> bool {
         outcome.is_fatal(must, || self.store.newest().is_ok())
     }
 

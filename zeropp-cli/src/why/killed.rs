@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use zeropp::pipeline::flight::FlightError;
-use zeropp::{Saved, saved};
+use zeropp::{SavedRun, saved};
 use zeropp_core::files::open_regular;
 
 use crate::Failure;
@@ -95,7 +95,7 @@ pub(super) fn explain(paths: &[PathBuf], error: &FlightError) -> Result<(), Fail
 }
 
 /// How a run has ended that has saved this, and whose metrics have this step last.
-fn end_of(saved: Option<&Saved>, last: Option<&LastStep>) -> End {
+fn end_of(saved: Option<&SavedRun>, last: Option<&LastStep>) -> End {
     let is_done = last.is_some_and(|last| last.of == Some(last.step));
     let Some(saved) = saved else { return if is_done { End::Done } else { End::Killed } };
     match (saved.newest.as_ref(), last.map(|last| last.step)) {
@@ -116,7 +116,7 @@ fn end_of(saved: Option<&Saved>, last: Option<&LastStep>) -> End {
 }
 
 /// Tells what a folder of checkpoints shows.
-fn tell_saved(saved: &Saved, now: SystemTime) {
+fn tell_saved(saved: &SavedRun, now: SystemTime) {
     if let Some(newest) = &saved.newest {
         let of = newest.of.map(|steps| format!(" of {steps}")).unwrap_or_default();
         say(format_args!("  - step {}{of} is saved{}", newest.step, ago(newest.at, now)));

@@ -37,7 +37,7 @@ pub struct LaunchOptions {
 
 /// The ranks of a job that this process runs, and where it meets the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Job {
+pub struct ProcessJob {
     /// This process among those of the job, from 0.
     pub process: usize,
     /// Processes of the job.
@@ -78,7 +78,7 @@ const IDS: [(&str, &str); 3] = [
 /// Longest name of a job, in bytes.
 const ID_BYTES_MAX: usize = 200;
 
-impl Job {
+impl ProcessJob {
     /// Whether this process has rank 0, and so speaks for the run.
     pub fn has_rank_0(&self) -> bool {
         self.first_rank == 0
@@ -101,7 +101,7 @@ impl Job {
     ///
     /// # Errors
     /// Settings or variables that are incomplete or contradict each other, by name.
-    pub fn find(options: &LaunchOptions) -> Result<Job, JobError> {
+    pub fn find(options: &LaunchOptions) -> Result<ProcessJob, JobError> {
         Self::from_vars(options, |name| std::env::var(name).ok())
     }
 
@@ -112,7 +112,7 @@ impl Job {
     pub fn from_vars(
         options: &LaunchOptions,
         get: impl Fn(&str) -> Option<String>,
-    ) -> Result<Job, JobError> {
+    ) -> Result<ProcessJob, JobError> {
         let launch = Launch::from_vars(&get)?;
         let (process, processes, source) = processes(options, launch.as_ref())?;
         let world = options.mesh.world();
@@ -125,7 +125,7 @@ impl Job {
             return Err(value(options, problem, help));
         }
         let ranks = world / processes;
-        Ok(Job {
+        Ok(ProcessJob {
             process,
             processes,
             first_rank: process * ranks,
@@ -273,10 +273,10 @@ mod tests {
         options
     }
 
-    fn job(settings: &str, vars: &str) -> Result<Job, String> {
+    fn job(settings: &str, vars: &str) -> Result<ProcessJob, String> {
         let vars: Vec<(&str, &str)> =
             vars.split_whitespace().map(|v| v.split_once('=').unwrap()).collect();
-        Job::from_vars(&options(settings), |name| {
+        ProcessJob::from_vars(&options(settings), |name| {
             vars.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string())
         })
         .map_err(|e| e.to_string())

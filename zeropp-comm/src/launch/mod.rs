@@ -2,7 +2,7 @@
 //!
 //! Looked at in this order: zeropp's own variables, torchrun's, those of Open MPI's `mpirun`, of
 //! PMI (MPICH, Intel MPI), and Slurm's `srun`. The first that is set decides; another one that
-//! says something else is an error that names both. A [`Job`] is that and the settings together.
+//! says something else is an error that names both. A [`ProcessJob`] is that and the settings together.
 
 mod host_name;
 mod job;
@@ -10,7 +10,7 @@ mod job;
 use std::fmt;
 
 pub use host_name::host_name;
-pub use job::{EngineKind, Job, JobError, LaunchOptions};
+pub use job::{EngineKind, JobError, LaunchOptions, ProcessJob};
 
 /// A rank, as the environment describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use zeropp_model::decoder::Norm;
 use zeropp_model::parts::DecoderPart;
-use zeropp_model::tensors::{Names, QK_NORMS};
+use zeropp_model::tensors::{QK_NORMS, TensorNames};
 use zeropp_model::tuning::LORA;
 
 use crate::choice::Activation;
@@ -45,7 +45,7 @@ fn map(name: &str, bias: bool, cx: &LayerCx) -> Projection {
 }
 
 impl Block {
-    fn names(&self) -> &'static Names {
+    fn names(&self) -> &'static TensorNames {
         self.part.decoder.names()
     }
 

@@ -29,8 +29,8 @@ pub struct Dropout {
 
 impl Dropout {
     /// The mask generator of the kernels for a place.
-    pub(super) fn at(&self, [layer, place]: DropoutPlace<'_>) -> kernels::Dropout {
+    pub(super) fn at(&self, [layer, place]: DropoutPlace<'_>) -> kernels::DropoutRule {
         let rng = Rng::keyed(self.seed, &format!("dropout.{layer}.{place}"));
-        kernels::Dropout::new(rng.key(), self.step, self.p)
+        kernels::DropoutRule::new(rng.key(), self.step, self.p)
     }
 }

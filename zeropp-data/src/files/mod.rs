@@ -18,7 +18,7 @@ pub use foreign::{Foreign, foreign};
 pub use kept::open_kept;
 pub use map::Mapped;
 pub use output::open_output;
-pub use place::Place;
+pub use place::FilePlace;
 pub use regular::{is_named, open_regular, read_text};
 pub use toml_keys::toml_keys;
 pub use walk::{WalkError, files_below, is_hidden};

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 /// A file or folder, there or yet to be made. Two paths to the same one, through links of either
 /// kind or another spelling, give equal places.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct FilePlace {
     /// Without links, `.` and `..`.
     path: PathBuf,
     id: Option<Id>,
@@ -16,15 +16,15 @@ pub struct Place {
 /// Device and number of a file on it.
 type Id = (u64, u64);
 
-impl Place {
+impl FilePlace {
     /// Where `path` leads. What is not there yet is taken to come to lie where the path says.
     ///
     /// # Errors
     /// The system's, where a part of the path that is there cannot be looked at.
-    pub fn new(path: &Path) -> io::Result<Place> {
+    pub fn new(path: &Path) -> io::Result<FilePlace> {
         let path = resolved(&std::path::absolute(path)?)?;
         let id = id(&path);
-        Ok(Place { path, id })
+        Ok(FilePlace { path, id })
     }
 
     /// The path without links, `.` and `..`.
@@ -33,7 +33,7 @@ impl Place {
     }
 
     /// The path from `folder` to this, if this lies in it; empty where this is the folder.
-    pub fn within(&self, folder: &Place) -> Option<PathBuf> {
+    pub fn within(&self, folder: &FilePlace) -> Option<PathBuf> {
         // One that is mounted twice has two paths and one identity.
         let is_it = |dir: &&Path| {
             *dir == folder.path || folder.id.is_some_and(|folder| id(dir) == Some(folder))
@@ -43,8 +43,8 @@ impl Place {
     }
 }
 
-impl PartialEq for Place {
-    fn eq(&self, other: &Place) -> bool {
+impl PartialEq for FilePlace {
+    fn eq(&self, other: &FilePlace) -> bool {
         self.path == other.path || self.id.is_some_and(|id| other.id == Some(id))
     }
 }
@@ -103,7 +103,7 @@ mod tests {
         symlink("a/file", at("soft")).unwrap();
         symlink("a", at("folder")).unwrap();
         symlink("a/new", at("dangling")).unwrap();
-        let place = |name: &str| Place::new(&at(name)).unwrap();
+        let place = |name: &str| FilePlace::new(&at(name)).unwrap();
         for name in ["hard", "soft", "folder/file", "a/b/../file", "./a//file"] {
             assert_eq!(place(name), place("a/file"), "{name}");
         }
@@ -120,7 +120,7 @@ mod tests {
         let at = |name: &str| dir.path().join(name);
         fs::create_dir_all(at("a/b")).unwrap();
         symlink("a/b", at("link")).unwrap();
-        let place = |name: &str| Place::new(&at(name)).unwrap();
+        let place = |name: &str| FilePlace::new(&at(name)).unwrap();
         let within = |name, folder| place(name).within(&place(folder));
         assert_eq!(within("link/new/file", "a"), Some("b/new/file".into()));
         assert_eq!(within("a", "a"), Some(PathBuf::new()));

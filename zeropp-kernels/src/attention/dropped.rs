@@ -7,14 +7,14 @@
 use core::ops::Range;
 
 use super::Dims;
-use crate::dropout::Dropout;
+use crate::dropout::DropoutRule;
 use crate::simd;
 
 /// Which probabilities are dropped.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropped {
     /// Of the place in the model, in a step.
-    pub dropout: Dropout,
+    pub dropout: DropoutRule,
     /// Number of the first sample; the others follow.
     pub sample: usize,
     /// Which token of its sample the first row is: that where a document begins, else 0.
@@ -42,7 +42,7 @@ impl Dropped {
 /// Which probabilities of one head of a sample are dropped.
 #[derive(Clone, Copy)]
 pub(crate) struct DroppedHead {
-    dropout: Dropout,
+    dropout: DropoutRule,
     sample: usize,
     token: usize,
     heads: usize,

@@ -4,7 +4,7 @@
 //! close to half of the products. Scores of a block live in a scratch buffer of [block, s].
 
 use super::{Dims, Part};
-use crate::gemm::{MatMut, MatRef, Store, gemm};
+use crate::gemm::{MatMut, MatRef, StoreMode, gemm};
 use crate::math::exp;
 use crate::reduce::sum2;
 use crate::simd;
@@ -40,7 +40,7 @@ impl<'a> Head<'a> {
     fn probabilities(&self, p: &mut [f32], from: usize, to: usize) {
         let s = self.d.s;
         let (q, k) = (self.part(Part::Query, from, to - from), self.part(Part::Key, 0, to));
-        gemm(MatMut::strided(p, to - from, to, s), Store::Set, self.d.scale(), q, k.t());
+        gemm(MatMut::strided(p, to - from, to, s), StoreMode::Set, self.d.scale(), q, k.t());
         simd(
             #[inline(always)]
             || {
@@ -64,11 +64,11 @@ impl<'a> Head<'a> {
     ) {
         let (s, rows) = (self.d.s, to - from);
         let first = to == s && self.index.is_multiple_of(self.d.heads / self.d.groups);
-        let store = if first { Store::Set } else { Store::Add };
+        let store = if first { StoreMode::Set } else { StoreMode::Add };
         let v = self.part(Part::Value, 0, to);
         let seen = MatRef::strided(p, rows, to, s);
         gemm(dv, store, 1.0, seen.t(), dy);
-        gemm(MatMut::strided(ds, rows, to, s), Store::Set, 1.0, dy, v.t());
+        gemm(MatMut::strided(ds, rows, to, s), StoreMode::Set, 1.0, dy, v.t());
         simd(
             #[inline(always)]
             || {
@@ -82,7 +82,7 @@ impl<'a> Head<'a> {
         let (q, k) = (self.part(Part::Query, from, rows), self.part(Part::Key, 0, to));
         let ds = MatRef::strided(ds, rows, to, s);
         let scale = self.d.scale();
-        gemm(dq, Store::Set, scale, ds, k);
+        gemm(dq, StoreMode::Set, scale, ds, k);
         gemm(dk, store, scale, ds.t(), q);
     }
 }
@@ -136,7 +136,7 @@ pub fn attention(qkv: &[f32], d: Dims, keep: Option<&mut Vec<f32>>) -> Vec<f32> 
             head.probabilities(p, from, to);
             let seen = MatRef::strided(p, to - from, to, d.s);
             let out = out.part(from..to, 0..d.d);
-            gemm(out, Store::Set, 1.0, seen, head.part(Part::Value, 0, to));
+            gemm(out, StoreMode::Set, 1.0, seen, head.part(Part::Value, 0, to));
             if let Some(kept) = &mut kept {
                 kept.extend_from_slice(&p[..(to - from) * d.s]);
             }

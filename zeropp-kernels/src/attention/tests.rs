@@ -1,5 +1,5 @@
 use super::{Dims, Dropped, kept, recomputed, windowed};
-use crate::dropout::Dropout;
+use crate::dropout::DropoutRule;
 
 fn values(n: usize, seed: u32) -> Vec<f32> {
     let hash = |i: usize| (i as u32 ^ seed).wrapping_mul(2_654_435_761).rotate_left(13);
@@ -125,7 +125,7 @@ fn dropped_probabilities_agree_with_the_definition() {
             let dims = Dims { b, s, heads, groups, d };
             let qkv: Vec<f32> = values(b * s * dims.width(), 1).iter().map(|x| x * 4.0).collect();
             let dy = values(b * s * dims.out_width(), 2);
-            let dropout = Dropout::new([token as u32, 1], 3, 0.3);
+            let dropout = DropoutRule::new([token as u32, 1], 3, 0.3);
             let dropped = Dropped { dropout, sample: 5, token };
             let factors = dropped.factors(dims, 0..s, s);
             let want = definition(&qkv, &dy, dims, window, Some(&factors));
@@ -155,7 +155,7 @@ fn dropped_probabilities_agree_with_the_definition() {
 /// A document has the factors of its place in the sample, and a block those of its queries.
 #[test]
 fn factors_are_those_of_a_place_in_the_sample() {
-    let dropout = Dropout::new([1, 2], 3, 0.4);
+    let dropout = DropoutRule::new([1, 2], 3, 0.4);
     let whole = Dims { b: 2, s: 90, heads: 3, groups: 1, d: 1 };
     let all = Dropped { dropout, sample: 4, token: 0 }.factors(whole, 0..90, 90);
     let one = Dims { b: 1, s: 50, ..whole };

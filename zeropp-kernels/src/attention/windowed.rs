@@ -5,7 +5,7 @@
 //! the sum of its exponentials, from which the backward has the probabilities again.
 
 use super::{Dims, Dropped, DroppedHead, Part};
-use crate::gemm::{MatMut, MatRef, Store, gemm};
+use crate::gemm::{MatMut, MatRef, StoreMode, gemm};
 use crate::math::{exp, ln};
 use crate::reduce::{max, sum, sum2};
 use crate::threads::{Fresh, each_with};
@@ -78,7 +78,7 @@ impl<'a> Block<'a> {
     /// Scores, scaled, into `p: [rows, keys]`.
     fn scores(&self, p: &mut [f32]) {
         let p = MatMut::new(p, self.rows(), self.keys());
-        gemm(p, Store::Set, self.d.scale(), self.queries(), self.of_keys(Part::Key).t());
+        gemm(p, StoreMode::Set, self.d.scale(), self.queries(), self.of_keys(Part::Key).t());
     }
 
     /// Probabilities into `p`, zero where a query does not see a key; the logarithms of the sums of
@@ -177,7 +177,7 @@ pub fn attention(
             }
             let p = MatRef::new(p, block.rows(), block.keys());
             let out = out.part(block.from..block.to, 0..d.d);
-            gemm(out, Store::Set, 1.0, p, block.of_keys(Part::Value));
+            gemm(out, StoreMode::Set, 1.0, p, block.of_keys(Part::Value));
         }
     });
     (out, sums.done())
@@ -210,7 +210,7 @@ pub fn attention_backward(
             let dy = MatRef::strided(dy, rows, d.d, out_width);
             block.scores(p);
             let v = block.of_keys(Part::Value);
-            gemm(MatMut::new(ds, rows, keys), Store::Set, 1.0, dy, v.t());
+            gemm(MatMut::new(ds, rows, keys), StoreMode::Set, 1.0, dy, v.t());
             let sums = &sums[(b * d.heads + head) * d.s..][block.from..block.to];
             if let Some(dropped) = dropped {
                 let m = &mut m[..ds.len()];
@@ -224,10 +224,10 @@ pub fn attention_backward(
             let (p, ds) = (MatRef::new(p, rows, keys), MatRef::new(ds, rows, keys));
             // They begin as zeros.
             let [dk, dv] = [&mut dk, &mut dv].map(|m| m.part(block.first..block.to, 0..d.d));
-            gemm(dv, Store::Add, 1.0, p.t(), dy);
-            gemm(dk, Store::Add, d.scale(), ds.t(), block.queries());
+            gemm(dv, StoreMode::Add, 1.0, p.t(), dy);
+            gemm(dk, StoreMode::Add, d.scale(), ds.t(), block.queries());
             let dq = dq.part(block.from..block.to, place * d.d..(place + 1) * d.d);
-            gemm(dq, Store::Set, d.scale(), ds, block.of_keys(Part::Key));
+            gemm(dq, StoreMode::Set, d.scale(), ds, block.of_keys(Part::Key));
         }
     });
     dqkv

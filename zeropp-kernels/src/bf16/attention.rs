@@ -367,7 +367,7 @@ mod tests {
             let dims = Dims { b, s, heads, groups, d };
             let qkv = numbers(b * s * dims.width(), 1);
             let dy = numbers(b * s * dims.out_width(), 2);
-            let dropout = crate::dropout::Dropout::new([7, 1], 3, 0.3);
+            let dropout = crate::dropout::DropoutRule::new([7, 1], 3, 0.3);
             let dropped = Some(Dropped { dropout, sample: 9, token: 21 });
             let on = |isa| {
                 force(Some(isa));

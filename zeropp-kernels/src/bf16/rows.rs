@@ -4,7 +4,7 @@
 use half::bf16;
 
 use super::convert::{down, up};
-use crate::dropout::{self, Dropout};
+use crate::dropout::{self, DropoutRule};
 use crate::reduce::{columns_apart, sum_blocks};
 use crate::rope::{ByPosition, Turned, turn_heads};
 use crate::threads::{Fresh, Part, each, piece};
@@ -51,7 +51,7 @@ pub fn add(sum: &mut [bf16], more: &[bf16]) {
 
 /// Multiplies `x: [samples·rows, width]` by the factors of dropout, in place, as
 /// [`dropout::apply`] does: products in fp32, rounded once.
-pub fn drop_some(x: &mut [bf16], width: usize, samples: dropout::Samples, by: Dropout) {
+pub fn drop_some(x: &mut [bf16], width: usize, samples: dropout::SampleRows, by: DropoutRule) {
     dropout::each_group(
         x,
         width,
@@ -231,8 +231,8 @@ mod tests {
             let exact = norm::rms_norm_backward(&mut want, &widen(&x), &gamma, rrms);
             assert!(got == narrow(&want) && close(&sum, &exact));
             let (mut got, mut want) = (x.clone(), widen(&x));
-            let samples = dropout::Samples { first: 2, rows: 2 };
-            let by = Dropout::new([1, 2], 3, 0.3);
+            let samples = dropout::SampleRows { first: 2, rows: 2 };
+            let by = DropoutRule::new([1, 2], 3, 0.3);
             drop_some(&mut got, h, samples, by);
             dropout::apply(&mut want, h, samples, by);
             assert_eq!(got, narrow(&want));

@@ -7,8 +7,8 @@ use super::Threads;
 use crate::attention::{Dims, Dropped, kept, recomputed};
 use crate::bf16::convert::{narrow, widen};
 use crate::bf16::{self, Mat, Packed, rows};
-use crate::dropout::{self, Dropout};
-use crate::gemm::{MatMut, MatRef, Store, affine, gemm, product};
+use crate::dropout::{self, DropoutRule};
+use crate::gemm::{MatMut, MatRef, StoreMode, affine, gemm, product};
 use crate::head_norm::{Heads, head_norm, head_norm_backward};
 use crate::rope::{ByPosition, Turned, angles, inverse_frequencies, rope};
 use crate::{activation, adamw, lion, loss, muon, norm, reduce, sgd};
@@ -50,7 +50,7 @@ fn products(m: usize, k: usize, n: usize, pad: usize) {
             same(&format!("{m} × {k} × {n}, views {i} and {j}"), || {
                 let mut c = old.clone();
                 let to = MatMut::strided(&mut c, m, n, n + pad);
-                gemm(to, Store::Add, 0.5, a, b);
+                gemm(to, StoreMode::Add, 0.5, a, b);
                 vec![c, product(1.0, a, b), affine(a, b, &old[..n], 100)]
             });
         }
@@ -140,13 +140,13 @@ proptest! {
             let (half, half_gradient) = (widen(&half), widen(&half_gradient));
             vec![out, p, gradient, again, sums, gradient_again, half, half_sums, half_gradient]
         });
-        let dropout = Dropout::new([s as u32, 1], 3, 0.2);
+        let dropout = DropoutRule::new([s as u32, 1], 3, 0.2);
         let dropped = Some(Dropped { dropout, sample: 1, token: d });
         same(&format!("dropout, {dims:?}"), || {
             let (out, sums) = recomputed::attention(&qkv, dims, dropped);
             let gradient = recomputed::attention_backward(&dy, &qkv, &sums, dims, dropped);
             let (mut x, mut half) = (dy.clone(), half_dy.clone());
-            let samples = dropout::Samples { first: 1, rows: s };
+            let samples = dropout::SampleRows { first: 1, rows: s };
             dropout::apply(&mut x, dims.out_width(), samples, dropout);
             rows::drop_some(&mut half, dims.out_width(), samples, dropout);
             vec![out, gradient, x, widen(&half)]

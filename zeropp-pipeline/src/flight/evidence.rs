@@ -8,7 +8,7 @@ use zeropp_comm::recorded::Outcome;
 use zeropp_comm::{CommError, Operation};
 
 use super::folder::Run;
-use super::moment::{AT_ONCE_NS, Doing, Moment, common};
+use super::moment::{AT_ONCE_NS, Doing, FailureMoment, common};
 use super::record::{ActionEntry, Coords, EndKind, Entry, Header, OpEntry, Peer, Record};
 use super::waits::{Root, operations};
 
@@ -20,7 +20,7 @@ const LOST_NS: u64 = 1_000_000_000;
 /// The records of a run, seen at the moment it began to fail.
 pub(super) struct Case<'a> {
     pub(super) run: &'a Run,
-    pub(super) moment: Moment<'a>,
+    pub(super) moment: FailureMoment<'a>,
 }
 
 /// Where in the schedule something happened.

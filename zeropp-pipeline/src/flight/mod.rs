@@ -16,7 +16,7 @@ mod waits;
 mod tests;
 
 pub use folder::{FlightError, Run};
-pub use moment::{Doing, Moment};
+pub use moment::{Doing, FailureMoment};
 pub use record::{
     ActionEntry, Coords, End, EndKind, Entry, Header, OpEntry, Pause, Peer, Record, signal_name,
 };

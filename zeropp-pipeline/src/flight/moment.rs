@@ -23,15 +23,15 @@ pub enum Doing<'a> {
 
 /// All ranks at one moment. Times are by the clock of rank 0's host.
 #[derive(Debug)]
-pub struct Moment<'a> {
+pub struct FailureMoment<'a> {
     /// The moment: just before the first rank learnt of the failure.
     pub at_ns: u64,
     records: BTreeMap<usize, &'a Record>,
 }
 
-impl<'a> Moment<'a> {
+impl<'a> FailureMoment<'a> {
     /// The moment before the first failed operation or end in any of `records`.
-    pub fn first_failure(records: &'a [Record]) -> Option<Moment<'a>> {
+    pub fn first_failure(records: &'a [Record]) -> Option<FailureMoment<'a>> {
         let failed = |record: &Record| {
             let ended = |entry: &Entry| match entry {
                 Entry::Operation(op) if op.outcome == Outcome::Failed => op.ended_ns,
@@ -41,7 +41,7 @@ impl<'a> Moment<'a> {
             common(&record.header, first.min(record.header.end.at_ns))
         };
         let at_ns = records.iter().map(failed).min()?.saturating_sub(1);
-        Some(Moment { at_ns, records: records.iter().map(|r| (r.header.rank, r)).collect() })
+        Some(FailureMoment { at_ns, records: records.iter().map(|r| (r.header.rank, r)).collect() })
     }
 
     /// The record of `rank`, if it left one.

@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use zeropp_comm::flight::KEPT;
+pub use zeropp_comm::mesh::Coords;
 use zeropp_comm::recorded::{GroupRecord, OpRecord, Outcome};
 use zeropp_comm::{CommError, Operation};
 use zeropp_core::files::{escaped, escaped_line};
@@ -28,17 +29,6 @@ pub struct Record {
     pub header: Header,
     /// Its last actions and operations, oldest first.
     pub entries: Vec<Entry>,
-}
-
-/// A rank's place in the mesh, or the mesh's sizes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Coords {
-    /// Place in the pipeline.
-    pub pp: usize,
-    /// Place in the ZeRO-3 group.
-    pub zero3: usize,
-    /// Which replica.
-    pub dp: usize,
 }
 
 /// The first line of a record. Times are nanoseconds since 1970 by the clock of the rank's host.
@@ -74,12 +64,6 @@ pub struct Header {
     pub groups: Vec<GroupRecord>,
     /// Entries that follow.
     pub entries: usize,
-}
-
-impl From<zeropp_comm::mesh::Coords> for Coords {
-    fn from(c: zeropp_comm::mesh::Coords) -> Coords {
-        Coords { pp: c.pp, zero3: c.zero3, dp: c.dp }
-    }
 }
 
 /// Where a rank ran.

@@ -5,7 +5,7 @@ use zeropp_comm::CommError;
 
 use super::evidence::{Case, Place};
 use super::folder::Run;
-use super::moment::{AT_ONCE_NS, Doing, Moment};
+use super::moment::{AT_ONCE_NS, Doing, FailureMoment};
 use super::record::{Coords, EndKind, Peer, Record, signal_name};
 use super::waits::Root;
 
@@ -70,7 +70,7 @@ pub struct Verdict {
 
 /// Finds out who broke the run.
 pub fn judge(run: &Run) -> Verdict {
-    let Some(moment) = Moment::first_failure(&run.records) else {
+    let Some(moment) = FailureMoment::first_failure(&run.records) else {
         let summary = "no record can be read".to_string();
         return Verdict { summary, ..nothing(run) };
     };

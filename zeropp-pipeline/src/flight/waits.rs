@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use zeropp_comm::Operation;
 
-use super::moment::{Doing, Moment};
+use super::moment::{Doing, FailureMoment};
 use super::record::{Entry, OpEntry, Record};
 
 /// Where a chain of waiting ranks begins.
@@ -31,7 +31,7 @@ pub(super) struct Parts {
     pub(super) there: Vec<usize>,
 }
 
-impl Moment<'_> {
+impl FailureMoment<'_> {
     /// The state of the others in the operation that `rank` waited for.
     pub(super) fn parts(&self, rank: usize, op: &OpEntry) -> Parts {
         let mut parts = Parts::default();

@@ -29,7 +29,7 @@ pub enum Dialect {
 
 /// A file as it stands, idle cells and all.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Table {
+pub struct CsvTable {
     /// The line `#units,…`, if there is one.
     pub units: Option<Vec<usize>>,
     /// The cells of each rank; `None` is idle.
@@ -68,7 +68,7 @@ pub enum CsvError {
 /// What writing to `out` returns.
 pub fn write(schedule: &Schedule, dialect: Dialect, out: impl Write) -> io::Result<()> {
     let whole = schedule.ranks.iter().map(|rank| rank.iter().copied().map(Some).collect());
-    let mut table = Table { units: None, ranks: whole.collect() };
+    let mut table = CsvTable { units: None, ranks: whole.collect() };
     if dialect == Dialect::Torch {
         table.ranks.iter_mut().for_each(keep_what_torch_knows);
     } else if units(&schedule.ranks, schedule.micro_batches()).as_ref() != Ok(&schedule.units) {
@@ -81,7 +81,7 @@ pub fn write(schedule: &Schedule, dialect: Dialect, out: impl Write) -> io::Resu
 ///
 /// # Errors
 /// What writing to `out` returns.
-pub fn write_table(table: &Table, out: impl Write) -> io::Result<()> {
+pub fn write_table(table: &CsvTable, out: impl Write) -> io::Result<()> {
     let mut out = io::BufWriter::new(out);
     if let Some(units) = &table.units {
         write!(out, "#units")?;
@@ -142,10 +142,10 @@ pub fn read(text: &str) -> Result<Schedule, CsvError> {
 ///
 /// # Errors
 /// A cell that is neither empty nor one action, a row of no cells, a bad `#units` line.
-pub fn read_table(text: &str) -> Result<Table, CsvError> {
+pub fn read_table(text: &str) -> Result<CsvTable, CsvError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let text = text.strip_suffix('\n').unwrap_or(text);
-    let mut table = Table::default();
+    let mut table = CsvTable::default();
     for (index, line) in text.split('\n').enumerate() {
         let row = index + 1;
         let line = line.strip_suffix('\r').unwrap_or(line);
@@ -220,7 +220,7 @@ fn column(cells: &[Option<Action>], index: usize) -> usize {
 }
 
 /// The rank of each stage: the one that computes it.
-fn placement(table: &Table, first_row: usize) -> Result<Vec<usize>, CsvError> {
+fn placement(table: &CsvTable, first_row: usize) -> Result<Vec<usize>, CsvError> {
     let tasks = table.ranks.iter().flatten().flatten().flat_map(Action::computes);
     let stages = distinct(tasks.map(|task| task.stage));
     let mut home = vec![None; stages.len()];

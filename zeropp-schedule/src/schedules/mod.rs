@@ -37,7 +37,7 @@ pub use forward::{FORWARD, forwards_of};
 pub use interleaved::interleaved_as_printed;
 pub use kinds::{KINDS, Kind, Rate, StagesPerRank, StepForm, generate, generate_with_costs};
 pub use shape::{ACTIONS_MAX, ScheduleError, Shape};
-pub use timing::{Stuck, Timing, own_span, time};
+pub use timing::{NoProgress, Timing, own_span, time};
 pub use unit::{default_unit, idle_slots, unit_note};
 pub use v_blocks::{v_half, v_min};
 pub use zb_auto::zb;

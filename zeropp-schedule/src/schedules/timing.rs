@@ -57,7 +57,7 @@ pub(super) fn best_within(all: Vec<Schedule>, costs: &Costs, limit: i64) -> Opti
 
 /// No rank could go on; the action each one waits at, if any.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stuck(pub Vec<Option<Action>>);
+pub struct NoProgress(pub Vec<Option<Action>>);
 
 const NOT_YET: u64 = u64::MAX;
 
@@ -82,7 +82,7 @@ pub fn time(
     placement: &[usize],
     micro_batches: usize,
     costs: &Costs,
-) -> Result<Timing, Stuck> {
+) -> Result<Timing, NoProgress> {
     let mut clock = Clock::new(ranks.len(), placement, micro_batches, costs);
     let mut next = vec![0; ranks.len()];
     // Activations mostly run up the ranks and gradients down, so the rounds take turns.
@@ -103,7 +103,7 @@ pub fn time(
     }
     if next.iter().zip(ranks).any(|(n, actions)| *n < actions.len()) {
         let at = next.iter().zip(ranks).map(|(n, actions)| actions.get(*n).copied());
-        return Err(Stuck(at.collect()));
+        return Err(NoProgress(at.collect()));
     }
     Ok(clock.finish())
 }

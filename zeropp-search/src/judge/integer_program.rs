@@ -2,7 +2,7 @@
 //!
 //! One continuous end time a task; one binary variable for each pair of tasks of a rank that their
 //! micro-batches do not order. Unlike the search it lets a rank delay its first F on purpose, so
-//! its optimum lies between [`Verdict::bound`](super::Verdict::bound) and the search's.
+//! its optimum lies between [`Optimum::bound`](super::Verdict::bound) and the search's.
 
 use super::{Instance, bounds, own_span};
 use good_lp::{
@@ -15,7 +15,7 @@ use zeropp_schedule::schedules::{Costs, ScheduleError, Shape, zb};
 
 /// What the solver found.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Answer {
+pub struct IntegerOptimum {
     /// The smallest largest own span, in the costs' unit; times are continuous here.
     pub own_span: f64,
     /// Start of each rank's first F.
@@ -33,7 +33,7 @@ pub fn integer_program(
     shape: &Shape,
     costs: &Costs,
     time: Duration,
-) -> Result<Option<Answer>, ScheduleError> {
+) -> Result<Option<IntegerOptimum>, ScheduleError> {
     let heuristic = own_span(&zb("judge", shape, costs)?, costs);
     let instance = Instance { micro_batches: shape.micro_batches, costs };
     let mut program = Program::new(instance, heuristic);
@@ -172,13 +172,13 @@ impl<'a> Program<'a> {
         }
     }
 
-    fn solve(self, time: Duration) -> Option<Answer> {
+    fn solve(self, time: Duration) -> Option<IntegerOptimum> {
         let costs = self.instance.costs;
         let model = self.variables.minimise(self.span).using(microlp);
         let model = model.with_all(self.constraints).with_time_limit(time.as_secs_f64());
         let solution = model.solve().ok()?;
         let start = |rank: usize| solution.value(self.ends[rank][0][0]) - costs.f[rank] as f64;
-        Some(Answer {
+        Some(IntegerOptimum {
             own_span: solution.value(self.span),
             starts: (0..self.instance.stages()).map(start).collect(),
             optimal: matches!(solution.status(), SolutionStatus::Optimal),

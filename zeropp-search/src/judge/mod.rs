@@ -18,7 +18,7 @@ mod integer_program;
 mod search;
 
 #[cfg(feature = "judge")]
-pub use integer_program::{Answer, integer_program};
+pub use integer_program::{IntegerOptimum, integer_program};
 
 use zeropp_schedule::ir::Schedule;
 use zeropp_schedule::schedules::{Costs, ScheduleError, Shape, zb};
@@ -32,7 +32,7 @@ struct Instance<'a> {
 
 /// The judge's answer.
 #[derive(Clone, Debug)]
-pub struct Verdict {
+pub struct Optimum {
     /// The best schedule found, kind `judge`.
     pub schedule: Schedule,
     /// Its largest own span, in the costs' unit of time.
@@ -81,7 +81,7 @@ pub fn judge(
     shape: &Shape,
     costs: &Costs,
     expired: &dyn Fn() -> bool,
-) -> Result<Verdict, ScheduleError> {
+) -> Result<Optimum, ScheduleError> {
     let schedule = zb("judge", shape, costs)?;
     let grows = |s: &usize| costs.mem_b[*s] > 0 || costs.mem_w[*s] > 0;
     if let Some(value) = (0..shape.pp).find(grows) {
@@ -95,7 +95,7 @@ pub fn judge(
     let found = search::run(&instance, shape.pp, heuristic, bound, expired);
     let (own_span, ranks) = found.better.unwrap_or((heuristic, schedule.ranks));
     let (bound, more) = tighten(shape, costs, own_span, bound, expired);
-    Ok(Verdict {
+    Ok(Optimum {
         schedule: Schedule { ranks, ..schedule },
         own_span,
         heuristic,

@@ -15,7 +15,7 @@ fn within(time: Duration) -> impl Fn() -> bool {
     move || Instant::now() >= deadline
 }
 
-fn verdict(pp: usize, m: usize, costs: &Costs) -> Verdict {
+fn verdict(pp: usize, m: usize, costs: &Costs) -> Optimum {
     judge(&shape(pp, m), costs, &within(Duration::from_secs(60))).unwrap()
 }
 

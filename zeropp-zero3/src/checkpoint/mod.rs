@@ -6,6 +6,6 @@ mod state;
 
 pub use state::{StateToWrite, read_state};
 pub use zeropp_checkpoint::{
-    Base, Checkpoint, CheckpointError, FileRecord, Manifest, Parameter, ParameterReader, Piece,
-    Plateau, Store, StoreLock, WRITER_BYTES,
+    Base, Checkpoint, CheckpointError, FileRecord, Manifest, ParameterReader, Piece, Plateau,
+    SavedParameter, Store, StoreLock, WRITER_BYTES,
 };

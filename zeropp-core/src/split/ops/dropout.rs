@@ -14,7 +14,7 @@ use crate::split::{DropoutPlace, OpCx, custom_vjp};
 pub fn dropout(x: Tensor<3>, place: DropoutPlace<'_>, cx: &OpCx) -> Tensor<3> {
     let Some(dropout) = &cx.masks.dropout else { return x };
     let [_, s, _] = x.dims();
-    let samples = kernels::Samples { first: dropout.sample, rows: s };
+    let samples = kernels::SampleRows { first: dropout.sample, rows: s };
     let dropout = dropout.at(place);
     let out = apply(x.clone().inner(), samples, dropout);
     if !is_tracked(&x) {
@@ -24,7 +24,7 @@ pub fn dropout(x: Tensor<3>, place: DropoutPlace<'_>, cx: &OpCx) -> Tensor<3> {
 }
 
 /// x by its factors, in x's memory where nothing else holds it.
-fn apply(x: Tensor<3>, samples: kernels::Samples, dropout: kernels::Dropout) -> Tensor<3> {
+fn apply(x: Tensor<3>, samples: kernels::SampleRows, dropout: kernels::DropoutRule) -> Tensor<3> {
     let [b, s, h] = x.dims();
     if fast(&x).is_some() {
         let apply = |x: &mut [f32]| kernels::apply(x, h, samples, dropout);

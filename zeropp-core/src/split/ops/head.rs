@@ -16,7 +16,7 @@ use super::linear::row_block;
 use super::{fast, halves, is_fast, link, loss, products, rows, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
-use crate::kernels::gemm::{MatMut, MatRef, Store, gemm, product};
+use crate::kernels::gemm::{MatMut, MatRef, StoreMode, gemm, product};
 use crate::kernels::loss as kernels;
 use crate::split::weight::Side;
 use crate::split::{ForwardGrads, OpCx, Saved, Weight};
@@ -165,7 +165,7 @@ impl<'a> Head<'a> {
             for (x, slope) in x_rows.chunks(block * h).zip(logits.chunks(block * ids)) {
                 let n = x.len() / h;
                 let (x, slope) = (MatRef::new(x, n, h), MatRef::new(slope, n, ids));
-                gemm(MatMut::new(dw, ids, h), Store::Add, 1.0, slope.t(), x);
+                gemm(MatMut::new(dw, ids, h), StoreMode::Add, 1.0, slope.t(), x);
             }
         }
         loss::mean(sum, self.divisor(n))

@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor, bf16 as Half};
 use super::{Later, fast, halves, is_fast, link, products, rows, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
-use crate::kernels::gemm::{MatMut, MatRef, Store, affine, gemm, product};
+use crate::kernels::gemm::{MatMut, MatRef, StoreMode, affine, gemm, product};
 use crate::kernels::reduce;
 use crate::split::weight::{PackedWeight, Side};
 use crate::split::{Grads, OpCx, Saved, Weight};
@@ -184,7 +184,7 @@ impl Matrix {
                 let n = x.len() / input;
                 let (x, dy) = (MatRef::new(x, n, input), MatRef::new(dy, n, output));
                 let (left, right) = if self.transposed { (dy, x) } else { (x, dy) };
-                gemm(MatMut::new(dw, r, c), Store::Add, 1.0, left.t(), right);
+                gemm(MatMut::new(dw, r, c), StoreMode::Add, 1.0, left.t(), right);
             }
             if let Some(db) = bias.and_then(|b| grads.host_mut(b.slot())) {
                 reduce::add_rows(db, dys);

@@ -10,7 +10,7 @@ use super::position::{Rotation, Turn, turn};
 use super::{Later, fast, halves, is_tracked, link, products, rows, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
-use crate::kernels::gemm::{MatMut, MatRef, Store, gemm};
+use crate::kernels::gemm::{MatMut, MatRef, StoreMode, gemm};
 use crate::kernels::reduce;
 use crate::kernels::rope::Turned;
 use crate::split::weight::Side;
@@ -143,7 +143,7 @@ impl Maps {
             let (w, bias) = (map.weight.get(), map.bias.as_ref().map(Weight::get));
             let w = fast(&w).expect("as x");
             let bias = bias.as_ref().map(|b| fast(b).expect("as x"));
-            let store = if bias.is_some() { Store::Add } else { Store::Set };
+            let store = if bias.is_some() { StoreMode::Add } else { StoreMode::Set };
             let block = self.row_block();
             for (x, y) in x.chunks(block * input).zip(y.chunks_mut(block * width)) {
                 let n = x.len() / input;
@@ -212,7 +212,7 @@ impl Maps {
             let [input, out] = map.weight.shape();
             let w = map.weight.get();
             let w = fast(&w).expect("as dy");
-            let store = if *start == 0 { Store::Set } else { Store::Add };
+            let store = if *start == 0 { StoreMode::Set } else { StoreMode::Add };
             let dy = MatRef::strided(&dy[*start..], n, out, width);
             let w = MatRef::new(w.as_slice(), input, out);
             gemm(MatMut::new(&mut dx, n, input), store, 1.0, dy, w.t());
@@ -269,7 +269,7 @@ impl Maps {
                 let n = x.len() / input;
                 let x = MatRef::new(x, n, input);
                 let dy = MatRef::strided(&dy[*start..], n, out, width);
-                gemm(MatMut::new(dw, input, out), Store::Add, 1.0, x.t(), dy);
+                gemm(MatMut::new(dw, input, out), StoreMode::Add, 1.0, x.t(), dy);
             }
         }
         let bias = map.bias.as_ref().filter(|bias| bias.trains());
