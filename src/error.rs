@@ -18,8 +18,9 @@ use zeropp_plan::cut::TooFewLayers;
 use zeropp_weights::WeightsError;
 use zeropp_zero3::checkpoint::CheckpointError;
 
-/// Everything that can go wrong with a run.
-#[derive(Debug, thiserror::Error)]
+/// Everything that can go wrong with a run. Its `Debug` form is its message, which is what a `main`
+/// that returns it prints.
+#[derive(thiserror::Error)]
 pub enum Error {
     /// A setting that cannot be.
     #[error(transparent)]
@@ -126,6 +127,12 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// How a run ended that did so well.
@@ -254,5 +261,18 @@ impl From<WeightsError> for RankError {
 impl From<CommError> for RankError {
     fn from(e: CommError) -> Self {
         RankError::Comm(e)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_main_returns_is_printed_as_its_message() {
+        let error = ConfigError::value("pp", 0, "there is no rank", "use 1 or more");
+        assert_eq!(format!("{:?}", Error::from(error)), "pp = 0: there is no rank; use 1 or more");
+        let failed = Error::Rank { rank: 3, message: "a\nb".into() };
+        assert_eq!(format!("{failed:?}"), "rank 3 failed: a\nb");
     }
 }

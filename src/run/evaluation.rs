@@ -253,9 +253,29 @@ impl Evaluator {
         }
     }
 
+    /// Measures the loss after `step`, as [`measure`](Self::measure) does, as one of those that
+    /// `patience` counts.
+    pub(crate) fn run(
+        &mut self,
+        groups: &Groups,
+        executor: &mut Executor<ModelWorker>,
+        step: u64,
+        asked: &mut Asked,
+    ) -> Result<Option<Evaluation>, RankError> {
+        let evaluation = self.measure(groups, executor, step, asked)?;
+        match (evaluation, &mut self.plateau) {
+            (Some(Evaluation { best: true, loss, .. }), plateau) => {
+                *plateau = Some(Plateau { lowest: loss, since: 0 });
+            }
+            (Some(_), Some(plateau)) => plateau.since += 1,
+            _ => {}
+        }
+        Ok(evaluation)
+    }
+
     /// Measures the loss of the weights as they are after `step`; the same on all ranks, which all
     /// call it. None where it was left since something was `asked` of the run meanwhile.
-    pub(crate) fn run(
+    pub(crate) fn measure(
         &mut self,
         groups: &Groups,
         executor: &mut Executor<ModelWorker>,
@@ -302,11 +322,6 @@ impl Evaluator {
             Evaluation { all_gathers, comm_bytes, seconds, ..self.set.mean(losses) };
         let loss = evaluation.loss;
         evaluation.best = loss.is_finite() && self.plateau.is_none_or(|p| loss < p.lowest);
-        match &mut self.plateau {
-            _ if evaluation.best => self.plateau = Some(Plateau { lowest: loss, since: 0 }),
-            Some(plateau) => plateau.since += 1,
-            None => {}
-        }
         Ok(Some(evaluation))
     }
 

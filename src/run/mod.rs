@@ -11,6 +11,7 @@ pub(crate) mod measured;
 pub(crate) mod processes;
 pub(crate) mod rank;
 pub(crate) mod ranks;
+pub(crate) mod request;
 pub(crate) mod saving;
 pub(crate) mod spawn;
 pub(crate) mod stop;

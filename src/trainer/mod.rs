@@ -1,5 +1,6 @@
 //! The trainer: checks everything and starts the ranks.
 
+mod between;
 pub(crate) mod builder;
 mod epoch;
 mod health;
@@ -262,11 +263,19 @@ impl Trainer {
     /// # Errors
     /// As [`train`](Self::train); settings that ask for no validation loss.
     pub fn evaluate(&self) -> Result<Evaluation, Error> {
-        if self.evaluation.is_none() {
-            let help = "use 1 or more, and name the data with eval-data or split";
-            return Err(ConfigError::value("eval-every", 0, "nothing is measured", help).into());
-        }
+        self.check_evaluates()?;
         Steps::start(self, None, Export::Evaluation)?.evaluation()
+    }
+
+    /// Refuses to measure where there is nothing to measure on.
+    fn check_evaluates(&self) -> Result<(), ConfigError> {
+        match self.evaluation {
+            Some(_) => Ok(()),
+            None => {
+                let help = "use 1 or more, and name the data with eval-data or split";
+                Err(ConfigError::value("eval-every", 0, "nothing is measured", help))
+            }
+        }
     }
 
     /// Trains and returns what every rank did when, in the first few steps: one span an action.
