@@ -217,14 +217,15 @@ impl RankError {
         }
     }
 
-    /// Whether it is what the run was given to read, and would come again.
-    pub(crate) fn is_data(&self) -> bool {
-        matches!(self, RankError::Step(ExecutorError { source: StepError::Data(_), .. }))
+    /// Whether it is what the run was given, data or a layer, and would come again.
+    pub(crate) fn is_given(&self) -> bool {
+        let RankError::Step(ExecutorError { source, .. }) = self else { return false };
+        matches!(source, StepError::Data(_) | StepError::Shape { .. })
     }
 
-    /// Whether it would come again: it comes before the first step, or is in the data.
+    /// Whether it would come again: it comes before the first step, or is in what the run was given.
     pub(crate) fn is_begin(&self) -> bool {
-        self.is_bad_input() || self.is_data() || matches!(self, RankError::Weights(_))
+        self.is_bad_input() || self.is_given() || matches!(self, RankError::Weights(_))
     }
 
     /// Whether all ranks end with these words, and none has begun.

@@ -69,7 +69,7 @@ mod world;
 
 pub use burn;
 pub use checkpoint::adapter::export_adapter;
-pub use checkpoint::begun::with_model_of_weights;
+pub use checkpoint::begun::{with_model_of_checkpoint, with_model_of_weights};
 pub use checkpoint::described::{belongings_of, config_of, is_model, split_of};
 pub use checkpoint::export::{ExportOptions, ExportReport, export_checkpoint};
 pub use checkpoint::resume::Resumed;
@@ -81,7 +81,7 @@ pub use events::RUN_EVENTS;
 pub use generate::Generator;
 pub use launched::{Launched, launched};
 pub use own::loss::Loss;
-pub use own::samples::Samples;
+pub use own::samples::{SampleError, Samples};
 pub use plan::costs_file::read_costs;
 pub use plan::memory::MemoryCheck;
 pub use plan::schedule_file::{ScheduleFileError, read_schedule, schedule_text};

@@ -5,6 +5,7 @@ pub(crate) mod agreement;
 pub(crate) mod behind;
 pub(crate) mod collect;
 pub(crate) mod diagnose;
+pub(crate) mod evaluated;
 pub(crate) mod evaluation;
 pub(crate) mod layers;
 pub(crate) mod measured;

@@ -247,6 +247,12 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         config.eval_every > 0 && (step == config.steps || step.is_multiple_of(config.eval_every))
     }
 
+    /// Whether the program writes a text with the weights of `step`.
+    fn writes_after(&self, step: u64) -> bool {
+        let every = self.shared.blueprint.config.sample_every;
+        every > 0 && step.is_multiple_of(every)
+    }
+
     /// Whether a checkpoint or a copy is due after `step`.
     fn saves_after(&self, step: u64) -> bool {
         let due = |saver: &Arc<Saver>| Pace::new(saver.every, saver.last).is_due(step);
@@ -268,6 +274,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             || self.looks_at_layers(step)
             || self.looks_at_layers(step + 1)
             || self.evaluator.is_some() && self.evaluates_after(step)
+            || self.writes_after(step)
             || limit > 0 && self.skipped.in_a_row + 1 >= limit
     }
 

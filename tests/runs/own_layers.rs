@@ -196,3 +196,37 @@ fn a_model_that_contradicts_the_settings_is_refused() {
         .build()
         .expect("positions to spare");
 }
+
+/// Before, another rank was said to have called recv of 1024 elements, and this one send of 128.
+#[test]
+fn a_layer_with_an_output_of_another_shape_is_named_with_both_shapes() {
+    struct Narrow {
+        name: String,
+    }
+    impl Layer for Narrow {
+        fn name(&self) -> &str {
+            &self.name
+        }
+        fn parameters(&self) -> Vec<ParamSpec> {
+            Vec::new()
+        }
+        fn forward(&self, x: Tensor<3>, _: &LayerCx) -> Tensor<3> {
+            x.narrow(2, 0, 8)
+        }
+        fn cost(&self, _: BatchShape) -> LayerCost {
+            LayerCost::default()
+        }
+    }
+    for pp in [1, 2] {
+        let config = Config { pp, ..config() };
+        let narrow = |name: String| match name.as_str() {
+            "h.1.more" => Part::Layer(Arc::new(Narrow { name })),
+            _ => Part::Layer(Arc::new(Split { name, hidden: 16, is_split: true })),
+        };
+        let model = with_layers(&config, narrow);
+        let trainer = Trainer::builder(fitting(config)).model(model).build().unwrap();
+        let error = trainer.train(|_| ()).unwrap_err();
+        let said = "model: layer h.1.more gives [1, 8, 8], and [1, 8, 16] is what follows it takes";
+        assert!(error.to_string().starts_with(said), "pp {pp}: {error}");
+    }
+}

@@ -5,6 +5,7 @@
 //! the computation between. No schedule has a special case here.
 
 pub mod emulated;
+mod error;
 mod graph;
 mod model;
 mod not_finite;
@@ -18,10 +19,10 @@ use std::time::Instant;
 
 use burn::tensor::Tensor;
 use zeropp_comm::{CommError, CommResult, Communicator, Pending};
-use zeropp_core::data::DataError;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_zero3::StepOutcome;
 
+pub use error::StepError;
 pub use model::{ModelWorker, WorkerOptions};
 pub use not_finite::{NotFinite, Value};
 pub use status::{ActionRecord, StatusBoard};
@@ -43,27 +44,6 @@ pub struct ExecutorError {
     pub action: Action,
     /// What went wrong.
     pub source: StepError,
-}
-
-/// What can go wrong in a step.
-#[derive(Debug, thiserror::Error)]
-pub enum StepError {
-    /// Something between ranks.
-    #[error(transparent)]
-    Comm(#[from] CommError),
-    /// Tokens that the model cannot be given, as an id that it has no row for.
-    #[error(transparent)]
-    Data(#[from] DataError),
-}
-
-impl StepError {
-    /// What went wrong between ranks, if that is what did.
-    pub fn between_ranks(&self) -> Option<&CommError> {
-        match self {
-            StepError::Comm(error) => Some(error),
-            StepError::Data(_) => None,
-        }
-    }
 }
 
 /// What one rank did in one step.
