@@ -100,7 +100,7 @@ pub use zeropp_core::metrics::{
     Summary,
 };
 pub use zeropp_core::sampling::Sampling;
-pub use zeropp_core::{data, layer, meter, model, params, rng, split, stock};
+pub use zeropp_core::{check, data, layer, meter, model, params, rng, split, stock};
 pub use zeropp_pipeline as pipeline;
 pub use zeropp_search as search;
 pub use zeropp_weights as weights;

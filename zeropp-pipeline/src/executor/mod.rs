@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn::tensor::Tensor;
-use zeropp_comm::{CommError, CommResult, Communicator, Pending};
+use zeropp_comm::{CommResult, Communicator, Pending};
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_zero3::StepOutcome;
 
