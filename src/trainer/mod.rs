@@ -2,6 +2,7 @@
 
 mod between;
 pub(crate) mod builder;
+mod costs;
 mod epoch;
 mod health;
 mod recovery;

@@ -29,6 +29,7 @@ use crate::run::stop::Wish;
 use crate::run::totals::Totals;
 use crate::run::trace;
 use crate::telemetry::{Prometheus, Telemetry, header};
+use crate::trainer::costs;
 use crate::trainer::epoch::{Begin, Epoch};
 use crate::trainer::health::Health;
 use crate::trainer::recovery::{Recoveries, Remedy};
@@ -324,6 +325,11 @@ impl<'a> Steps<'a> {
         self.times.merge(times);
         self.telemetry.write(metrics);
         if self.has_rank_0() {
+            if self.totals.steps() == 0
+                && let Some(text) = costs::remark(self.blueprint(), metrics)
+            {
+                warn!("{text}");
+            }
             let config = &self.trainer.blueprint.config;
             events::step(metrics, config.steps);
             // A test of rates is there to go too far.

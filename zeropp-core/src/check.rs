@@ -119,7 +119,7 @@ pub fn layer(
         Rng::keyed(0, name).fill_normal(0, &mut values);
         values
     };
-    let size = dims.iter().product();
+    let size: usize = dims.iter().product();
     let (x, dy) = (random("x", size), random("dy", size));
     let values: Vec<Vec<f32>> = specs.iter().map(|spec| near_first(spec, random)).collect();
     let wanted = by_autodiff(&specs, &values, (&x, &dy), dims, stock);
@@ -171,7 +171,7 @@ fn by_autodiff(
         from_vec::<1>(values.to_vec(), [values.len()]).cast(DType::F64)
     };
     let leaf = |values: &[f32]| double(values).autodiff().require_grad();
-    let flat = |t: Tensor<1>| t.into_data().to_vec::<f64>().expect("double precision");
+    let flat = |t: Tensor<1>| t.into_data().try_to_vec::<f64>().expect("double precision");
     let leaves = specs.iter().cloned().zip(values.iter().map(|values| leaf(values)));
     let weights = StockWeights(leaves.collect());
     let x = leaf(x);
@@ -184,7 +184,7 @@ fn by_autodiff(
         None => vec![0.0; leaf.dims()[0]],
     };
     let trained = weights.0.iter().filter(|(spec, _)| spec.trains);
-    let size = dims.iter().product();
+    let size: usize = dims.iter().product();
     let y = flat(y.inner().reshape([size]));
     [y, of(&x)].into_iter().chain(trained.map(|(_, leaf)| of(leaf))).collect()
 }
@@ -233,7 +233,7 @@ fn in_halves(
         return Err(Differences(vec![format!("the output is {shape:?}, and x {dims:?}")]));
     }
     let (y, recorded) = recording.finish(y);
-    let size = dims.iter().product();
+    let size: usize = dims.iter().product();
     let y = into_vec(y.reshape([size]));
     let kept = meter.now().activation;
     let dx = recorded.backward(from_vec::<3>(dy, dims));
