@@ -6,7 +6,10 @@
 //! Beside zeropp it depends on
 //! ```toml
 //! tracing = { version = "0.1", default-features = false, features = ["std"] }
-//! tracing-subscriber = { version = "0.3", default-features = false, features = ["std", "fmt", "json"] }
+//! [dependencies.tracing-subscriber]
+//! version = "0.3"
+//! default-features = false
+//! features = ["std", "fmt", "json"]
 //! ```
 
 use tracing_subscriber::layer::SubscriberExt;

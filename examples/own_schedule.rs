@@ -52,7 +52,7 @@ fn simulated(schedule: &Schedule) -> Result<Timeline, Box<dyn std::error::Error>
     Ok(simulate(&program, &Costs::uniform(schedule.stages(), 1, 1, 1, 0))?)
 }
 
-/// The losses of a few steps of 4 ranks, with a schedule of one's own or one that the settings name.
+/// The losses of a few steps of 4 ranks, with a schedule of one's own or one of the settings.
 fn losses(schedule: &str, own: Option<Schedule>) -> Result<Vec<f64>, zeropp::Error> {
     let config = Config {
         pp: 4,

@@ -223,7 +223,7 @@ impl RankError {
         matches!(source, StepError::Data(_) | StepError::Shape { .. })
     }
 
-    /// Whether it would come again: it comes before the first step, or is in what the run was given.
+    /// Whether it would come again: before the first step, or by what the run was given.
     pub(crate) fn is_begin(&self) -> bool {
         self.is_bad_input() || self.is_given() || matches!(self, RankError::Weights(_))
     }

@@ -80,7 +80,7 @@ impl Generator {
         Self::of(model, whole, places.unwrap_or_default())
     }
 
-    /// `whole`, which is `model` with its weights; the tokens that end a text may stand in `places`.
+    /// `whole`, which is `model` with its weights; `places` may say which tokens end a text.
     fn of(model: &Model, whole: Whole, places: Vec<PathBuf>) -> Result<Generator, Error> {
         let limits = model.parts.iter().filter_map(Part::seq_max);
         let mut known_ends = Vec::new();

@@ -31,7 +31,14 @@
 //! separate), or wrap a stock `burn::nn` module in [`stock::Stock`] (then B does everything). List
 //! the layers in a [`layer::Model`] and give it to [`Trainer::builder`]; see
 //! `examples/own_layer.rs`. Data, a loss, an optimizer and a learning rate of your own go the same
-//! way: `examples/own_data.rs`, `own_loss.rs`, `own_optimizer.rs`, `own_learning_rate.rs`.
+//! way: `examples/own_data.rs`, `own_loss.rs`, `own_optimizer.rs`, `own_learning_rate.rs`; so does
+//! a schedule (`own_schedule.rs`). [`check::layer`] holds a layer's B, W and cost against Burn's
+//! autodiff and the meter.
+//!
+//! # A loop of your own
+//!
+//! [`Trainer::steps`] gives one step after another. Between two of them [`Steps::weights`],
+//! [`Steps::evaluate`] and [`Steps::save`] are asked for where they are wanted, and change no bit.
 //!
 //! # What is promised
 //!
@@ -39,7 +46,6 @@
 //! the weights depends on P, V, the schedule, recomputation, prefetch, ZeRO-1 or timing. With
 //! ZeroPP's schedule (kind `zeropp`) every rank and unit does 2V − 1 all-gathers and V
 //! reduce-scatters, whatever the batch.
-
 //!
 //! # What a run tells
 //!

@@ -34,7 +34,7 @@ const OF_WEIGHTS: [&str; 14] = [
     "lora-targets",
 ];
 
-/// Settings beside those of a model that a resumed run takes from its checkpoint, where it has them.
+/// Settings beside those of a model that a resumed run takes from a checkpoint that has them.
 const OF_RUN: [&str; 2] = ["split", "vocab"];
 
 /// The settings with the model, the tokens and the split of the checkpoint that the run goes on

@@ -190,7 +190,7 @@ fn open(
     Ok((checkpoint, Resumed { path, step, position, changed, kept_unit }))
 }
 
-/// Whether parameters may have other shapes by a setting, learned positions by the length of samples.
+/// Whether a setting makes the shapes of parameters; `seq` makes those of learned positions.
 fn makes_shapes(option: &OptionInfo) -> bool {
     is_fixed(option)
         || option.of_model && (option.on_resume == OnResume::Kept || option.key == "seq")

@@ -511,8 +511,9 @@ options! {
         ///
         /// So one command serves a job that is started again and again. `must` refuses to begin
         /// anew; a number goes on from the checkpoint of that step, and sets newer ones aside.
-        /// Mesh, schedule, recomputation and ZeRO-1 may differ from the run that wrote it. `steps`
-        /// counts from the very start.
+        /// Mesh, schedule, recomputation and ZeRO-1 may differ from the run that wrote it. On the
+        /// command line the model, tokenizer and split that are not given are the checkpoint's.
+        /// `steps` counts from the very start.
         "resume" "BOOL|must|STEP" resume: Resume = Resume::No, Same Left;
         /// If the checkpoint to resume from is damaged, take the one before it.
         "resume-fallback" "BOOL" resume_fallback: bool = false, Same Left;

@@ -45,8 +45,8 @@ impl TrainerBuilder {
         Self { own: Own { data: Some(Arc::new(data)), ..self.own }, ..self }
     }
 
-    /// Measures the validation loss on the first of these samples, `eval-steps` batches of them, and
-    /// not on the data of the settings: every `eval-every` steps, and where the program asks
+    /// Measures the validation loss on the first of these samples, `eval-steps` batches of them,
+    /// and not on the data of the settings: every `eval-every` steps, and where the program asks
     /// ([`Steps::evaluate`](crate::Steps::evaluate)).
     pub fn eval_data(self, data: impl Samples) -> Self {
         Self { own: Own { eval_data: Some(Arc::new(data)), ..self.own }, ..self }

@@ -275,8 +275,8 @@ impl Trainer {
         match self.evaluation {
             Some(_) => Ok(()),
             None => {
-                let help = "use 1 or more, and name the data with eval-data or split, or give a program's \
-                            own to its builder";
+                let help = "use 1 or more, and name the data with eval-data or split, or give \
+                            samples of the program's own to its builder";
                 Err(ConfigError::value("eval-every", 0, "nothing is measured", help))
             }
         }

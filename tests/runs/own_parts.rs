@@ -2,11 +2,12 @@
 //! any mesh.
 
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::{DType, Int, Tensor, activation::log_softmax};
 
 use crate::common::{Run, assert_same_bits, run, text_file, tiny};
-use zeropp::config::{Decay, Order, Precision, Resume};
+use zeropp::config::{Decay, OptimizerSync, Order, Precision, Resume};
 use zeropp::optimizer::{Elements, Parameter, StepScale, UpdateRule};
 use zeropp::pipeline::schedules::{Shape, generate};
 use zeropp::{Config, Loss, SampleError, Samples, Trainer, TrainerBuilder};
@@ -152,6 +153,71 @@ fn between_two_steps_a_program_has_weights_evaluates_and_saves_and_no_bit_change
     let (save, evaluate) = (steps.save().unwrap_err(), steps.evaluate().unwrap_err());
     assert!(save.to_string().contains("the run saves nowhere"), "{save}");
     assert!(evaluate.to_string().contains("nothing is measured"), "{evaluate}");
+}
+
+/// With late updates ranks go on before a step is seen; where text is due they wait for it.
+#[test]
+fn with_late_updates_weights_are_there_after_steps_that_ranks_wait_after() {
+    let config = Config {
+        pp: 2,
+        optimizer_sync: OptimizerSync::Late,
+        sample_every: 3,
+        prompt: Some("a".into()),
+        ..small()
+    };
+    let undisturbed = run(config.clone());
+    let trainer = Trainer::new(config).unwrap();
+    let mut steps = trainer.steps().unwrap();
+    let mut losses = Vec::new();
+    while let Some(step) = steps.next() {
+        let step = step.unwrap();
+        match (step.step % 3, steps.weights()) {
+            (0, weights) => assert!(weights.unwrap() != undisturbed.weights || step.step == 6),
+            (_, Err(error)) => assert!(error.to_string().contains("optimizer-sync = late")),
+            (_, Ok(_)) => panic!("ranks are in the next step already"),
+        }
+        losses.push(step.loss.to_bits());
+    }
+    let before: Vec<u64> = undisturbed.steps.iter().map(|step| step.loss.to_bits()).collect();
+    assert_eq!(losses, before);
+}
+
+/// A rank that fails while a program waits for an evaluation comes back to it.
+#[test]
+fn a_recovery_comes_back_to_what_was_asked_between_two_steps() {
+    struct Dies(Text, AtomicBool);
+    impl Samples for Dies {
+        fn name(&self) -> &str {
+            self.0.name()
+        }
+        fn vocabulary(&self) -> usize {
+            256
+        }
+        fn sample(&self, n: u64, tokens: usize) -> Result<Vec<u32>, SampleError> {
+            let dies = n == 7 && !self.1.swap(true, Ordering::SeqCst);
+            assert!(!dies, "a rank that fails once");
+            self.0.sample(n, tokens)
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let text = std::fs::read(text_file(&dir, 5000)).unwrap();
+    let evaluated = |dies: bool| {
+        let save = Some(dir.path().join(format!("dies {dies}")));
+        let config = Config { save, save_every: 1, eval_steps: 2, max_recoveries: 1, ..small() };
+        let data = Dies(Text(text.clone()), AtomicBool::new(!dies));
+        let trainer = Trainer::builder(config).eval_data(data).build().unwrap();
+        let mut steps = trainer.steps().unwrap();
+        let third = steps.by_ref().nth(2).unwrap().unwrap();
+        let loss = steps.evaluate().unwrap().loss;
+        let weights = steps.weights().unwrap();
+        let left: Vec<u64> = steps.by_ref().map(|step| step.unwrap().loss.to_bits()).collect();
+        let recoveries = steps.finish().unwrap().recoveries;
+        ((third.step, loss.to_bits(), weights, left), recoveries)
+    };
+    let (undisturbed, none) = evaluated(false);
+    let (recovered, one) = evaluated(true);
+    assert!(undisturbed == recovered, "to the same bits");
+    assert_eq!((none, one, undisturbed.3.len()), (0, 1, 3));
 }
 
 /// Before, a schedule that a program had made went through a file.

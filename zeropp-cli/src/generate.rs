@@ -306,10 +306,8 @@ mod tests {
     #[test]
     fn an_early_end_is_the_model_s_token_or_its_last_position() {
         let by_token = early_end((Some(2), Some(64)), (3, 5), 20);
-        assert_eq!(
-            by_token,
-            "ended after 5 of at most 20 tokens: the model ended it with its end-of-text token (id 2)"
-        );
+        let begins = "ended after 5 of at most 20 tokens: the model ended it with its end-of-text";
+        assert!(by_token.starts_with(begins) && by_token.ends_with("(id 2)"), "{by_token}");
         let full = early_end((None, Some(64)), (6, 59), 150);
         assert!(full.contains("the model has 64 positions, which the prompt's 6 tokens"), "{full}");
     }

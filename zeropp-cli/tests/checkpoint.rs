@@ -94,8 +94,8 @@ fn a_resumed_run_takes_its_model_tokens_and_split_from_the_checkpoint() {
     };
     assert_eq!(validation(&resumed.out), validation(&all.out));
     // What the checkpoint's unit costs on more ranks stands in the line of the resume.
-    let cost = "2 of 4 steps are done; pp = 2 (was 1) keeps the unit, so that no bit changes: unit = \
-                1: a rank idles";
+    let cost = "2 of 4 steps are done; pp = 2 (was 1) keeps the unit, so that no bit changes: \
+                unit = 1: a rank idles";
     assert!(resumed.out.contains(cost), "{}", resumed.out);
     for (flags, said) in [
         ("--layers 4", "layers = 4: was 3; leave layers out, or use 3"),

@@ -271,8 +271,8 @@ fn a_text_that_ends_before_its_limit_says_why() {
     assert_eq!((all.code, all.err.as_str()), (Some(0), ""));
     let cut = zeropp(dir.path(), "generate saved --prompt 12 --max-tokens 150");
     assert_eq!((cut.code, cut.out.as_str()), (Some(0), all.out.as_str()));
-    let why = "ended after 7 of at most 150 tokens: the model has 8 positions, which the prompt's 2 \
-               tokens and these fill";
+    let why = "ended after 7 of at most 150 tokens: the model has 8 positions, which the prompt's \
+               2 tokens and these fill";
     assert!(cut.err.starts_with(why), "{}", cut.err);
 }
 
