@@ -124,8 +124,8 @@ impl Test {
                 "between learning rates {first:.1e} and {last:.1e} the loss falls fastest at \
                  {steepest:.1e} and is lowest at {lowest:.1e}\nsuggestion: --lr {steepest:.1e} (a \
                  tenth of the rate with the lowest loss is {:.1e})\nthis is of a test of {steps} \
-                 steps: a longer one has learned more before it comes to a rate, so that both are \
-                 lower; compare tests of as many steps",
+                 steps: a longer one has learned more before it comes to a rate, so that the loss \
+                 falls fastest at a lower one; compare tests of as many steps",
                 lowest / 10.0
             ),
             None => format!(

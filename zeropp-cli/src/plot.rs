@@ -21,8 +21,8 @@ use crate::plot::look::Look;
 const ABOUT: &str = "Draw the losses and learning rates of runs\n\n\
 Reads files that `zeropp run --metrics run.jsonl` wrote and draws the loss of each step with a \
 smoothed curve, the validation loss, the gradient norm and the learning rate, each run in a \
-colour, and below them what `--log-layers` has of each layer, in the layers' colours. Where there are \
-more than eight, dashes tell them apart, too. \
+colour, and below them what `--log-layers` has of each layer, in the layers' colours. Where there \
+are more than eight, dashes tell them apart, too. \
 A name that ends in .svg gets a picture, any other name a page; both follow the reader's light or \
 dark theme.";
 
