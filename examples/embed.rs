@@ -2,6 +2,15 @@
 //! the program's other events go, and a span of the program is around all of it.
 //!
 //! `cargo run --release --example embed`
+//!
+//! Beside zeropp it depends on
+//! ```toml
+//! tracing = { version = "0.1", default-features = false, features = ["std"] }
+//! [dependencies.tracing-subscriber]
+//! version = "0.3"
+//! default-features = false
+//! features = ["std", "fmt", "json"]
+//! ```
 
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;

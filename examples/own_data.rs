@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release --example own_data`
 
-use zeropp::{Config, Samples, Trainer};
+use zeropp::{Config, SampleError, Samples, Trainer};
 
 struct Sums;
 
@@ -16,7 +16,7 @@ impl Samples for Sums {
         128
     }
 
-    fn sample(&self, n: u64, tokens: usize) -> Vec<u32> {
+    fn sample(&self, n: u64, tokens: usize) -> Result<Vec<u32>, SampleError> {
         let mut text = String::new();
         let mut i = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         while text.len() < tokens {
@@ -24,7 +24,7 @@ impl Samples for Sums {
             let (a, b) = ((i >> 33) % 50, (i >> 48) % 50);
             text += &format!("{a}+{b}={};", a + b);
         }
-        text.bytes().take(tokens).map(u32::from).collect()
+        Ok(text.bytes().take(tokens).map(u32::from).collect())
     }
 }
 

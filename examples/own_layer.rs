@@ -2,12 +2,16 @@
 //! `burn::nn` module, between the built-in embedding and head.
 //!
 //! `cargo run --release --example own_layer`
+//!
+//! In a crate that does not depend on Burn itself `use zeropp::burn;` gives `#[derive(Module)]` the
+//! name that it asks for.
 
 use std::sync::Arc;
 
 use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, activation};
+use zeropp::burn;
 use zeropp::layer::{BatchShape, Layer, LayerCost, LayerCx, Part};
 use zeropp::model::gpt::{self, GptShape};
 use zeropp::params::{Init, ParamSpec};

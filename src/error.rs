@@ -18,8 +18,9 @@ use zeropp_plan::cut::TooFewLayers;
 use zeropp_weights::WeightsError;
 use zeropp_zero3::checkpoint::CheckpointError;
 
-/// Everything that can go wrong with a run.
-#[derive(Debug, thiserror::Error)]
+/// Everything that can go wrong with a run. Its `Debug` form is its message, which is what a `main`
+/// that returns it prints.
+#[derive(thiserror::Error)]
 pub enum Error {
     /// A setting that cannot be.
     #[error(transparent)]
@@ -128,6 +129,12 @@ pub enum Error {
     },
 }
 
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 /// How a run ended that did so well.
 fn end_of(summary: &Summary) -> String {
     match &summary.stopped {
@@ -210,14 +217,15 @@ impl RankError {
         }
     }
 
-    /// Whether it is what the run was given to read, and would come again.
-    pub(crate) fn is_data(&self) -> bool {
-        matches!(self, RankError::Step(ExecutorError { source: StepError::Data(_), .. }))
+    /// Whether it is what the run was given, data or a layer, and would come again.
+    pub(crate) fn is_given(&self) -> bool {
+        let RankError::Step(ExecutorError { source, .. }) = self else { return false };
+        matches!(source, StepError::Data(_) | StepError::Shape { .. })
     }
 
-    /// Whether it would come again: it comes before the first step, or is in the data.
+    /// Whether it would come again: before the first step, or by what the run was given.
     pub(crate) fn is_begin(&self) -> bool {
-        self.is_bad_input() || self.is_data() || matches!(self, RankError::Weights(_))
+        self.is_bad_input() || self.is_given() || matches!(self, RankError::Weights(_))
     }
 
     /// Whether all ranks end with these words, and none has begun.
@@ -254,5 +262,18 @@ impl From<WeightsError> for RankError {
 impl From<CommError> for RankError {
     fn from(e: CommError) -> Self {
         RankError::Comm(e)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_main_returns_is_printed_as_its_message() {
+        let error = ConfigError::value("pp", 0, "there is no rank", "use 1 or more");
+        assert_eq!(format!("{:?}", Error::from(error)), "pp = 0: there is no rank; use 1 or more");
+        let failed = Error::Rank { rank: 3, message: "a\nb".into() };
+        assert_eq!(format!("{failed:?}"), "rank 3 failed: a\nb");
     }
 }

@@ -2,18 +2,18 @@
 //! all tokens kept.
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use zeropp_core::layer::Part;
+use zeropp_core::layer::{Model, Part};
 use zeropp_core::model::{self, Whole, hf_config};
 use zeropp_core::sampling::Sampling;
-use zeropp_weights::Weights;
 
 use crate::Error;
 use crate::checkpoint::described::belongings_of;
 use crate::checkpoint::initial;
 use crate::config::{Config, ConfigError, is_gguf};
 use crate::error::RankError;
+use crate::trainer::{Trainer, Weights};
 
 /// A model that writes.
 pub struct Generator {
@@ -54,19 +54,53 @@ impl Generator {
                 help: "restore it, or name another".into(),
             },
         })?;
+        Self::of(&model, whole.expect("read above"), belongings_of(path, config))
+    }
+
+    /// The model that `trainer` trains, with these weights of all its parameters, as
+    /// [`Steps::weights`](crate::Steps::weights) gives them.
+    ///
+    /// # Errors
+    /// Weights that are not the model's.
+    pub fn with_weights(trainer: &Trainer, weights: &Weights) -> Result<Generator, Error> {
+        let (model, config) = (&trainer.blueprint.model, &trainer.blueprint.config);
+        let whole = Whole::new(model, |name, shape, out| match weights.get(name) {
+            Some(values) if values.len() == out.len() => {
+                out.copy_from_slice(values);
+                Ok(())
+            }
+            found => Err(Error::Model(format!(
+                "the weights have {} elements of {name}, whose shape is {shape:?}; give those of \
+                 this model",
+                found.map_or(0, Vec::len)
+            ))),
+        })?;
+        let beside = config.init_from.as_ref().or(config.save.as_ref());
+        let places = beside.map(|beside| belongings_of(beside, config));
+        Self::of(model, whole, places.unwrap_or_default())
+    }
+
+    /// `whole`, which is `model` with its weights; `places` may say which tokens end a text.
+    fn of(model: &Model, whole: Whole, places: Vec<PathBuf>) -> Result<Generator, Error> {
         let limits = model.parts.iter().filter_map(Part::seq_max);
         let mut known_ends = Vec::new();
-        for place in belongings_of(path, config) {
+        for place in places {
             if known_ends.is_empty() {
                 known_ends = ends(&place)?;
             }
         }
         Ok(Generator {
-            whole: whole.expect("read above"),
-            vocabulary: known,
+            whole,
+            vocabulary: model.vocabulary,
             longest: limits.min().unwrap_or(usize::MAX),
             ends: known_ends,
         })
+    }
+
+    /// Positions of the model: with the prompt, a text has at most one token more. None where any
+    /// text can go on.
+    pub fn positions(&self) -> Option<usize> {
+        Some(self.longest).filter(|longest| *longest < usize::MAX)
     }
 
     /// Token ids of the model.
@@ -136,7 +170,7 @@ fn ends(place: &Path) -> Result<Vec<u32>, Error> {
     if !place.is_file() {
         return Ok(Vec::new());
     }
-    let config = Weights::open(place)?.gguf_config()?;
+    let config = zeropp_weights::Weights::open(place)?.gguf_config()?;
     let id = config.as_ref().and_then(|config| config.get("eos_token_id")?.as_u64());
     Ok(id.and_then(|id| u32::try_from(id).ok()).into_iter().collect())
 }

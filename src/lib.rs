@@ -31,7 +31,14 @@
 //! separate), or wrap a stock `burn::nn` module in [`stock::Stock`] (then B does everything). List
 //! the layers in a [`layer::Model`] and give it to [`Trainer::builder`]; see
 //! `examples/own_layer.rs`. Data, a loss, an optimizer and a learning rate of your own go the same
-//! way: `examples/own_data.rs`, `own_loss.rs`, `own_optimizer.rs`, `own_learning_rate.rs`.
+//! way: `examples/own_data.rs`, `own_loss.rs`, `own_optimizer.rs`, `own_learning_rate.rs`; so does
+//! a schedule (`own_schedule.rs`). [`check::layer`] holds a layer's B, W and cost against Burn's
+//! autodiff and the meter.
+//!
+//! # A loop of your own
+//!
+//! [`Trainer::steps`] gives one step after another. Between two of them [`Steps::weights`],
+//! [`Steps::evaluate`] and [`Steps::save`] are asked for where they are wanted, and change no bit.
 //!
 //! # What is promised
 //!
@@ -39,7 +46,6 @@
 //! the weights depends on P, V, the schedule, recomputation, prefetch, ZeRO-1 or timing. With
 //! ZeroPP's schedule (kind `zeropp`) every rank and unit does 2V − 1 all-gathers and V
 //! reduce-scatters, whatever the batch.
-
 //!
 //! # What a run tells
 //!
@@ -69,7 +75,7 @@ mod world;
 
 pub use burn;
 pub use checkpoint::adapter::export_adapter;
-pub use checkpoint::begun::with_model_of_weights;
+pub use checkpoint::begun::{with_model_of_checkpoint, with_model_of_weights};
 pub use checkpoint::described::{belongings_of, config_of, is_model, split_of};
 pub use checkpoint::export::{ExportOptions, ExportReport, export_checkpoint};
 pub use checkpoint::resume::Resumed;
@@ -81,7 +87,7 @@ pub use events::RUN_EVENTS;
 pub use generate::Generator;
 pub use launched::{Launched, launched};
 pub use own::loss::Loss;
-pub use own::samples::Samples;
+pub use own::samples::{SampleError, Samples};
 pub use plan::costs_file::read_costs;
 pub use plan::memory::MemoryCheck;
 pub use plan::schedule_file::{ScheduleFileError, read_schedule, schedule_text};
@@ -100,7 +106,7 @@ pub use zeropp_core::metrics::{
     Summary,
 };
 pub use zeropp_core::sampling::Sampling;
-pub use zeropp_core::{data, layer, meter, model, params, rng, split, stock};
+pub use zeropp_core::{check, data, layer, meter, model, params, rng, split, stock};
 pub use zeropp_pipeline as pipeline;
 pub use zeropp_search as search;
 pub use zeropp_weights as weights;

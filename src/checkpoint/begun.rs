@@ -1,5 +1,5 @@
-//! The model of a run that begins with the weights of another: taken from where they lie, or held
-//! against what lies there.
+//! The model of a run that goes on from a checkpoint or begins with the weights of another: taken
+//! from where they lie, or held against what lies there.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,10 +8,13 @@ use toml::Table;
 use tracing::warn;
 use zeropp_core::model::decoder::Decoder;
 use zeropp_core::model::hf_written::config_json;
+use zeropp_zero3::checkpoint::CheckpointError;
 
 use crate::Error;
-use crate::checkpoint::described::{config_of, is_described};
-use crate::config::{Config, ConfigError};
+use crate::checkpoint::described::{config_of, config_then, is_described};
+use crate::checkpoint::identity;
+use crate::checkpoint::saved_cut::goes_on_from;
+use crate::config::{Config, ConfigError, OPTIONS, is_path};
 
 /// Settings that make the model that weights are of; a run may have samples of another length.
 const OF_WEIGHTS: [&str; 14] = [
@@ -30,6 +33,49 @@ const OF_WEIGHTS: [&str; 14] = [
     "lora-alpha",
     "lora-targets",
 ];
+
+/// Settings beside those of a model that a resumed run takes from a checkpoint that has them.
+const OF_RUN: [&str; 2] = ["split", "vocab"];
+
+/// The settings with the model, the tokens and the split of the checkpoint that the run goes on
+/// from; those among the keys that were `given` stay, and are held against it later. None where it
+/// goes on from none, or its model is given by another file.
+///
+/// # Errors
+/// Another family or preset was given; the checkpoint's model is described by a file that is not
+/// there.
+pub fn with_model_of_checkpoint(
+    config: &Config,
+    given: &BTreeSet<String>,
+) -> Result<Option<Config>, Error> {
+    let Some(checkpoint) = goes_on_from(config) else { return Ok(None) };
+    let manifest = checkpoint.manifest();
+    let theirs = match config_then(checkpoint.path(), manifest) {
+        Ok(theirs) if !given.contains("model") || theirs.model == config.model => theirs,
+        // A file may have moved.
+        Ok(theirs) if !is_path(&config.model) && !is_path(&theirs.model) => {
+            let (now, then) = (&config.model, theirs.model);
+            let problem = format!("model = {now}: was {then}; leave model out, or use {then}");
+            let path = checkpoint.path().to_path_buf();
+            return Err(CheckpointError::Mismatch { path, problem }.into());
+        }
+        Err(error) if !given.contains("model") => return Err(error.into()),
+        _ => return Ok(None),
+    };
+    let mut overrides = Table::new();
+    for option in OPTIONS.iter().filter(|option| !given.contains(option.key)) {
+        let value = match option.of_model {
+            true => theirs.get(option.key),
+            false if OF_RUN.contains(&option.key) => {
+                let text = identity::typed(&manifest.settings, option.key);
+                text.and_then(|text| option.kind.parse(text).ok())
+            }
+            false => None,
+        };
+        overrides.extend(value.map(|value| (option.key.to_owned(), value)));
+    }
+    Ok(Some(config.with(overrides)?))
+}
 
 /// The settings with the model of the weights that `init-from` names, a checkpoint, a Hugging Face
 /// folder or a GGUF file, where `model` is not among the keys that were `given`. Of its settings

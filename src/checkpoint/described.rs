@@ -69,7 +69,7 @@ fn with_model(mut settings: Table, model: String) -> Result<Config, ConfigError>
 
 /// The settings that the checkpoint at `path` was trained with. A file that its model is described
 /// by may have moved with it, or stayed where it was.
-fn config_then(path: &Path, manifest: &Manifest) -> Result<Config, ConfigError> {
+pub(crate) fn config_then(path: &Path, manifest: &Manifest) -> Result<Config, ConfigError> {
     let kept = &manifest.settings;
     let mut settings = Table::new();
     for option in OPTIONS.iter().filter(|option| option.of_model) {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::config::{ConfigError, OPTIONS, OnResume, Resume};
+use crate::config::{ConfigError, OPTIONS, OnResume, OptionInfo, Resume};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use tracing::warn;
@@ -12,15 +12,17 @@ use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Fingerprint, InMiddleOfEpoch, Position};
 use zeropp_core::layer::Part;
 use zeropp_core::params::ParamSpec;
+use zeropp_pipeline::schedules::unit_note;
 use zeropp_zero3::checkpoint::{Base, Checkpoint, CheckpointError, Manifest, Store, read_state};
 use zeropp_zero3::{Optimizer, ShardedStage};
 
 use crate::Error;
-use crate::checkpoint::kept::{RATE, rate_then, samples_per_step};
+use crate::checkpoint::kept::{Kept, RATE, rate_then, samples_per_step};
 use crate::checkpoint::patience::Patience;
 use crate::checkpoint::{before, copies, identity, settings};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
+use crate::plan::program::shape;
 
 /// Rates that are no further apart than this, as a share, are the same.
 const SAME_RATE: f64 = 1e-6;
@@ -37,6 +39,9 @@ pub struct Resumed {
     /// Settings that change what follows and differ from the checkpoint's, and whether the
     /// data does, in words.
     pub changed: Vec<String>,
+    /// What it costs to keep the checkpoint's unit on another number of pipeline ranks, in words,
+    /// where another unit would idle less.
+    pub kept_unit: Option<String>,
 }
 
 /// The state that was found in the folder of checkpoints when the run was set up.
@@ -160,7 +165,11 @@ fn open(
     // What does not train is its base's.
     let parameters = bp.model.parts.iter().flat_map(Part::parameters).filter(|p| p.trains);
     let parameters: Vec<_> = parameters.collect();
-    checkpoint.check_model(parameters.iter().map(|p| (p.name.as_str(), p.shape.as_slice())))?;
+    let shapes = parameters.iter().map(|p| (p.name.as_str(), p.shape.as_slice()));
+    // A setting says more than a tensor's shape.
+    checkpoint
+        .check_model(shapes)
+        .map_err(|error| check_settings(bp, &checkpoint, makes_shapes).err().unwrap_or(error))?;
     let groups = bp.own.parameters(&bp.config);
     let last = bp.model.parts.len() - 1;
     let kept = bp.model.parts.iter().enumerate().flat_map(|(i, part)| {
@@ -173,10 +182,34 @@ fn open(
     let path = checkpoint.path().to_path_buf();
     let mut changed = compare(bp, &checkpoint)?;
     // Checkpoints of earlier versions do not know their data.
-    let then = checkpoint.manifest().data.as_ref();
+    let manifest = checkpoint.manifest();
+    let then = manifest.data.as_ref();
     changed.extend(then.and_then(|then| data.change_since(then)));
-    let position = position(bp, checkpoint.manifest());
-    Ok((checkpoint, Resumed { path, step, position, changed }))
+    let position = position(bp, manifest);
+    let kept_unit = kept_unit(bp, manifest);
+    Ok((checkpoint, Resumed { path, step, position, changed, kept_unit }))
+}
+
+/// Whether a setting makes the shapes of parameters; `seq` makes those of learned positions.
+fn makes_shapes(option: &OptionInfo) -> bool {
+    is_fixed(option)
+        || option.of_model && (option.on_resume == OnResume::Kept || option.key == "seq")
+}
+
+fn is_fixed(option: &OptionInfo) -> bool {
+    option.on_resume == OnResume::Fixed
+}
+
+/// What the unit of a checkpoint costs on another number of pipeline ranks, where another unit
+/// would idle less.
+fn kept_unit(bp: &Blueprint, manifest: &Manifest) -> Option<String> {
+    let then = |key: &str| manifest.settings.get(key)?.parse::<usize>().ok();
+    let (pp, was, unit) = (bp.mesh.pp, then("pp")?, bp.config.unit());
+    if pp == was || then("unit") != Some(unit) || !bp.config.in_units() {
+        return None;
+    }
+    let note = unit_note(&shape(&bp.config))?;
+    Some(format!("pp = {pp} (was {was}) keeps the unit, so that no bit changes: {note}"))
 }
 
 /// The data that a checkpoint has taken. Those of earlier versions do not say it: they took as many
@@ -224,23 +257,41 @@ fn check_base(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<(), CheckpointE
     }
 }
 
+/// A setting of the run and of a checkpoint, where both know it.
+fn pair<'a>(now: &'a Kept, checkpoint: &'a Checkpoint, key: &str) -> Option<(&'a str, &'a str)> {
+    let then = identity::typed(&checkpoint.manifest().settings, key)?;
+    Some((now.get(key)?.as_str(), then))
+}
+
+/// Refuses the first of the settings `of` a kind that is not the checkpoint's.
+fn check_settings(
+    bp: &Blueprint,
+    checkpoint: &Checkpoint,
+    of: fn(&OptionInfo) -> bool,
+) -> Result<(), CheckpointError> {
+    let now = settings(&bp.config);
+    let is_moved = identity::is_same_model(&now, &checkpoint.manifest().settings);
+    let is_same = |key: &str, (now, then): (&str, &str)| now == then || key == "model" && is_moved;
+    for key in OPTIONS.iter().filter(|option| of(option)).map(|option| option.key) {
+        let both = pair(&now, checkpoint, key).filter(|both| !is_same(key, *both));
+        if let Some((now, then)) = both {
+            let path = checkpoint.path().to_path_buf();
+            let problem = format!("{key} = {now}: was {then}; leave {key} out, or use {then}");
+            return Err(CheckpointError::Mismatch { path, problem });
+        }
+    }
+    Ok(())
+}
+
 /// Refuses settings that cannot change, and reports those that do.
 fn compare(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<Vec<String>, CheckpointError> {
     let manifest = checkpoint.manifest();
     let mismatch =
         |problem| Err(CheckpointError::Mismatch { path: checkpoint.path().to_path_buf(), problem });
+    check_settings(bp, checkpoint, is_fixed)?;
     let now = settings(&bp.config);
     // A setting that one side does not know is no difference.
-    let pair =
-        |key: &str| Some((now.get(key)?.as_str(), identity::typed(&manifest.settings, key)?));
-    let is_moved = identity::is_same_model(&now, &manifest.settings);
-    let keys = |role| OPTIONS.iter().filter(move |o| o.on_resume == role).map(|option| option.key);
-    for key in keys(OnResume::Fixed) {
-        let is_same = |now: &str, then: &str| now == then || key == "model" && is_moved;
-        if let Some((now, then)) = pair(key).filter(|(now, then)| !is_same(now, then)) {
-            return mismatch(format!("{key} = {now}, but it was saved with {then}; use that"));
-        }
-    }
+    let pair = |key: &str| pair(&now, checkpoint, key);
     if pair(identity::MODEL_DIGEST).is_some_and(|(now, then)| now != then) {
         let model = &bp.config.model;
         return mismatch(format!(
@@ -256,7 +307,9 @@ fn compare(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<Vec<String>, Check
         let (total, step) = (bp.config.steps, manifest.step);
         return mismatch(format!("steps = {total}, but it has {step} behind it; use more steps"));
     }
-    let mut changed: Vec<String> = keys(OnResume::Told)
+    let told = OPTIONS.iter().filter(|option| option.on_resume == OnResume::Told);
+    let mut changed: Vec<String> = told
+        .map(|option| option.key)
         .filter_map(|key| pair(key).map(|(now, then)| (key, now, then)))
         .filter(|(_, now, then)| now != then)
         .map(|(key, now, then)| format!("{key} = {now} (was {then})"))

@@ -15,21 +15,23 @@ use crate::config::{Config, Resume};
 /// open, and with its deal of an uneven batch. A checkpoint that cannot be read is left to the code
 /// that resumes from it.
 pub(crate) fn take_over(config: Config) -> Config {
-    let Some(folder) = config.save.as_ref().filter(|_| config.resume != Resume::No) else {
-        return config;
-    };
-    let store = Store::new(folder);
-    let Ok(steps) = candidates(&store, config.resume) else { return config };
-    let tried = if config.resume_fallback { steps.len() } else { 1 };
-    let mut newest_first = steps.iter().rev().take(tried);
-    let opened = newest_first.find_map(|step| Checkpoint::open(&store.path(*step)).ok());
-    match opened {
+    match goes_on_from(&config) {
         Some(checkpoint) if config.schedule_file().is_none() => {
             let settings = &checkpoint.manifest().settings;
             with_deal(with_batch(config, settings), settings)
         }
         _ => config,
     }
+}
+
+/// The checkpoint that a run of `config` goes on from, if it goes on from one that can be opened.
+pub(crate) fn goes_on_from(config: &Config) -> Option<Checkpoint> {
+    let folder = config.save.as_ref().filter(|_| config.resume != Resume::No)?;
+    let store = Store::new(folder);
+    let steps = candidates(&store, config.resume).ok()?;
+    let tried = if config.resume_fallback { steps.len() } else { 1 };
+    let mut newest_first = steps.iter().rev().take(tried);
+    newest_first.find_map(|step| Checkpoint::open(&store.path(*step)).ok())
 }
 
 /// `config` with the batch and the unit of a checkpoint with these settings, as far as they are

@@ -228,13 +228,16 @@ options! {
         "keep-best" "BOOL" keep_best: bool = false, Same Left;
         /// Every N steps, show how the model continues prompt; 0 shows nothing.
         ///
-        /// The text is written from the checkpoint of that step, so N is a multiple of save-every:
-        /// by rank 0's process between two steps, which takes time and the memory of the whole
-        /// model in fp32; it takes the likeliest token each time, 64 in all. No bit of the training
-        /// depends on it. Only `zeropp run` does this.
+        /// The text, 64 tokens, is written with the weights of that step: by rank 0's process
+        /// between two steps, which takes time and the memory of the whole model in fp32. No bit of
+        /// the training depends on it. Only `zeropp run` does this.
         "sample-every" "N" sample_every: u64 = 0, Own Left;
         /// What the text of sample-every begins with.
         "prompt" "TEXT" prompt: Option<String> = None, Own Left;
+        /// What the logits of a text of sample-every are divided by; 0 takes the likeliest tokens.
+        ///
+        /// Tokens are drawn by the seed, so the same run writes the same text on any mesh.
+        "sample-temperature" "X" sample_temperature: f64 = 0.8, Own Left;
     }
     "Model" {
         /// Which model to train: a family, a preset, a Hugging Face folder, or a GGUF file.
@@ -508,8 +511,9 @@ options! {
         ///
         /// So one command serves a job that is started again and again. `must` refuses to begin
         /// anew; a number goes on from the checkpoint of that step, and sets newer ones aside.
-        /// Mesh, schedule, recomputation and ZeRO-1 may differ from the run that wrote it. `steps`
-        /// counts from the very start.
+        /// Mesh, schedule, recomputation and ZeRO-1 may differ from the run that wrote it. On the
+        /// command line the model, tokenizer and split that are not given are the checkpoint's.
+        /// `steps` counts from the very start.
         "resume" "BOOL|must|STEP" resume: Resume = Resume::No, Same Left;
         /// If the checkpoint to resume from is damaged, take the one before it.
         "resume-fallback" "BOOL" resume_fallback: bool = false, Same Left;

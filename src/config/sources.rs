@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::validate::{VOCAB_MAX, check};
+use super::validate::{VOCAB_MAX, check, number};
 use super::{Config, ConfigError};
 
 impl Config {
@@ -69,11 +69,6 @@ impl Config {
                 return refused("split also keeps data for validation", "leave one of them out");
             }
         }
-        check(self.eval_every == 0 || kept || self.eval_data.is_some(), || {
-            let problem = "there is no data to measure a validation loss on";
-            let help = "name it with eval-data, or keep a part of the data with split, as in 98,2";
-            ConfigError::value("eval-every", self.eval_every, problem, help)
-        })?;
         check(!self.keep_best || self.eval_every > 0, || {
             let problem = "eval-every is 0: there is no validation loss to be the lowest";
             ConfigError::value("keep-best", true, problem, "give eval-every, or leave it out")
@@ -91,9 +86,9 @@ impl Config {
 
     /// Checks the settings of the texts that a model writes while it is trained.
     fn check_samples(&self) -> Result<(), ConfigError> {
-        let (n, every) = (self.sample_every, self.save_every);
-        let refused =
-            |problem: String, help: &str| Err(ConfigError::value("sample-every", n, problem, help));
+        let n = self.sample_every;
+        let temperature = self.sample_temperature;
+        number("sample-temperature", temperature, temperature >= 0.0, "0 or more, such as 0.8")?;
         match &self.prompt {
             Some(prompt) if prompt.is_empty() => {
                 let help = "give a word to go on from";
@@ -104,14 +99,9 @@ impl Config {
                 Err(ConfigError::value("prompt", prompt, "sample-every is 0", help))
             }
             _ if n == 0 => Ok(()),
-            None => refused("there is no text to go on from".into(), "give it with prompt"),
-            Some(_) if self.save.is_none() || every == 0 => {
-                let help = "set save and save-every";
-                refused("text is written from checkpoints, and none is saved".into(), help)
-            }
-            Some(_) if n % every != 0 => {
-                let problem = format!("save-every is {every}, and not all of its steps are saved");
-                refused(problem, "use a multiple of save-every")
+            None => {
+                let problem = "there is no text to go on from";
+                Err(ConfigError::value("sample-every", n, problem, "give it with prompt"))
             }
             Some(_) => Ok(()),
         }

@@ -310,12 +310,8 @@ fn bad_ways_to_watch_are_named_with_what_would_work() {
         ("prompt = 'a'", "prompt = a: sample-every is 0; set sample-every, or leave it out"),
         ("prompt = ''", "prompt = \"\": the text is empty"),
         (
-            "sample-every = 4\nprompt = 'a'",
-            "sample-every = 4: text is written from checkpoints, and none is saved; set save",
-        ),
-        (
-            "sample-every = 4\nprompt = 'a'\nsave = 'x'\nsave-every = 3",
-            "sample-every = 4: save-every is 3, and not all of its steps are saved; use a multiple",
+            "sample-every = 4\nprompt = 'a'\nsample-temperature = -1.0",
+            "sample-temperature = -1: is out of range; use 0 or more, such as 0.8",
         ),
         ("log-file = 'src'", "log-file = src: cannot be written"),
         ("log-file = 'x'\nmetrics = 'x'", "metrics = x: is the file or folder of `log-file` too"),

@@ -105,7 +105,7 @@ pub fn emulate(
 ) -> Result<EmulationReport, Error> {
     let config = &Config { without_model: true, ..config.clone() };
     config.validate()?;
-    let resolved = Resolved::new(config)?;
+    let resolved = Resolved::new(config, None)?;
     let costs = costs_of(costs, config, &resolved)?;
     let programs = programs(&resolved, &costs)?;
     let simulated = programs.simulated(&costs).map_err(|e| misfit(config, &e.to_string()))?;

@@ -5,18 +5,22 @@ pub(crate) mod samples;
 
 use std::sync::Arc;
 
+use zeropp_pipeline::ir::Schedule;
 use zeropp_zero3::optimizer::LearningRate;
 use zeropp_zero3::rule::{ParameterGroups, UpdateRule};
 
 use crate::config::Config;
 use crate::own::samples::Samples;
 
-/// An optimizer, a learning rate and data of a program's own.
+/// An optimizer, a learning rate, data and a schedule of a program's own.
 #[derive(Clone, Default)]
 pub(crate) struct Own {
     pub(crate) rule: Option<Arc<dyn UpdateRule>>,
     pub(crate) rate: Option<LearningRate>,
     pub(crate) data: Option<Arc<dyn Samples>>,
+    /// What the validation loss is of.
+    pub(crate) eval_data: Option<Arc<dyn Samples>>,
+    pub(crate) schedule: Option<Arc<Schedule>>,
     /// Whether the loss is the program's own, which does not know that a token is not scored.
     pub(crate) masks_nothing: bool,
 }
@@ -29,6 +33,12 @@ impl Own {
             no_decay: config.no_decay_groups().expect("checked before"),
             ema: config.ema,
         }
+    }
+
+    /// Whether a validation loss may be measured: the settings say when, or the program brings what
+    /// it is of, and asks for it.
+    pub(crate) fn measures(&self, config: &Config) -> bool {
+        config.eval_every > 0 || self.eval_data.is_some()
     }
 
     /// The learning rate over the steps.

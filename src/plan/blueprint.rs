@@ -54,7 +54,7 @@ pub(crate) struct Blueprint {
 
 impl Blueprint {
     pub(crate) fn new(config: &Config, model: Model, own: &Own) -> Result<Blueprint, Error> {
-        let resolved = Resolved::new(config)?;
+        let resolved = Resolved::new(config, own.schedule.as_deref())?;
         let config = &resolved.config;
         let compute = match config.precision {
             Precision::Fp32 => DType::F32,
@@ -116,7 +116,8 @@ impl Blueprint {
         blueprint.times = Times::new((&blueprint.config, table), estimates, &bytes)?;
         let costs = generator_costs(&blueprint.config, &blueprint.times.costs, &bytes);
         let programs = Programs::new(resolved, &costs)?;
-        blueprint.evaluation = evaluation::programs(&blueprint.config, &programs)?;
+        let measures = own.measures(&blueprint.config);
+        blueprint.evaluation = evaluation::programs(&blueprint.config, &programs, measures)?;
         blueprint.programs = programs;
         blueprint.recomputed = Recomputed::new(blueprint.config.recompute, blueprint.schedule());
         blueprint.plan = blueprint.make_plan(batch)?;
@@ -151,7 +152,9 @@ impl Blueprint {
         let unit = Some(programs.most.units[0]);
         let recomputed = Recomputed::new(self.config.recompute, &programs.most);
         let config = Config { unit, ..self.config.clone() };
-        let evaluation = evaluation::programs(&config, &programs).map_err(|e| e.to_string())?;
+        let measures = self.own.measures(&config);
+        let evaluation =
+            evaluation::programs(&config, &programs, measures).map_err(|e| e.to_string())?;
         let mut taken =
             Blueprint { config, stages, programs, evaluation, recomputed, ..self.clone() };
         taken.plan = taken.make_plan(self.batch).map_err(|e| e.to_string())?;

@@ -13,14 +13,18 @@ use crate::plan::blueprint::Blueprint;
 use crate::plan::replicas::Programs;
 
 /// The verified programs of all pipeline ranks for one batch, which has the micro-batches and units
-/// of a step of `training`; none where the run measures no validation loss.
+/// of a step of `training`; none where the run `measures` no validation loss.
 ///
 /// # Errors
 /// A program that would not run through.
-pub(crate) fn programs(config: &Config, training: &Programs) -> Result<Option<Programs>, Error> {
-    match config.eval_every {
-        0 => Ok(None),
-        _ => training.map(|training| program(config, training)).map(Some),
+pub(crate) fn programs(
+    config: &Config,
+    training: &Programs,
+    measures: bool,
+) -> Result<Option<Programs>, Error> {
+    match measures {
+        false => Ok(None),
+        true => training.map(|training| program(config, training)).map(Some),
     }
 }
 

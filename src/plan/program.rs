@@ -27,12 +27,12 @@ pub(crate) struct Resolved {
 
 impl Resolved {
     /// Reads the files of costs and of the schedule, if `config` names them, and checks that the
-    /// schedule is this run's.
+    /// schedule, or the one that is `given` in its place, is this run's.
     ///
     /// # Errors
     /// A file that cannot be read or has no correct schedule, or whose sizes are not those of
     /// `config`.
-    pub(crate) fn new(config: &Config) -> Result<Resolved, Error> {
+    pub(crate) fn new(config: &Config, given: Option<&Schedule>) -> Result<Resolved, Error> {
         let mut resolved = config.resolved();
         let costs = config.costs.as_deref().map(|path| load("costs", path)).transpose()?;
         let Some(path) = config.schedule_file() else {
@@ -42,7 +42,10 @@ impl Resolved {
             let help = "name a file with a complete schedule, or a kind of schedule";
             ConfigError::value("schedule", &config.schedule, problem, help)
         };
-        let schedule = read_schedule(path).map_err(|e| wrong(e.problem))?.schedule;
+        let schedule = match given {
+            Some(schedule) => schedule.clone(),
+            None => read_schedule(path).map_err(|e| wrong(e.problem))?.schedule,
+        };
         let limits = VerifyLimits { optimizer_step: false, ..VerifyLimits::default() };
         verify(&schedule, &limits).map_err(|e| wrong(e.to_string()))?;
         check_sizes(config, &schedule)?;

@@ -241,7 +241,7 @@ fn named(rank: usize, host: &str) -> String {
 fn common_here(shared: &Shared) -> Settings {
     let mut settings = common(&shared.blueprint.config, shared.data.0.fingerprint());
     if let Some(set) = &shared.evaluation {
-        settings.insert("eval-data".to_owned(), set.pass.data().fingerprint().to_string());
+        settings.insert("eval-data".to_owned(), set.data().fingerprint().to_string());
     }
     settings
 }

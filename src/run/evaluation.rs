@@ -22,8 +22,10 @@ use zeropp_zero3::checkpoint::Plateau;
 use crate::Error;
 use crate::config::{Config, ConfigError};
 use crate::error::RankError;
+use crate::own::samples::{self, FirstSamples, Samples};
 use crate::plan::blueprint::Blueprint;
 use crate::plan::mask_check;
+use crate::run::evaluated::Measured;
 use crate::run::stop::{Stopper, Wish};
 
 /// Bytes of a micro-batch's number and loss on their way to the other ranks.
@@ -31,7 +33,7 @@ const LOSS_BYTES: usize = 12;
 
 /// The samples of a validation loss.
 pub(crate) struct EvaluationSet {
-    pub(crate) pass: OnePass,
+    measured: Measured,
     /// Micro-batches that count, the first ones; what is left of the last batch is passed over.
     micro_batches: usize,
     /// Samples that these have, those that fill the last one up included.
@@ -49,7 +51,7 @@ pub(crate) struct EvaluationSet {
 }
 
 impl EvaluationSet {
-    /// The samples that the settings ask for; none where they ask for no validation loss.
+    /// The samples that a program brings, or that the settings ask for; none where neither does.
     ///
     /// # Errors
     /// No data for it, too little, token ids that the model does not have, or tokens of another
@@ -59,62 +61,38 @@ impl EvaluationSet {
         trained_on: Option<&Dataset>,
     ) -> Result<Option<EvaluationSet>, Error> {
         let config = &bp.config;
-        if config.eval_every == 0 {
-            return Ok(None);
-        }
-        let read = config.validation_dataset().map_err(|e| match config.eval_data {
-            Some(_) => Error::EvaluationData(e.to_string().replacen("data =", "eval-data =", 1)),
-            None => Error::EvaluationData(format!("the part kept for validation (split): {e}")),
-        })?;
-        let Some(data) = read else {
-            let problem = "there is no data to measure a validation loss on";
-            let help = "name it with eval-data, or keep a part of the data with split, as in 98,2";
-            return Err(ConfigError::value("eval-every", config.eval_every, problem, help).into());
+        let measured = match &bp.own.eval_data {
+            Some(samples) => Measured::Own(first_samples(bp, samples)?),
+            None if config.eval_every == 0 => return Ok(None),
+            None => Measured::Files(pass(bp, trained_on)?),
         };
-        trained_on.map_or(Ok(()), |trained_on| check_kind(&data, trained_on))?;
-        let known = bp.model.vocabulary;
-        check_ids(config, &data, known)?;
-        let data = data.with_vocabulary(known);
         let size = config.micro_batch_size;
         let per_batch = config.samples_per_step() / size;
-        let asked = match config.eval_steps {
-            0 => usize::MAX,
-            steps => usize::try_from(steps).unwrap_or(usize::MAX).saturating_mul(per_batch * size),
-        };
-        if config.document_mask {
-            mask_check::check_documents(config, &data, true)?;
-        }
-        let bytes = data.is_bytes() && known == 256;
-        let pass = OnePass::new(data, config.seq, asked, config.hidden_of_samples());
-        // A loss that knows of no mask takes whole micro-batches.
-        let pass = if bp.own.masks_nothing { pass.in_whole(size) } else { pass };
-        if pass.samples() == 0 {
-            let (origin, there) = (pass.data().origin(), pass.data().samples(config.seq));
-            return Err(Error::EvaluationData(format!(
-                "eval-data = {origin}: {there} samples of seq = {} are less than a micro-batch of \
-                 {size}; use more data, or a smaller micro-batch-size or seq",
-                config.seq
-            )));
-        }
-        let micro_batches = pass.samples().div_ceil(size);
-        let scored = scored(&pass)?;
-        let per_micro_batch = pass.masks(size).then(|| scored as f64 / micro_batches as f64);
-        let tokens = pass.targets() as u64;
+        let micro_batches = measured.samples().div_ceil(size);
+        let scored = scored(&measured)?;
+        let per_micro_batch = measured.masks(size).then(|| scored as f64 / micro_batches as f64);
+        let tokens = measured.targets() as u64;
+        let is_text = bp.own.eval_data.is_none() && measured.data().is_bytes();
         Ok(Some(EvaluationSet {
-            pass,
             micro_batches,
             counted: micro_batches * size,
             scored: per_micro_batch,
             batches: micro_batches.div_ceil(per_batch) as u64,
             tokens,
             scored_tokens: (scored < tokens).then_some(scored),
-            bytes,
+            bytes: is_text && bp.model.vocabulary == 256,
+            measured,
         }))
+    }
+
+    /// What is measured on, or what stands for it.
+    pub(crate) fn data(&self) -> &Dataset {
+        self.measured.data()
     }
 
     /// Sample `n`. What is behind the last micro-batch, and passed over, is like the first.
     pub(crate) fn sample(&self, n: usize) -> Result<Sample, DataError> {
-        self.pass.sample(if n < self.counted { n } else { 0 })
+        self.measured.sample(if n < self.counted { n } else { 0 })
     }
 
     /// The evaluation whose micro-batches had these losses, by their numbers.
@@ -135,7 +113,79 @@ impl EvaluationSet {
     }
 }
 
-/// Checks that the data which is measured on has tokens of the kind that is trained on.
+/// The first samples of a program's own, as many batches as the settings say.
+fn first_samples(bp: &Blueprint, samples: &Arc<dyn Samples>) -> Result<FirstSamples, Error> {
+    let config = &bp.config;
+    let as_eval = |e: DataError| Error::EvaluationData(of_eval_data(&e));
+    let stand_in = samples::stand_in(&**samples).map_err(as_eval)?;
+    let (ids, known) = (samples.vocabulary(), bp.model.vocabulary);
+    if ids > known {
+        return Err(Error::EvaluationData(format!(
+            "eval-data = {}: it has {ids} token ids, and the model knows {known}; use samples of \
+             the same tokens, or a vocab of at least {ids}",
+            samples.name()
+        )));
+    }
+    if config.document_mask {
+        mask_check::check_documents(config, &stand_in, false)?;
+    }
+    let batches = usize::try_from(config.eval_steps).unwrap_or(usize::MAX);
+    let Some(number) = batches.checked_mul(config.samples_per_step()).filter(|n| *n > 0) else {
+        let problem = "a program's own samples have no end";
+        let help = "say how many batches are measured, such as 20";
+        return Err(ConfigError::value("eval-steps", config.eval_steps, problem, help).into());
+    };
+    let (seq, hidden) = (config.seq, config.hidden_of_samples());
+    Ok(FirstSamples { samples: samples.clone(), stand_in, number, seq, hidden })
+}
+
+/// The samples of the files that the settings name.
+fn pass(bp: &Blueprint, trained_on: Option<&Dataset>) -> Result<OnePass, Error> {
+    let config = &bp.config;
+    let read = config.validation_dataset().map_err(|e| match config.eval_data {
+        Some(_) => Error::EvaluationData(of_eval_data(&e)),
+        None => Error::EvaluationData(format!("the part kept for validation (split): {e}")),
+    })?;
+    let Some(data) = read else {
+        let problem = "there is no data to measure a validation loss on";
+        let help = "name it with eval-data, or keep a part of the data with split, as in 98,2";
+        return Err(ConfigError::value("eval-every", config.eval_every, problem, help).into());
+    };
+    trained_on.map_or(Ok(()), |trained_on| check_kind(&data, trained_on))?;
+    let known = bp.model.vocabulary;
+    check_ids(config, &data, known)?;
+    let data = data.with_vocabulary(known);
+    let asked = match config.eval_steps {
+        0 => usize::MAX,
+        steps => {
+            let per_batch = config.samples_per_step();
+            usize::try_from(steps).unwrap_or(usize::MAX).saturating_mul(per_batch)
+        }
+    };
+    if config.document_mask {
+        mask_check::check_documents(config, &data, true)?;
+    }
+    let size = config.micro_batch_size;
+    let pass = OnePass::new(data, config.seq, asked, config.hidden_of_samples());
+    // A loss that knows of no mask takes whole micro-batches.
+    let pass = if bp.own.masks_nothing { pass.in_whole(size) } else { pass };
+    if pass.samples() == 0 {
+        let (origin, there) = (pass.data().origin(), pass.data().samples(config.seq));
+        return Err(Error::EvaluationData(format!(
+            "eval-data = {origin}: {there} samples of seq = {} are less than a micro-batch of \
+             {size}; use more data, or a smaller micro-batch-size or seq",
+            config.seq
+        )));
+    }
+    Ok(pass)
+}
+
+/// An error of data, which is validation data here.
+fn of_eval_data(error: &DataError) -> String {
+    error.to_string().replacen("data =", "eval-data =", 1)
+}
+
+/// What is measured on has tokens of the kind that is trained on.
 fn check_kind(data: &Dataset, trained_on: &Dataset) -> Result<(), Error> {
     if data.is_bytes() == trained_on.is_bytes() {
         return Ok(());
@@ -165,12 +215,12 @@ fn check_ids(config: &Config, data: &Dataset, known: usize) -> Result<(), Error>
 }
 
 /// How many tokens are scored, of which there is one.
-fn scored(pass: &OnePass) -> Result<u64, Error> {
-    match pass.scored().map_err(|e| Error::EvaluationData(e.to_string()))? {
+fn scored(measured: &Measured) -> Result<u64, Error> {
+    match measured.scored().map_err(|e| Error::EvaluationData(of_eval_data(&e)))? {
         0 => {
             let problem = "none of its tokens are scored: its .mask marks none of them";
             let help = "give data with answers, or set loss-mask = false";
-            let origin = pass.data().origin();
+            let origin = measured.data().origin();
             Err(Error::EvaluationData(format!("eval-data = {origin}: {problem}; {help}")))
         }
         scored => Ok(scored as u64),
@@ -253,9 +303,29 @@ impl Evaluator {
         }
     }
 
+    /// Measures the loss after `step`, as [`measure`](Self::measure) does, as one of those that
+    /// `patience` counts.
+    pub(crate) fn run(
+        &mut self,
+        groups: &Groups,
+        executor: &mut Executor<ModelWorker>,
+        step: u64,
+        asked: &mut Asked,
+    ) -> Result<Option<Evaluation>, RankError> {
+        let evaluation = self.measure(groups, executor, step, asked)?;
+        match (evaluation, &mut self.plateau) {
+            (Some(Evaluation { best: true, loss, .. }), plateau) => {
+                *plateau = Some(Plateau { lowest: loss, since: 0 });
+            }
+            (Some(_), Some(plateau)) => plateau.since += 1,
+            _ => {}
+        }
+        Ok(evaluation)
+    }
+
     /// Measures the loss of the weights as they are after `step`; the same on all ranks, which all
     /// call it. None where it was left since something was `asked` of the run meanwhile.
-    pub(crate) fn run(
+    pub(crate) fn measure(
         &mut self,
         groups: &Groups,
         executor: &mut Executor<ModelWorker>,
@@ -302,11 +372,6 @@ impl Evaluator {
             Evaluation { all_gathers, comm_bytes, seconds, ..self.set.mean(losses) };
         let loss = evaluation.loss;
         evaluation.best = loss.is_finite() && self.plateau.is_none_or(|p| loss < p.lowest);
-        match &mut self.plateau {
-            _ if evaluation.best => self.plateau = Some(Plateau { lowest: loss, since: 0 }),
-            Some(plateau) => plateau.since += 1,
-            None => {}
-        }
         Ok(Some(evaluation))
     }
 

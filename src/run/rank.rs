@@ -38,7 +38,8 @@ use crate::run::diagnose::Diverged;
 use crate::run::evaluation::{EvaluationSet, Evaluator};
 use crate::run::layers::{self, Watched};
 use crate::run::processes;
-use crate::run::stop::{Stopper, Wish};
+use crate::run::request::Answer;
+use crate::run::stop::Stopper;
 use crate::run::tokens::{self, Scored};
 use crate::run::training::Training;
 use crate::world::hello::Roster;
@@ -74,7 +75,7 @@ pub(crate) struct Shared {
     pub(crate) evaluation: Option<Arc<EvaluationSet>>,
     pub(crate) stopper: Stopper,
     /// In rank 0's process, the trainer's answer to each reported step.
-    pub(crate) answers: Option<Arc<Mutex<Receiver<Wish>>>>,
+    pub(crate) answers: Option<Arc<Mutex<Receiver<Answer>>>>,
     pub(crate) recorder: Option<Arc<FlightRecorder>>,
     /// Of this process's own settings and blueprint.
     pub(crate) digests: Arc<OnceLock<Digests>>,
@@ -117,6 +118,7 @@ pub(crate) enum Export {
 }
 
 /// The results that a rank leaves behind.
+#[derive(Default)]
 pub(crate) struct RankResult {
     /// Times by rank 0's clock.
     pub(crate) spans: Vec<Span>,
@@ -166,10 +168,12 @@ pub(crate) struct Ready {
 pub(crate) enum News {
     /// Its state is ready for the first step, which rank 0 begins when its trainer says so.
     Ready(Ready),
-    /// A step is done.
-    Step(StepMetrics, StageTimes),
-    /// The validation loss that alone was asked for.
+    /// A step is done; and whether all ranks wait at its end for what is to follow.
+    Step(StepMetrics, StageTimes, bool),
+    /// The validation loss that was asked for.
     Evaluated(Evaluation),
+    /// The weights that were asked for: of all ranks where rank 0 is, and none elsewhere.
+    Weights(Vec<RankResult>),
 }
 
 /// One rank's figures of a step, which go to rank 0 at its end.

@@ -202,6 +202,12 @@ pub(crate) fn culprit(failures: Vec<RankFailure>, around: &Around) -> Option<Err
         Failure::Rank(RankError::Step(ExecutorError { source: StepError::Data(e), .. })) => {
             return Some(e.into());
         }
+        Failure::Rank(RankError::Step(ExecutorError {
+            source: e @ StepError::Shape { .. },
+            ..
+        })) => {
+            return Some(Error::Model(e.to_string()));
+        }
         Failure::Rank(e) => explain(&e, around),
     };
     Some(Error::Rank { rank, message })

@@ -1,8 +1,10 @@
 //! The steps of one rank: each is run, reported, agreed on with the others and saved where due.
 
+mod answers;
+
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::TryRecvError;
+use std::time::Instant;
 
 use tracing::{debug_span, warn};
 use zeropp_checkpoint::pace::{Begin, Pace, StepEnd};
@@ -11,10 +13,9 @@ use zeropp_core::meter::Meter;
 use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped, wall_time};
 use zeropp_pipeline::executor::{Executor, ModelWorker, StepRecord};
 use zeropp_pipeline::timeline::Span;
-use zeropp_zero3::{ShardedStage, StepOutcome};
+use zeropp_zero3::StepOutcome;
 
 use crate::checkpoint::Saver;
-use crate::checkpoint::patience::Patience;
 use crate::checkpoint::resume::Resumed;
 use crate::error::RankError;
 use crate::plan::peak::Best;
@@ -26,6 +27,7 @@ use crate::run::layers;
 use crate::run::rank::{
     Export, News, RankEnd, RankResult, RankStep, Ready, Shared, StageTimes, step_metrics, summarise,
 };
+use crate::run::request::Answer;
 use crate::run::saving::Saving;
 use crate::run::stop::Wish;
 use crate::run::tokens::Scored;
@@ -161,7 +163,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             let evaluator = self.evaluator.as_mut().expect("asked for where there is one");
             let mut asked = Asked::of(None, Wish::GoOn);
             let evaluation =
-                evaluator.run(self.groups, &mut self.executor, self.done, &mut asked)?;
+                evaluator.measure(self.groups, &mut self.executor, self.done, &mut asked)?;
             self.tell(News::Evaluated(evaluation.expect("nothing is asked of it")));
             return Ok(());
         }
@@ -243,7 +245,13 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
     /// Whether a validation loss is due after `step`, if there are any.
     fn evaluates_after(&self, step: u64) -> bool {
         let config = &self.shared.blueprint.config;
-        step == config.steps || step.is_multiple_of(config.eval_every.max(1))
+        config.eval_every > 0 && (step == config.steps || step.is_multiple_of(config.eval_every))
+    }
+
+    /// Whether the program writes a text with the weights of `step`.
+    fn writes_after(&self, step: u64) -> bool {
+        let every = self.shared.blueprint.config.sample_every;
+        every > 0 && step.is_multiple_of(every)
     }
 
     /// Whether a checkpoint or a copy is due after `step`.
@@ -267,6 +275,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             || self.looks_at_layers(step)
             || self.looks_at_layers(step + 1)
             || self.evaluator.is_some() && self.evaluates_after(step)
+            || self.writes_after(step)
             || limit > 0 && self.skipped.in_a_row + 1 >= limit
     }
 
@@ -337,27 +346,28 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         Ok(step_metrics(&self.shared.blueprint, step, seconds, &mut self.best, record, &records))
     }
 
-    /// On rank 0: reports a step to its process's trainer, and to the others' with the next note to
-    /// them.
-    fn tell_step(&mut self, metrics: StepMetrics, times: StageTimes) {
+    /// On rank 0: tells its process's trainer of a step, at whose end ranks may have `met`, and the
+    /// others' with the next words to them.
+    fn tell_step(&mut self, metrics: StepMetrics, times: StageTimes, met: bool) {
         if self.shared.here.len() < self.groups.world.size() {
             self.told.add(&metrics, &times);
         }
         self.unanswered += 1;
-        (self.report)(News::Step(metrics, times));
+        (self.report)(News::Step(metrics, times, met));
     }
 
-    /// In another process than rank 0's: reports to its trainer the steps that rank 0's has
-    /// received.
-    fn hear(&mut self, told: &[u8], eval: Option<(u64, Evaluation)>) {
+    /// In another process than rank 0's: tells its trainer what rank 0's was told; ranks have `met`
+    /// after that step, with this validation loss.
+    fn hear(&mut self, told: &[u8], met: Option<(u64, Option<Evaluation>)>) {
         let world = &self.groups.world;
         if world.rank() == 0 || world.rank() != self.shared.here[0] {
             return;
         }
         for (mut metrics, times) in ToldSteps::read(told) {
             // It was measured here as well, to the same bits.
-            metrics.eval = eval.filter(|(step, _)| *step == metrics.step).map(|(_, eval)| eval);
-            (self.report)(News::Step(metrics, times));
+            let met = met.filter(|(step, _)| *step == metrics.step);
+            metrics.eval = met.and_then(|(_, eval)| eval);
+            (self.report)(News::Step(metrics, times, met.is_some()));
         }
     }
 
@@ -376,7 +386,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         self.heard = note;
         if self.groups.world.rank() == 0 {
             let (metrics, times) = self.metrics((step, seconds), &record, records)?;
-            self.tell_step(metrics, times);
+            self.tell_step(metrics, times, false);
         }
         Ok(())
     }
@@ -390,10 +400,11 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             let answers = answers.lock();
             while self.unanswered > 0 {
                 match answers.try_recv() {
-                    Ok(answer) => {
+                    Ok(Answer::Follows(answer)) => {
                         wish = wish.max(answer);
                         self.unanswered -= 1;
                     }
+                    Ok(Answer::First(_)) => unreachable!("asked for where ranks have met"),
                     Err(TryRecvError::Empty) => break,
                     // The trainer is gone: no more steps are wanted.
                     Err(TryRecvError::Disconnected) => {
@@ -444,7 +455,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         }
         let is_best = shared.blueprint.config.keep_best && eval.is_some_and(|eval| eval.best);
         if let Some((metrics, times)) = news {
-            self.tell_step(StepMetrics { eval, ..metrics }, times);
+            self.tell_step(StepMetrics { eval, ..metrics }, times, true);
         }
         let outcome = record.outcome.expect("every program ends with the optimizer step");
         self.skipped.see(step, outcome.skipped);
@@ -458,73 +469,16 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         Ok(told)
     }
 
-    /// Agrees on the actions of all ranks after a step that ended like this, by their requests
-    /// (`wished`) and that of the trainer of rank 0's process; all get the same. The other
-    /// processes receive the steps that were reported to rank 0's; every rank has measured `eval`.
-    fn agree(
-        &mut self,
-        end: StepEnd,
-        wished: Wish,
-        eval: Option<Evaluation>,
-    ) -> Result<Told, RankError> {
-        let told = self.told.take();
-        let (shared, world) = (self.shared, &*self.groups.world);
-        let patience = Patience::new(&shared.blueprint.config);
-        let diverged = self.skipped.beyond(shared.blueprint.config.max_skipped).is_some();
-        let savings = [&mut self.saving, &mut self.copying];
-        let mut savings = savings.map(|saving| saving.as_mut().filter(|_| !diverged));
-        let mut message = |wish: Wish| {
-            let ends = end.ends || matches!(wish, Wish::Stop(_));
-            let end = StepEnd { asked: wish == Wish::Save, ends, ..end };
-            let begins = savings.each_mut().map(|saving| match saving {
-                Some(saving) => saving.decide(end) as u8,
-                None => Begin::No as u8,
-            });
-            [&wish.to_bytes()[..], &begins, &told].concat()
-        };
-        let (mut unanswered, mut wished) = (std::mem::take(&mut self.unanswered), wished);
-        let mut began = Instant::now();
-        let answer = |wait: Duration| {
-            let answers = shared.answers.as_ref().expect("rank 0's process has them").lock();
-            while unanswered > 0 {
-                match answers.recv_timeout(wait) {
-                    Ok(answer) => wished = wished.max(answer),
-                    Err(RecvTimeoutError::Timeout) => return None,
-                    // The trainer is gone: no more steps are wanted.
-                    Err(RecvTimeoutError::Disconnected) => wished = wished.max(Wish::Stop(0)),
-                }
-                unanswered -= 1;
-            }
-            // The program's work since the step's end is part of no step. The next step begins
-            // here, before others are notified: where ranks share cores, some may be through with
-            // much of it when it is this one's turn.
-            began = Instant::now();
-            // Since the exchange more may have been wished here.
-            Some(message(wished.max(shared.stopper.hear())))
-        };
-        let answer = patience.follow_rank_0(world, answer)?;
-        self.began = began;
-        let (head, told) = answer.split_at(4);
-        self.hear(told, eval.map(|eval| (end.step, eval)));
-        let wish = Wish::from_bytes([head[0], head[1]]);
-        let [saves, copies] = [head[2], head[3]].map(Begin::from_byte);
-        Ok(Told { wish, saves, copies })
-    }
-
-    /// The results that the rank leaves behind; those of other processes come to rank 0.
+    /// What the rank leaves behind; those of other processes come to rank 0.
     pub(crate) fn finish(mut self) -> Result<RankEnd, RankError> {
         let shared = self.shared;
         if self.end.diverged.is_some() {
             return Ok(self.end);
         }
-        let worker = &self.executor.worker;
         let exported = match shared.export {
-            // Replicas hold the same pieces.
-            Export::Weights if self.groups.replica.rank() == 0 => {
-                worker.sharded().iter().flat_map(ShardedStage::export).collect()
-            }
+            Export::Weights => self.weights(),
             // Without ZeRO-1 the replicas hold the same pieces.
-            Export::Gradients => worker.captured().to_vec(),
+            Export::Gradients => self.executor.worker.captured().to_vec(),
             _ => Vec::new(),
         };
         let clock = self.clock;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use zeropp_core::layer::{Head, Model, Part};
 use zeropp_core::model;
+use zeropp_pipeline::ir::Schedule;
 use zeropp_zero3::rule::UpdateRule;
 
 use crate::Error;
@@ -44,6 +45,21 @@ impl TrainerBuilder {
         Self { own: Own { data: Some(Arc::new(data)), ..self.own }, ..self }
     }
 
+    /// Measures the validation loss on the first of these samples, `eval-steps` batches of them,
+    /// and not on the data of the settings: every `eval-every` steps, and where the program asks
+    /// ([`Steps::evaluate`](crate::Steps::evaluate)).
+    pub fn eval_data(self, data: impl Samples) -> Self {
+        Self { own: Own { eval_data: Some(Arc::new(data)), ..self.own }, ..self }
+    }
+
+    /// Runs this schedule, and not the one of `schedule`, as if it stood in a file: one that ends
+    /// without updates gets gathers, reductions and messages, and every one is verified. Its sizes
+    /// are the run's: `virtual`, `micro-batches` and `unit` may be left out. Settings and messages
+    /// call it by its kind, as in `mine.json`.
+    pub fn schedule(self, schedule: Schedule) -> Self {
+        Self { own: Own { schedule: Some(Arc::new(schedule)), ..self.own }, ..self }
+    }
+
     /// Trains by this loss of the logits, and not by that of the model's head, which has to have
     /// logits. They are whole, and B does all of the head's backward but that of its weight.
     pub fn loss(self, loss: impl Loss) -> Self {
@@ -74,9 +90,13 @@ impl TrainerBuilder {
     /// not unique; weights that are not the model's.
     pub fn build(self) -> Result<Trainer, Error> {
         let TrainerBuilder { config, model, loss, weights, own } = self;
+        let config = match &own.schedule {
+            Some(schedule) => Config { schedule: format!("{}.json", schedule.kind), ..config },
+            None => config,
+        };
         config.validate()?;
         let data = match &own.data {
-            Some(samples) => stand_in(&**samples),
+            Some(samples) => stand_in(&**samples)?,
             None => config.dataset()?,
         };
         let mut notes = Vec::new();

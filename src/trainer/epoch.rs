@@ -19,6 +19,7 @@ use crate::plan::peak::Peak;
 use crate::recorder::FlightRecorder;
 use crate::run::rank::{Export, News, RankEnd, Shared, run_rank};
 use crate::run::ranks::Ranks;
+use crate::run::request::Answer;
 use crate::run::spawn::Around;
 use crate::run::stop::Wish;
 use crate::trainer::Trainer;
@@ -29,7 +30,7 @@ use crate::world::{LocalRank, World, cores};
 pub(crate) struct Epoch {
     pub(crate) ranks: Ranks<News, RankEnd>,
     /// In rank 0's process: what is to follow the step that was last told of.
-    pub(crate) answers: Option<Sender<Wish>>,
+    pub(crate) answers: Option<Sender<Answer>>,
     pub(crate) saver: Option<Arc<Saver>>,
     pub(crate) copier: Option<Arc<Saver>>,
     pub(crate) peak: Peak,
@@ -105,7 +106,7 @@ impl Epoch {
     pub(crate) fn let_begin(&self) {
         if let Some(answers) = &self.answers {
             // Where rank 0 has failed, nobody waits any more.
-            let _ = answers.send(Wish::GoOn);
+            let _ = answers.send(Answer::Follows(Wish::GoOn));
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The trainer: checks everything and starts the ranks.
 
+mod between;
 pub(crate) mod builder;
+mod costs;
 mod epoch;
 mod health;
 mod recovery;
@@ -88,7 +90,7 @@ impl StepFlow for ControlFlow<()> {
 
 impl Trainer {
     /// A trainer of these settings, to which a program may add what is its own: a model, data, a
-    /// loss, an optimizer, a learning rate, weights.
+    /// loss, an optimizer, a learning rate, a schedule, weights.
     pub fn builder(config: Config) -> TrainerBuilder {
         TrainerBuilder::new(config)
     }
@@ -120,7 +122,9 @@ impl Trainer {
         let evaluation = EvaluationSet::new(&blueprint, trained_on)?.map(Arc::new);
         if let Some(set) = &evaluation {
             blueprint.plan.evaluation = evaluation::plan(&blueprint, set.batches, set.tokens);
-            blueprint.plan.notes.extend(notes_of_evaluation(&config, set));
+            if blueprint.own.eval_data.is_none() {
+                blueprint.plan.notes.extend(notes_of_evaluation(&config, set));
+            }
         }
         let blueprint = Arc::new(blueprint);
         let sampler = blueprint.config.sampler();
@@ -262,11 +266,20 @@ impl Trainer {
     /// # Errors
     /// As [`train`](Self::train); settings that ask for no validation loss.
     pub fn evaluate(&self) -> Result<Evaluation, Error> {
-        if self.evaluation.is_none() {
-            let help = "use 1 or more, and name the data with eval-data or split";
-            return Err(ConfigError::value("eval-every", 0, "nothing is measured", help).into());
-        }
+        self.check_evaluates()?;
         Steps::start(self, None, Export::Evaluation)?.evaluation()
+    }
+
+    /// Refuses to measure where there is nothing to measure on.
+    fn check_evaluates(&self) -> Result<(), ConfigError> {
+        match self.evaluation {
+            Some(_) => Ok(()),
+            None => {
+                let help = "use 1 or more, and name the data with eval-data or split, or give \
+                            samples of the program's own to its builder";
+                Err(ConfigError::value("eval-every", 0, "nothing is measured", help))
+            }
+        }
     }
 
     /// Trains and returns what every rank did when, in the first few steps: one span an action.
@@ -389,7 +402,7 @@ fn assemble(bp: &Blueprint, results: Vec<RankResult>, pieces: usize) -> Weights 
 
 /// What there is to say of data that is only measured on.
 fn notes_of_evaluation(config: &Config, set: &EvaluationSet) -> Vec<String> {
-    let data = set.pass.data();
+    let data = set.data();
     let own = config.eval_data.is_some() && config.eval_data != config.data;
     let notes = data.doubt().into_iter().chain(data.beside(config.loss_mask)).filter(|_| own);
     notes.map(|note| note.replacen("data =", "eval-data =", 1)).collect()

@@ -23,11 +23,13 @@ use crate::plan::memory;
 use crate::recorder;
 use crate::run::measured;
 use crate::run::rank::{Export, News, RankEnd, RankResult, Ready, StageTimes};
+use crate::run::request::Answer;
 use crate::run::spawn;
 use crate::run::stop::Wish;
 use crate::run::totals::Totals;
 use crate::run::trace;
 use crate::telemetry::{Prometheus, Telemetry, header};
+use crate::trainer::costs;
 use crate::trainer::epoch::{Begin, Epoch};
 use crate::trainer::health::Health;
 use crate::trainer::recovery::{Recoveries, Remedy};
@@ -46,12 +48,16 @@ pub struct Steps<'a> {
     /// Of the replicas that are left, where some were lost.
     survivors: Option<Trainer>,
     lost_replicas: u64,
-    epoch: Epoch,
-    recoveries: Recoveries,
+    pub(super) epoch: Epoch,
+    pub(super) recoveries: Recoveries,
     /// Whether the step that was last told of waits for what is to follow.
-    unanswered: bool,
+    pub(super) unanswered: bool,
+    /// The step that was last told of, where all ranks wait after it.
+    pub(super) waits_after: Option<u64>,
+    /// What follows that step, where another one is asked for.
+    pub(super) wish: Wish,
     /// The program wants no more steps.
-    stops: bool,
+    pub(super) stops: bool,
     lock: Option<StoreLock>,
     /// That of the copies.
     copy_lock: Option<StoreLock>,
@@ -68,9 +74,9 @@ pub struct Steps<'a> {
     /// Why the run ends, where that is found out before all of it has.
     failed: Option<Error>,
     outcome: Option<Summary>,
-    over: bool,
+    pub(super) over: bool,
     health: Health,
-    span: Span,
+    pub(super) span: Span,
     export: Export,
 }
 
@@ -121,6 +127,8 @@ impl<'a> Steps<'a> {
             devices,
             recoveries,
             unanswered: false,
+            waits_after: None,
+            wish: Wish::GoOn,
             stops: false,
             lock,
             copy_lock,
@@ -134,7 +142,7 @@ impl<'a> Steps<'a> {
             failed: None,
             outcome: None,
             over: false,
-            health: Health::default(),
+            health: Health::new((!bp.own.masks_nothing).then_some(bp.model.vocabulary)),
             span,
             export,
         };
@@ -197,7 +205,7 @@ impl<'a> Steps<'a> {
     }
 
     /// What is run: with the replicas that are left.
-    fn trainer(&self) -> &Trainer {
+    pub(super) fn trainer(&self) -> &Trainer {
         self.survivors.as_ref().unwrap_or(self.trainer)
     }
 
@@ -266,12 +274,12 @@ impl<'a> Steps<'a> {
         Ok(evaluation.expect("ranks that end well have told it"))
     }
 
-    fn answer(&mut self, wish: Wish) {
+    pub(super) fn answer(&mut self, wish: Wish) {
         if std::mem::take(&mut self.unanswered)
             && let Some(answers) = &self.epoch.answers
         {
             // Where rank 0 has failed, nobody asks any more.
-            let _ = answers.send(wish);
+            let _ = answers.send(Answer::Follows(wish));
         }
     }
 
@@ -279,15 +287,18 @@ impl<'a> Steps<'a> {
     /// is no new step.
     pub(crate) fn next_step(&mut self) -> Option<StepMetrics> {
         let _in_run = self.span.clone().entered();
-        self.answer(Wish::GoOn);
+        self.waits_after = None;
+        let wish = std::mem::take(&mut self.wish);
+        self.answer(wish);
         loop {
             match self.epoch.ranks.next_news() {
-                Some(News::Step(metrics, _)) if self.recoveries.is_redone(&metrics) => {
+                Some(News::Step(metrics, ..)) if self.recoveries.is_redone(&metrics) => {
                     self.unanswered = true;
                     let stops = self.stops && self.recoveries.is_caught_up();
                     self.answer(if stops { Wish::Stop(0) } else { Wish::GoOn });
                 }
-                Some(News::Step(metrics, times)) => {
+                Some(News::Step(metrics, times, met)) => {
+                    self.waits_after = met.then_some(metrics.step);
                     self.see(&metrics, &times);
                     if self.stops {
                         // The ranks have failed since, and did not hear of it.
@@ -297,7 +308,8 @@ impl<'a> Steps<'a> {
                 }
                 // The ranks of another epoch are there.
                 Some(News::Ready(_)) => self.epoch.let_begin(),
-                Some(News::Evaluated(_)) => {}
+                // Asked for in rank 0's process alone.
+                Some(News::Evaluated(_) | News::Weights(_)) => {}
                 None if self.recovers() => {}
                 None => return None,
             }
@@ -313,6 +325,11 @@ impl<'a> Steps<'a> {
         self.times.merge(times);
         self.telemetry.write(metrics);
         if self.has_rank_0() {
+            if self.totals.steps() == 0
+                && let Some(text) = costs::remark(self.blueprint(), metrics)
+            {
+                warn!("{text}");
+            }
             let config = &self.trainer.blueprint.config;
             events::step(metrics, config.steps);
             // A test of rates is there to go too far.
@@ -326,7 +343,7 @@ impl<'a> Steps<'a> {
     }
 
     /// Where ranks have failed and may be brought together again, does so.
-    fn recovers(&mut self) -> bool {
+    pub(super) fn recovers(&mut self) -> bool {
         let ranks = &mut self.epoch.ranks;
         let Some(at) = ranks.failed_at().filter(|_| self.failed.is_none()) else { return false };
         let remedy = self.recoveries.remedy(ranks.failures(), at);
@@ -407,7 +424,7 @@ impl<'a> Steps<'a> {
 
     /// Once all ranks have ended: the summary and their results, or what went wrong.
     pub(crate) fn conclude(&mut self) -> Result<(Summary, Vec<RankResult>), Error> {
-        self.over = true;
+        (self.over, self.waits_after) = (true, None);
         let _in_run = self.span.clone().entered();
         let concluded = self.outcome_of_ranks();
         // Until now a signal is a wish to stop, which is under way: records are being written.

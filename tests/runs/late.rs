@@ -11,7 +11,7 @@ use zeropp::config::{
 };
 use zeropp::pipeline::ir::Action;
 use zeropp::pipeline::schedules::KINDS;
-use zeropp::{Config, Loss, Samples, StepMetrics, Trainer, TrainerBuilder};
+use zeropp::{Config, Loss, SampleError, Samples, StepMetrics, Trainer, TrainerBuilder};
 
 use crate::common::{Run, assert_same_bits, tiny};
 
@@ -42,13 +42,13 @@ impl Samples for Poisoned {
     fn vocabulary(&self) -> usize {
         256
     }
-    fn sample(&self, n: u64, tokens: usize) -> Vec<u32> {
+    fn sample(&self, n: u64, tokens: usize) -> Result<Vec<u32>, SampleError> {
         let token = |i: usize| (mixed(self.seed ^ n, i as u64) % 64) as u32;
         let mut sample: Vec<u32> = (0..tokens).map(token).collect();
         if mixed(self.seed, n).is_multiple_of(self.rare) {
             sample[1] = POISON;
         }
-        sample
+        Ok(sample)
     }
 }
 

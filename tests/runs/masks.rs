@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::common::{assert_same_bits, llama, run, text_file, tiny};
 use zeropp::config::{Order, Precision, Recompute, Tokenizer};
 use zeropp::data::LOSS_MASK_MAGIC;
-use zeropp::{Config, Samples, StepMetrics, Trainer, Weights};
+use zeropp::{Config, SampleError, Samples, StepMetrics, Trainer, Weights};
 
 /// A small run of which every line of its text is a document.
 fn by_lines(data: &Path) -> Config {
@@ -76,9 +76,9 @@ impl Samples for Given {
     fn vocabulary(&self) -> usize {
         64
     }
-    fn sample(&self, n: u64, tokens: usize) -> Vec<u32> {
+    fn sample(&self, n: u64, tokens: usize) -> Result<Vec<u32>, SampleError> {
         let sample = self.0[n as usize % self.0.len()].clone();
-        sample.into_iter().cycle().take(tokens).collect()
+        Ok(sample.into_iter().cycle().take(tokens).collect())
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::common::heard::warnings;
 use crate::common::tiny;
 use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
@@ -195,4 +196,54 @@ fn a_model_that_contradicts_the_settings_is_refused() {
         .model(gpt::build(config.gpt_shape(256)))
         .build()
         .expect("positions to spare");
+}
+
+/// Before, another rank was said to have called recv of 1024 elements, and this one send of 128.
+#[test]
+fn a_layer_with_an_output_of_another_shape_is_named_with_both_shapes() {
+    struct Narrow {
+        name: String,
+    }
+    impl Layer for Narrow {
+        fn name(&self) -> &str {
+            &self.name
+        }
+        fn parameters(&self) -> Vec<ParamSpec> {
+            Vec::new()
+        }
+        fn forward(&self, x: Tensor<3>, _: &LayerCx) -> Tensor<3> {
+            x.narrow(2, 0, 8)
+        }
+        fn cost(&self, _: BatchShape) -> LayerCost {
+            LayerCost::default()
+        }
+    }
+    for pp in [1, 2] {
+        let config = Config { pp, ..config() };
+        let narrow = |name: String| match name.as_str() {
+            "h.1.more" => Part::Layer(Arc::new(Narrow { name })),
+            _ => Part::Layer(Arc::new(Split { name, hidden: 16, is_split: true })),
+        };
+        let model = with_layers(&config, narrow);
+        let trainer = Trainer::builder(fitting(config)).model(model).build().unwrap();
+        let error = trainer.train(|_| ()).unwrap_err();
+        let said = "model: layer h.1.more gives [1, 8, 8], and [1, 8, 16] is what follows it takes";
+        assert!(error.to_string().starts_with(said), "pp {pp}: {error}");
+    }
+}
+
+/// Before, a layer that said nothing of its cost was predicted to keep nothing, without a word.
+#[test]
+fn a_layer_that_keeps_more_than_its_cost_says_is_told_of_after_the_first_step() {
+    let told = |model: Model| {
+        let trainer = Trainer::builder(fitting(config())).model(model).build().unwrap();
+        warnings(|| trainer.train(|_| ()).unwrap()).1
+    };
+    let silent = told(split(&config(), true));
+    assert_eq!(silent.len(), 1, "once: {silent:?}");
+    let said = "step 1: a rank has kept more than the costs of its layers say (activation ";
+    let named =
+        "the cost of h.0.more, h.1.more, h.2.more, h.3.more is all zero; fill in Layer::cost";
+    assert!(silent[0].starts_with(said) && silent[0].contains(named), "{silent:?}");
+    assert_eq!(told(stock(&config())), [""; 0], "of stock modules the meter counts the input");
 }

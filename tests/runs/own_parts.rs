@@ -2,13 +2,15 @@
 //! any mesh.
 
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::{DType, Int, Tensor, activation::log_softmax};
 
 use crate::common::{Run, assert_same_bits, run, text_file, tiny};
-use zeropp::config::{Decay, Order, Precision, Resume};
+use zeropp::config::{Decay, OptimizerSync, Order, Precision, Resume};
 use zeropp::optimizer::{Elements, Parameter, StepScale, UpdateRule};
-use zeropp::{Config, Loss, Samples, Trainer, TrainerBuilder};
+use zeropp::pipeline::schedules::{Shape, generate};
+use zeropp::{Config, Loss, SampleError, Samples, Trainer, TrainerBuilder};
 
 fn outcome(builder: TrainerBuilder) -> Run {
     let trainer = builder.build().expect("a good run");
@@ -31,9 +33,9 @@ impl Samples for Text {
     fn vocabulary(&self) -> usize {
         256
     }
-    fn sample(&self, n: u64, tokens: usize) -> Vec<u32> {
+    fn sample(&self, n: u64, tokens: usize) -> Result<Vec<u32>, SampleError> {
         let start = n as usize * (tokens - 1);
-        (start..start + tokens).map(|i| u32::from(self.0[i % self.0.len()])).collect()
+        Ok((start..start + tokens).map(|i| u32::from(self.0[i % self.0.len()])).collect())
     }
 }
 
@@ -52,7 +54,7 @@ fn own_data_is_the_same_as_a_file_of_it_on_any_mesh() {
 }
 
 /// Samples that are wrong from a number on.
-struct Wrong(fn(usize) -> Vec<u32>);
+struct Wrong(fn(usize) -> Result<Vec<u32>, SampleError>);
 
 impl Samples for Wrong {
     fn name(&self) -> &str {
@@ -61,21 +63,184 @@ impl Samples for Wrong {
     fn vocabulary(&self) -> usize {
         10
     }
-    fn sample(&self, n: u64, tokens: usize) -> Vec<u32> {
-        if n < 4 { vec![0; tokens] } else { (self.0)(tokens) }
+    fn sample(&self, n: u64, tokens: usize) -> Result<Vec<u32>, SampleError> {
+        if n < 4 { Ok(vec![0; tokens]) } else { (self.0)(tokens) }
     }
 }
 
 #[test]
 fn a_sample_that_is_none_ends_the_run_with_its_number() {
     for (samples, problem) in [
-        (Wrong(|tokens| vec![0; tokens - 1]), "data = wrong: sample 4 has 8 tokens, and 9 were"),
-        (Wrong(|tokens| vec![10; tokens]), "sample 4 has token id 10, which is not below 10"),
+        (Wrong(|tokens| Ok(vec![0; tokens - 1])), "wrong: sample 4 has 8 tokens, and 9 were"),
+        (Wrong(|tokens| Ok(vec![10; tokens])), "sample 4 has token id 10, which is not below 10"),
+        (Wrong(|_| Err("no database".into())), "wrong: sample 4 cannot be had (no database)"),
     ] {
         let trainer = Trainer::builder(small()).data(samples).build().unwrap();
         let error = trainer.train(|_| ()).unwrap_err().to_string();
         assert!(error.contains(problem), "{error}");
     }
+}
+
+/// Before, validation data could be named by the settings alone.
+#[test]
+fn own_samples_are_validated_on_as_a_file_of_them_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = text_file(&dir, 5000);
+    let text = std::fs::read(&path).unwrap();
+    let base = Config { eval_every: 3, eval_steps: 2, ..small() };
+    let base = Config { micro_batches: Some(4), unit: Some(2), ..base };
+    let reference = run(Config { eval_data: Some(path), ..base.clone() });
+    let losses = |run: &Run| -> Vec<(u64, u64)> {
+        run.steps.iter().filter_map(|s| Some((s.step, s.eval?.loss.to_bits()))).collect()
+    };
+    let own = |config: Config| Trainer::builder(config).eval_data(Text(text.clone()));
+    for pp in [1, 2] {
+        let ours = outcome(own(Config { pp, ..base.clone() }));
+        assert_same_bits(&reference, &ours, &format!("own validation, pp {pp}"));
+        assert_eq!(losses(&reference), losses(&ours));
+        assert_eq!(losses(&ours).iter().map(|(step, _)| *step).collect::<Vec<_>>(), [3, 6]);
+    }
+    let refused = |config: Config| own(config).build().err().expect("refused").to_string();
+    let no_end = refused(Config { eval_steps: 0, ..base.clone() });
+    assert!(no_end.starts_with("eval-steps = 0: a program's own samples have no end"), "{no_end}");
+    let dead = Trainer::builder(base).eval_data(Wrong(|_| Err("no database".into())));
+    let dead = dead.build().unwrap().train(|_| ()).unwrap_err().to_string();
+    assert!(dead.contains("wrong: sample 4 cannot be had (no database)"), "{dead}");
+}
+
+/// Before, a loop of a program's own saw figures of the steps alone.
+#[test]
+fn between_two_steps_a_program_has_weights_evaluates_and_saves_and_no_bit_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = std::fs::read(text_file(&dir, 5000)).unwrap();
+    for (pp, zero3) in [(1, 1), (2, 2)] {
+        let base = Config { pp, zero3, unit: Some(2), micro_batches: Some(4), ..small() };
+        let undisturbed = run(base.clone());
+        let folder = dir.path().join(format!("pp {pp}"));
+        let config =
+            Config { save: Some(folder.clone()), save_every: 0, eval_steps: 1, ..base.clone() };
+        let trainer = Trainer::builder(config).eval_data(Text(text.clone())).build().unwrap();
+        let mut steps = trainer.steps().unwrap();
+        let none = steps.weights().unwrap_err().to_string();
+        assert!(none.contains("no step was seen yet"), "{none}");
+        let (mut seen, mut weights) = (Vec::new(), Vec::new());
+        while let Some(step) = steps.next() {
+            let step = step.unwrap();
+            weights.push(steps.weights().unwrap());
+            if step.step == 3 {
+                let evaluation = steps.evaluate().unwrap();
+                assert_eq!(steps.evaluate().unwrap().loss.to_bits(), evaluation.loss.to_bits());
+                assert!(evaluation.loss.is_finite() && evaluation.tokens > 0);
+                steps.save().unwrap();
+            }
+            seen.push(step);
+        }
+        let ended = steps.weights().unwrap_err().to_string();
+        assert!(ended.contains("the run has ended"), "{ended}");
+        let summary = steps.finish().unwrap();
+        let ours = Run { steps: seen, summary, weights: weights.pop().unwrap() };
+        assert_same_bits(&undisturbed, &ours, &format!("pp {pp}"));
+        assert_ne!(weights[2], weights[3]);
+        // The weights of step 3 are those that were saved after it.
+        let begun = Config { init_from: Some(folder.join("step-000003")), ..base.clone() };
+        let begun = Config { steps: 1, warmup: Some(0), lr: 0.0, weight_decay: 0.0, ..begun };
+        assert_eq!(run(begun).weights, weights[2]);
+        assert!(folder.join("step-000006").is_dir(), "the last one, as always");
+    }
+    let trainer = Trainer::new(small()).unwrap();
+    let mut steps = trainer.steps().unwrap();
+    steps.next().unwrap().unwrap();
+    let (save, evaluate) = (steps.save().unwrap_err(), steps.evaluate().unwrap_err());
+    assert!(save.to_string().contains("the run saves nowhere"), "{save}");
+    assert!(evaluate.to_string().contains("nothing is measured"), "{evaluate}");
+}
+
+/// With late updates ranks go on before a step is seen; where text is due they wait for it.
+#[test]
+fn with_late_updates_weights_are_there_after_steps_that_ranks_wait_after() {
+    let config = Config {
+        pp: 2,
+        optimizer_sync: OptimizerSync::Late,
+        sample_every: 3,
+        prompt: Some("a".into()),
+        ..small()
+    };
+    let undisturbed = run(config.clone());
+    let trainer = Trainer::new(config).unwrap();
+    let mut steps = trainer.steps().unwrap();
+    let mut losses = Vec::new();
+    while let Some(step) = steps.next() {
+        let step = step.unwrap();
+        match (step.step % 3, steps.weights()) {
+            (0, weights) => assert!(weights.unwrap() != undisturbed.weights || step.step == 6),
+            (_, Err(error)) => assert!(error.to_string().contains("optimizer-sync = late")),
+            (_, Ok(_)) => panic!("ranks are in the next step already"),
+        }
+        losses.push(step.loss.to_bits());
+    }
+    let before: Vec<u64> = undisturbed.steps.iter().map(|step| step.loss.to_bits()).collect();
+    assert_eq!(losses, before);
+}
+
+/// A rank that fails while a program waits for an evaluation comes back to it.
+#[test]
+fn a_recovery_comes_back_to_what_was_asked_between_two_steps() {
+    struct Dies(Text, AtomicBool);
+    impl Samples for Dies {
+        fn name(&self) -> &str {
+            self.0.name()
+        }
+        fn vocabulary(&self) -> usize {
+            256
+        }
+        fn sample(&self, n: u64, tokens: usize) -> Result<Vec<u32>, SampleError> {
+            let dies = n == 7 && !self.1.swap(true, Ordering::SeqCst);
+            assert!(!dies, "a rank that fails once");
+            self.0.sample(n, tokens)
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let text = std::fs::read(text_file(&dir, 5000)).unwrap();
+    let evaluated = |dies: bool| {
+        let save = Some(dir.path().join(format!("dies {dies}")));
+        let config = Config { save, save_every: 1, eval_steps: 2, max_recoveries: 1, ..small() };
+        let data = Dies(Text(text.clone()), AtomicBool::new(!dies));
+        let trainer = Trainer::builder(config).eval_data(data).build().unwrap();
+        let mut steps = trainer.steps().unwrap();
+        let third = steps.by_ref().nth(2).unwrap().unwrap();
+        let loss = steps.evaluate().unwrap().loss;
+        let weights = steps.weights().unwrap();
+        let left: Vec<u64> = steps.by_ref().map(|step| step.unwrap().loss.to_bits()).collect();
+        let recoveries = steps.finish().unwrap().recoveries;
+        ((third.step, loss.to_bits(), weights, left), recoveries)
+    };
+    let (undisturbed, none) = evaluated(false);
+    let (recovered, one) = evaluated(true);
+    assert!(undisturbed == recovered, "to the same bits");
+    assert_eq!((none, one, undisturbed.3.len()), (0, 1, 3));
+}
+
+/// Before, a schedule that a program had made went through a file.
+#[test]
+fn a_schedule_of_a_program_s_own_trains_as_one_from_a_file() {
+    let shape = Shape { pp: 2, virtual_stages: 1, micro_batches: 4, unit: 4 };
+    let own = generate("zb-h1", &shape).unwrap();
+    let base = Config { pp: 2, micro_batches: None, unit: None, ..small() };
+    let reference = run(Config {
+        schedule: "zb-h1".into(),
+        virtual_stages: Some(1),
+        micro_batches: Some(4),
+        ..base.clone()
+    });
+    let builder = Trainer::builder(base.clone()).schedule(own.clone());
+    assert_same_bits(&reference, &outcome(builder), "own schedule");
+    let three = Trainer::builder(Config { pp: 3, ..base.clone() }).schedule(own.clone());
+    let error = three.build().err().expect("another mesh").to_string();
+    assert_eq!(error, "pp = 3: zb-h1.json is for 2 ranks; use 2, or another file");
+    let mut broken = own;
+    broken.ranks[0].pop();
+    let error = Trainer::builder(base).schedule(broken).build().err().expect("no W").to_string();
+    assert!(error.starts_with("schedule = zb-h1.json: "), "{error}");
 }
 
 struct CrossEntropy;

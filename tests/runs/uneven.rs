@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use zeropp::Samples;
 use zeropp::config::{Activation, OptimizerSync, Precision, Recompute, Resume};
 use zeropp::pipeline::costs::Table;
 use zeropp::pipeline::schedules::{KINDS, StagesPerRank};
 use zeropp::pipeline::simulate::Costs;
 use zeropp::{Config, Trainer, emulate};
+use zeropp::{SampleError, Samples};
 
 use crate::common::{Run, assert_same_bits, run, run_saving_all, text_file, tiny};
 use crate::oracle;
@@ -120,7 +120,7 @@ impl Samples for Known {
     fn vocabulary(&self) -> usize {
         50
     }
-    fn sample(&self, n: u64, tokens: usize) -> Vec<u32> {
+    fn sample(&self, n: u64, tokens: usize) -> Result<Vec<u32>, SampleError> {
         let thread = std::thread::current();
         if let Some(name) = thread.name().filter(|name| name.starts_with("rank ")) {
             let mut all = self.0.lock();
@@ -129,7 +129,7 @@ impl Samples for Known {
                 readers.push(name.to_owned());
             }
         }
-        (0..tokens as u64).map(|i| ((n * 7 + i * (1 + n % 5)) % 50) as u32).collect()
+        Ok((0..tokens as u64).map(|i| ((n * 7 + i * (1 + n % 5)) % 50) as u32).collect())
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
-use zeropp::{config_of, is_model, with_model_of_weights};
+use zeropp::{config_of, is_model, with_model_of_checkpoint, with_model_of_weights};
 
 use crate::Failure;
 use crate::fit::check_tokens;
@@ -279,7 +279,10 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
     let given = given(matches.get_one::<PathBuf>("config"), &flags);
     let from_file = from_file.without(&undone).map_err(Failure::bad_input)?;
     let config = from_file.with(flags).map_err(Failure::bad_input)?;
-    let mut config = with_model_of_weights(config, &given)?;
+    let mut config = match with_model_of_checkpoint(&config, &given)? {
+        Some(resumed) => resumed,
+        None => with_model_of_weights(config, &given)?,
+    };
     check_data(&config, given.contains("tokenizer"))?;
     // A Rust program is asked first; whoever runs the command wants to know why it failed.
     config.flight_dir.get_or_insert_with(|| PathBuf::from(FLIGHT_DIR));

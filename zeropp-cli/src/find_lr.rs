@@ -11,14 +11,14 @@ use crate::output::write;
 use crate::pace::Pace;
 use crate::plot::chart::{self, Curve, Mark, Panel, Scale};
 use crate::plot::look::Look;
-use crate::plot::running_mean;
+use crate::plot::smoothed;
 use crate::progress::Progress;
 use crate::trial::writing_nothing;
 
 /// Where the curve is drawn, and its numbers.
 pub(crate) const PAGE: &str = "find-lr.html";
 pub(crate) const ROWS: &str = "find-lr.csv";
-/// The running mean is over so many steps at least, and over this part of all.
+/// The curve is smoothed over so many steps on both sides at least, and over this part of all.
 const SMOOTHED_MIN: usize = 5;
 const SMOOTHED_PART: usize = 20;
 /// Beyond so many times the lowest loss nothing is to be learned.
@@ -42,7 +42,7 @@ pub(crate) fn test_of(config: Config) -> Config {
 
 /// Runs the test, draws it, and says which rate it suggests.
 pub(crate) fn run(config: &Config, trainer: &Trainer, voice: Voice) -> Result<(), Failure> {
-    let pace = Pace::new(config.steps, config.log_every);
+    let pace = Pace::new(config.steps, config.log_every).on(config);
     let quiet = !voice.steps || voice.json;
     let mut progress = Progress::new(pace, (config.steps, 0), !voice.json, quiet);
     let mut test = Test::new(config.steps as usize);
@@ -66,6 +66,8 @@ pub(crate) fn run(config: &Config, trainer: &Trainer, voice: Voice) -> Result<()
 
 /// Rates and the losses at them.
 struct Test {
+    /// Those of the whole test.
+    steps: usize,
     points: Vec<(f64, f64)>,
     over: usize,
     lowest: f64,
@@ -83,19 +85,20 @@ struct Found {
 impl Test {
     fn new(steps: usize) -> Test {
         let over = (steps / SMOOTHED_PART).max(SMOOTHED_MIN);
-        Test { points: Vec::new(), over, lowest: f64::INFINITY }
+        Test { steps, points: Vec::new(), over, lowest: f64::INFINITY }
     }
 
     /// Takes a step; whether the next one can tell more.
     fn add(&mut self, rate: f64, loss: f64) -> bool {
         self.points.push((rate, loss));
-        let now = self.smooth().last().map_or(f64::NAN, |last| last.1);
+        let last = &self.points[self.points.len().saturating_sub(self.over)..];
+        let now = last.iter().map(|point| point.1).sum::<f64>() / last.len() as f64;
         self.lowest = self.lowest.min(now);
-        loss.is_finite() && now <= BEYOND * self.lowest
+        now.is_finite() && now <= BEYOND * self.lowest
     }
 
     fn smooth(&self) -> Vec<(f64, f64)> {
-        running_mean(&self.points, self.over)
+        smoothed(&self.points, self.over)
     }
 
     fn found(&self) -> Option<Found> {
@@ -105,7 +108,7 @@ impl Test {
             let (a, b) = (smooth[i - ASIDE], smooth[i + ASIDE]);
             (b.1 - a.1) / (b.0 / a.0).ln()
         };
-        // Means of the first few steps are as rough as they.
+        // At its ends the curve is of fewer points, and rougher.
         let first = self.over.max(ASIDE);
         let last = lowest.min(smooth.len().saturating_sub(ASIDE + 1));
         let steepest = (first..=last).min_by(|a, b| slope(a).total_cmp(&slope(b)))?;
@@ -115,11 +118,14 @@ impl Test {
 
     fn verdict(&self) -> String {
         let (first, last) = (self.points[0].0, self.points[self.points.len() - 1].0);
+        let steps = self.steps;
         match self.found() {
             Some(Found { steepest, lowest }) => format!(
                 "between learning rates {first:.1e} and {last:.1e} the loss falls fastest at \
                  {steepest:.1e} and is lowest at {lowest:.1e}\nsuggestion: --lr {steepest:.1e} (a \
-                 tenth of the rate with the lowest loss is {:.1e})",
+                 tenth of the rate with the lowest loss is {:.1e})\nthis is of a test of {steps} \
+                 steps: a longer one has learned more before it comes to a rate, so that the loss \
+                 falls fastest at a lower one; compare tests of as many steps",
                 lowest / 10.0
             ),
             None => format!(
@@ -148,7 +154,7 @@ impl Test {
         };
         let curves = vec![
             curve("a step", self.points.clone(), Mark::Faint),
-            curve("running mean", self.smooth(), Mark::Line),
+            curve("smoothed", self.smooth(), Mark::Line),
         ];
         let mark = self.found().map(|f| (f.steepest, format!("{:.1e}", f.steepest)));
         let panel = Panel {
@@ -185,12 +191,15 @@ mod tests {
 
     #[test]
     fn the_suggestion_is_where_the_loss_falls_fastest() {
-        for (fastest, noise) in [(1e-4, 0.0), (1e-3, 0.05), (3e-3, 0.0)] {
+        for (fastest, noise) in [(1e-4, 0.0), (1e-3, 0.05), (3e-3, 0.0), (1e-2, 0.02)] {
             let test = test(fastest, noise);
             let found = test.found().unwrap();
-            // The running mean comes a few steps, of a fifth each, late.
+            // A step is a fifth more.
             let off = found.steepest / fastest;
-            assert!((0.5..6.0).contains(&off), "{fastest}: {found:?}");
+            assert!((0.8..1.25).contains(&off), "{fastest}: {found:?}");
+            let raw = test.points.iter().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap().0;
+            let off = found.lowest / raw;
+            assert!((0.6..1.45).contains(&off), "{fastest}: {found:?}, in the data {raw}");
             assert!(found.lowest > found.steepest, "{found:?}");
             assert!(test.points.len() < 100, "it ends where the loss has risen far");
             assert!(test.verdict().contains(&format!("--lr {:.1e}", found.steepest)));

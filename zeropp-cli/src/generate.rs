@@ -15,7 +15,7 @@ use zeropp_core::files::escaped;
 use crate::args::{ema, trained_model};
 use crate::tokenize::{absent, program};
 use crate::values::whole;
-use crate::{Failure, stdout};
+use crate::{Failure, stderr, stdout};
 
 /// How often is shown what is written.
 const LOOK: Duration = Duration::from_millis(200);
@@ -138,7 +138,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     // What is there already is shown, to a terminal and into a pipe: the rest may take long.
     let mut shown = String::new();
     let how = (count("max-tokens"), &sampling);
-    let text = written(&config, &words, prompt, how, |text| {
+    let mut generator = Generator::new(&config)?;
+    let Written { text, end } = written(&mut generator, &words, prompt, how, |text| {
         let Some(new) = text.strip_prefix(&*shown) else { return };
         stdout::print(escaped(new).as_bytes());
         shown.push_str(new);
@@ -146,20 +147,30 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     // Where a tokenizer has made other text of more tokens, that stands below what was shown.
     let rest = text.strip_prefix(&*shown).map_or_else(|| format!("\n{text}"), str::to_owned);
     stdout::print(format!("{}\n", escaped(&rest)).as_bytes());
+    if let Some(why) = end {
+        stderr::tell(&why);
+    }
     Ok(())
 }
 
-/// `prompt`, and up to `most` tokens that the model of `config` writes behind it. While it writes,
+/// What a model has written.
+pub(crate) struct Written {
+    /// The prompt, and what follows it.
+    pub(crate) text: String,
+    /// Why it has fewer tokens than were asked for, in words.
+    pub(crate) end: Option<String>,
+}
+
+/// `prompt`, and up to `most` tokens that the model writes behind it. While it writes,
 /// `so_far` sees now and then what will stay the beginning of it.
 pub(crate) fn written(
-    config: &Config,
+    generator: &mut Generator,
     words: &Vocabulary,
     prompt: &str,
     (most, sampling): (usize, &Sampling),
     mut so_far: impl FnMut(&str),
-) -> Result<String, Failure> {
+) -> Result<Written, Failure> {
     let ids = words.ids(prompt)?;
-    let mut generator = Generator::new(config)?;
     let ends = generator.ends().to_vec();
     let (mut seen, mut next) = (Vec::new(), Instant::now() + LOOK);
     let until_the_end = |id: u32| {
@@ -180,8 +191,29 @@ pub(crate) fn written(
         ControlFlow::Continue(())
     };
     let mut written = generator.generate(&ids, most, sampling, until_the_end)?;
-    written.pop_if(|id| ends.contains(id));
-    Ok(format!("{prompt}{}", words.text_behind(&ids, &written)?))
+    let end = written.pop_if(|id| ends.contains(id));
+    let text = format!("{prompt}{}", words.text_behind(&ids, &written)?);
+    let end = (end.is_some() || written.len() < most)
+        .then(|| early_end((end, generator.positions()), (ids.len(), written.len()), most));
+    Ok(Written { text, end })
+}
+
+/// Why a text ends before it has the `most` tokens of its limit: at a token that ends it, or where
+/// the model has no more positions.
+fn early_end(
+    (end, positions): (Option<u32>, Option<usize>),
+    (prompt, written): (usize, usize),
+    most: usize,
+) -> String {
+    let why = match (end, positions) {
+        (Some(id), _) => format!("the model ended it with its end-of-text token (id {id})"),
+        (None, Some(n)) => format!(
+            "the model has {n} positions, which the prompt's {prompt} tokens and these fill; a \
+             model trained with a larger seq writes longer texts"
+        ),
+        (None, None) => "it was cut off".into(),
+    };
+    format!("ended after {written} of at most {most} tokens: {why}")
 }
 
 /// How text becomes token ids and back.
@@ -265,4 +297,18 @@ fn call(tokenizer: &Path, args: &[&str], input: &str) -> Result<String, Failure>
         return Err(Failure { message: String::new(), code });
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_early_end_is_the_model_s_token_or_its_last_position() {
+        let by_token = early_end((Some(2), Some(64)), (3, 5), 20);
+        let begins = "ended after 5 of at most 20 tokens: the model ended it with its end-of-text";
+        assert!(by_token.starts_with(begins) && by_token.ends_with("(id 2)"), "{by_token}");
+        let full = early_end((None, Some(64)), (6, 59), 150);
+        assert!(full.contains("the model has 64 positions, which the prompt's 6 tokens"), "{full}");
+    }
 }

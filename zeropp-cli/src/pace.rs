@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use zeropp::StepMetrics;
+use zeropp::{Config, StepMetrics};
 
 use crate::figures::{duration, grouped, percent};
 
@@ -16,6 +16,8 @@ pub(crate) struct Pace {
     steps: u64,
     /// Steps from one line to the next; none for a line a second.
     every: Option<u64>,
+    /// Whether a rank waits for no other within a step, so that there is no bubble to tell of.
+    alone: bool,
     /// When the last line came; none before the first.
     last_line: Option<Instant>,
     /// Sum and number of the losses since, of steps that had one.
@@ -36,6 +38,7 @@ impl Pace {
         Pace {
             steps,
             every,
+            alone: false,
             last_line: None,
             losses: (0.0, 0),
             mean: None,
@@ -43,6 +46,16 @@ impl Pace {
             last_step: None,
             each_s: None,
         }
+    }
+
+    /// The same, of the ranks of `config`.
+    pub(crate) fn on(self, config: &Config) -> Pace {
+        Pace { alone: is_alone(config), ..self }
+    }
+
+    /// The same run, with a line every `every` steps.
+    pub(crate) fn every(&self, every: u64) -> Pace {
+        Pace { alone: self.alone, ..Pace::new(self.steps, Some(every)) }
     }
 
     /// Takes a step that was done at `now`; its line, if it has one.
@@ -93,18 +106,25 @@ impl Pace {
             0 => "loss - (no token was scored)".into(),
             _ => mean_loss(sum / steps as f64, steps, ""),
         };
+        let bubble = (!self.alone).then(|| format!("  bubble {}", percent(m.bubble)));
         let left = self.left_s(m.step).map(|s| format!("  {} left", duration(s)));
         Some(format!(
-            "step {}/{}  {loss}  norm {:.3}  lr {:.2e}  {} tokens/s  bubble {}{}",
+            "step {}/{}  {loss}  norm {:.3}  lr {:.2e}  {} tokens/s{}{}",
             m.step,
             self.steps,
             m.grad_norm,
             m.lr,
             grouped(m.tokens_per_s.round() as u64),
-            percent(m.bubble),
+            bubble.unwrap_or_default(),
             left.unwrap_or_default(),
         ))
     }
+}
+
+/// Whether ranks share neither a pipeline nor a stage: then no gather moves anything, and no rank
+/// waits for another one within a step.
+pub(crate) fn is_alone(config: &Config) -> bool {
+    config.pp * config.zero3 == 1
 }
 
 /// A loss, and of how many steps it is the mean where it is one; `from` is what it was before.

@@ -5,18 +5,22 @@ use zeropp_core::meter::MemoryKind;
 use zeropp_core::metrics::RankPlan;
 
 use crate::figures::{bytes, count, grouped, percent, scaled, table};
+use crate::pace::is_alone;
 
 /// The plan in one line, for the head of a run.
 pub(crate) fn headline(config: &Config, plan: &Plan, check: &MemoryCheck) -> String {
     let unchecked = check.room.is_none() && !config.no_memory_check;
     let memory = if unchecked { format!("\nnote: memory: {check}") } else { String::new() };
+    let units = match is_alone(config) {
+        true => String::new(),
+        false => format!(", units of {}", units(&plan.units)),
+    };
     format!(
-        "{}; {} parameters; {} with {} a rank, units of {}\ncosts {}{}{memory}",
+        "{}; {} parameters; {} with {} a rank{units}\ncosts {}{}{memory}",
         mesh(config, plan),
         scaled(plan.parameters as f64),
         plan.schedule,
         count(plan.virtual_stages, "stage"),
-        units(&plan.units),
         plan.costs,
         notes(plan),
     )
@@ -40,6 +44,9 @@ pub(crate) fn text(config: &Config, plan: &Plan, check: &MemoryCheck) -> String 
         ("costs", plan.costs.clone()),
         ("memory", memory_here(check)),
     ];
+    if is_alone(config) {
+        facts.retain(|(name, _)| !["schedule", "weights", "bubble"].contains(name));
+    }
     facts.extend(plan.evaluation.as_ref().map(|eval| ("eval", evaluation(plan, eval))));
     let facts: Vec<_> = facts.iter().map(|(name, fact)| format!("{name:8}  {fact}")).collect();
     format!(

@@ -19,10 +19,10 @@ use crate::plot::chart::{Curve, Mark, Panel, Scale};
 use crate::plot::look::Look;
 
 const ABOUT: &str = "Draw the losses and learning rates of runs\n\n\
-Reads files that `zeropp run --metrics run.jsonl` wrote and draws the loss of each step with its \
-running mean, the validation loss, the gradient norm and the learning rate, each run in a colour, \
-and below them what `--log-layers` has of each layer, in the layers' colours. Where there are \
-more than eight, dashes tell them apart, too. \
+Reads files that `zeropp run --metrics run.jsonl` wrote and draws the loss of each step with a \
+smoothed curve, the validation loss, the gradient norm and the learning rate, each run in a \
+colour, and below them what `--log-layers` has of each layer, in the layers' colours. Where there \
+are more than eight, dashes tell them apart, too. \
 A name that ends in .svg gets a picture, any other name a page; both follow the reader's light or \
 dark theme.";
 
@@ -33,11 +33,11 @@ Examples:
 
 Exit codes: 0 done, 2 bad input (nothing was written).";
 
-/// From how many steps on a loss is shown with a running mean.
+/// From how many steps on a loss is shown with a smoothed curve.
 const SMOOTHED_FROM: usize = 60;
 /// Longest line of a file of metrics: a step with figures of 100,000 layers has less.
 const LINE_MAX: u64 = 16 << 20;
-/// The running mean is over about a fiftieth of the steps.
+/// It is over about a fiftieth of the steps on both sides.
 const SMOOTHED_PART: usize = 50;
 
 /// The flags of `zeropp plot`.
@@ -210,7 +210,7 @@ fn panels(runs: &[Run], scale: Scale) -> Vec<Panel> {
             match smooth && points.len() >= SMOOTHED_FROM {
                 true => vec![
                     curve(points.clone(), Mark::Faint),
-                    curve(running_mean(&points, points.len() / SMOOTHED_PART), Mark::Line),
+                    curve(smoothed(&points, points.len() / SMOOTHED_PART), Mark::Line),
                 ],
                 false => vec![curve(points, Mark::Line)],
             }
@@ -250,15 +250,29 @@ fn layer_panels(runs: &[Run]) -> impl Iterator<Item = Panel> {
     panels.filter(|panel| !panel.curves.is_empty())
 }
 
-/// The exponential running mean over about `over` points, without the bias of its beginning.
-pub(crate) fn running_mean(points: &[(f64, f64)], over: usize) -> Vec<(f64, f64)> {
-    let keeps = 1.0 - 1.0 / over.max(1) as f64;
-    let (mut sum, mut weight) = (0.0, 0.0);
-    let smooth = points.iter().filter(|point| point.1.is_finite()).map(|(x, y)| {
-        (sum, weight) = (keeps * sum + y, keeps * weight + 1.0);
-        (*x, sum / weight)
-    });
-    smooth.collect()
+/// The curve without its noise: at each point the straight line through those `aside` of it on both
+/// sides, of which near ones count more. So it has no lag: it falls, turns and rises where the data
+/// does, also at its ends. Points that are not finite are left out.
+pub(crate) fn smoothed(points: &[(f64, f64)], aside: usize) -> Vec<(f64, f64)> {
+    let points: Vec<_> = points.iter().filter(|point| point.1.is_finite()).collect();
+    let aside = aside.max(1);
+    let at = |i: usize| {
+        let near = i.saturating_sub(aside)..points.len().min(i + aside + 1);
+        let (mut n, mut x, mut xx, mut y, mut xy) = (0.0, 0.0, 0.0, 0.0, 0.0);
+        for j in near {
+            let from_here = j as f64 - i as f64;
+            let weight = 1.0 - from_here.abs() / (aside + 1) as f64;
+            n += weight;
+            x += weight * from_here;
+            xx += weight * from_here * from_here;
+            y += weight * points[j].1;
+            xy += weight * from_here * points[j].1;
+        }
+        let spread = n * xx - x * x;
+        // A point that is alone.
+        if spread <= 0.0 { y / n } else { (xx * y - x * xy) / spread }
+    };
+    (0..points.len()).map(|i| (points[i].0, at(i))).collect()
 }
 
 #[cfg(test)]
@@ -266,14 +280,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_running_mean_begins_at_the_first_point_and_follows() {
-        let points: Vec<(f64, f64)> = (0..200).map(|i| (f64::from(i), 5.0)).collect();
-        assert!(running_mean(&points, 10).iter().all(|p| (p.1 - 5.0).abs() < 1e-12));
-        let jump: Vec<(f64, f64)> =
-            (0..200).map(|i| (f64::from(i), if i < 100 { 0.0 } else { 1.0 })).collect();
-        let mean = running_mean(&jump, 10);
-        assert!(mean[99].1 == 0.0 && (0.5..0.8).contains(&mean[109].1) && mean[199].1 > 0.99);
-        assert_eq!(running_mean(&[(1.0, f64::NAN), (2.0, 3.0)], 4), [(2.0, 3.0)]);
+    fn a_smoothed_curve_is_where_the_data_is_also_at_its_ends_and_turns() {
+        let curve = |y: fn(f64) -> f64| -> Vec<(f64, f64)> {
+            (0..200).map(|i| (f64::from(i), y(f64::from(i)))).collect()
+        };
+        let falls = curve(|x| 5.0 - 0.02 * x);
+        assert!(smoothed(&falls, 10).iter().zip(&falls).all(|(a, b)| (a.1 - b.1).abs() < 1e-9));
+        let noisy = curve(|x| (x - 120.0).powi(2) / 1000.0 + 0.2 * f64::from(x as u32 % 2));
+        let smooth = smoothed(&noisy, 10);
+        let lowest = smooth.iter().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+        assert!((lowest.0 - 120.0).abs() <= 2.0, "{lowest:?}");
+        let rough = |c: &[(f64, f64)]| c.windows(2).map(|w| (w[1].1 - w[0].1).abs()).sum::<f64>();
+        assert!(rough(&smooth) < 0.6 * rough(&noisy));
+        assert_eq!(smoothed(&[(1.0, f64::NAN), (2.0, 3.0)], 4), [(2.0, 3.0)]);
     }
 
     #[test]

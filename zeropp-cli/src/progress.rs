@@ -54,7 +54,7 @@ impl Progress {
             bar
         });
         *BAR.lock().expect("nobody panics with it") = bar.clone();
-        let in_file = log_file::is_open().then(|| Pace::new(steps, Some(1)));
+        let in_file = log_file::is_open().then(|| pace.every(1));
         Progress { bar, pace, in_file, steps, quiet }
     }
 

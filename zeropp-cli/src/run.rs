@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use zeropp::config::{ConfigError, EngineKind, Resume};
-use zeropp::{Config, Evaluation, Resumed, Stopped, Summary, Trainer};
+use zeropp::{Config, Evaluation, Resumed, Steps, Stopped, Summary, Trainer};
 use zeropp_core::metrics::JsonLines;
 
 use crate::args::Run;
@@ -151,28 +151,25 @@ fn train(
     // mpirun gives every rank a terminal, wherever its own output goes.
     let in_place = config.engine != EngineKind::Mpi;
     let mut progress = Progress::new(
-        Pace::new(config.steps, config.log_every),
+        Pace::new(config.steps, config.log_every).on(config),
         (config.steps, done.unwrap_or(0)),
         in_place && !voice.json,
         !voice.steps || voice.json,
     );
     let mut samples = Samples::new(config)?;
     let mut failed = None;
-    for step in &mut steps {
+    while let Some(step) = steps.next() {
         match step {
             Ok(step) => {
                 // A reader that has gone away has seen what it wanted.
                 on_stdout.take_if(|lines| !stdout::note(lines.write(&step)));
                 progress.step(&step);
-                show_sample(&mut samples, &progress, |samples| samples.after(step.step));
+                show_sample(&mut samples, &progress, step.step, (trainer, &mut steps));
             }
             Err(error) => failed = Some(error),
         }
     }
     let mean = progress.finish();
-    if failed.is_none() {
-        show_sample(&mut samples, &progress, Samples::ready);
-    }
     end(config, voice, mean, failed.map_or_else(|| steps.finish(), Err))
 }
 
@@ -249,10 +246,11 @@ fn begin_log(config: &Config) -> Result<(), Failure> {
 fn show_sample(
     samples: &mut Option<Samples>,
     progress: &Progress,
-    next: impl FnOnce(&mut Samples) -> Result<Option<(u64, String)>, Failure>,
+    step: u64,
+    run: (&Trainer, &mut Steps<'_>),
 ) {
-    match samples.as_mut().map(next) {
-        Some(Ok(Some((step, text)))) => progress.sample(step, &text),
+    match samples.as_ref().map(|samples| samples.after(step, run)) {
+        Some(Ok(Some(text))) => progress.sample(step, &text),
         Some(Err(failure)) => {
             tracing::warn!("no more text is shown: {}", failure.message);
             *samples = None;
@@ -266,7 +264,7 @@ fn conclude(config: &Config, summary: &Summary, mean: Option<(f64, u64)>) {
     // Of several processes this one knows its own cores only.
     let own = std::thread::available_parallelism().map_or(1, usize::from);
     let cores = if config.engine == EngineKind::Threads { own } else { usize::MAX };
-    say(format_args!("\n{}", summary::text(summary, (config.mesh().world(), cores), mean)));
+    say(format_args!("\n{}", summary::text(summary, (config, cores), mean)));
     if let Some(path) = &summary.checkpoint {
         say(format_args!("\ncheckpoint {}", path.display()));
     }
@@ -337,7 +335,7 @@ fn how_to_go_on(
 
 /// What a resumed run goes on from, and what is not as it was.
 fn going_on(resumed: &Resumed, steps: u64, no_lower: Option<u64>) -> String {
-    let Resumed { path, step, changed, .. } = resumed;
+    let Resumed { path, step, changed, kept_unit, .. } = resumed;
     let mut text = format!("resuming from {}: {step} of {steps} steps are done", path.display());
     if *step == steps {
         text.push_str("; nothing is left to do (a larger --steps goes on)");
@@ -348,6 +346,7 @@ fn going_on(resumed: &Resumed, steps: u64, no_lower: Option<u64>) -> String {
     if !changed.is_empty() {
         text.push_str(&format!("; changed: {}", changed.join(", ")));
     }
+    text.extend(kept_unit.iter().map(|cost| format!("; {cost}")));
     text
 }
 

@@ -1,20 +1,21 @@
 //! What a run ends with.
 
-use zeropp::Summary;
+use zeropp::{Config, Summary};
 use zeropp_core::meter::MemoryKind;
 
 use crate::figures::{bytes, count, duration, grouped, percent, scaled, table};
-use crate::pace::mean_loss;
+use crate::pace::{is_alone, mean_loss};
 
-/// The summary of a run on this many ranks, as threads of a machine with this many cores; `mean` is
-/// the loss of the last line, and of how many steps.
+/// The summary of a run of `config`, whose ranks are threads of a machine with this many cores;
+/// `mean` is the loss of the last line, and of how many steps.
 pub(crate) fn text(
     s: &Summary,
-    (ranks, cores): (usize, usize),
+    (config, cores): (&Config, usize),
     mean: Option<(f64, u64)>,
 ) -> String {
     let (loss, of) = mean.unwrap_or((s.last_loss, 1));
     let loss = mean_loss(loss, of, &format!("{:.4} to ", s.first_loss));
+    let ranks = config.mesh().world();
     let shared = if ranks > cores {
         format!(
             "\n{} share {}: waiting for a core counts as idle",
@@ -24,26 +25,35 @@ pub(crate) fn text(
     } else {
         String::new()
     };
+    let (bubbles, gathers) = match is_alone(config) {
+        true => Default::default(),
+        false => (
+            format!(
+                "bubble {} measured, {} simulated with the measured times, {} before the run\n\
+                 bubble_own_span {}, bubble_step {} measured{shared}\n",
+                percent(s.bubble),
+                percent(s.timed_bubble),
+                percent(s.predicted_bubble),
+                percent(s.bubble_own_span),
+                percent(s.bubble_step),
+            ),
+            format!(
+                "{} all-gathers and {} reduce-scatters per rank and unit\n",
+                scaled(s.all_gathers_per_unit),
+                scaled(s.reduce_scatters_per_unit),
+            ),
+        ),
+    };
     let beside = [saving(s), copying(s), going_back(s), recovering(s)].concat();
     format!(
         "{} in {}: {loss}\n{}\
-         {} tokens/s, {} of peak FLOP/s\n\
-         bubble {} measured, {} simulated with the measured times, {} before the run\n\
-         bubble_own_span {}, bubble_step {} measured{shared}\n{beside}\
-         {} all-gathers and {} reduce-scatters per rank and unit\n\n{}",
+         {} tokens/s, {} of peak FLOP/s\n{bubbles}{beside}{gathers}\n{}",
         count(s.steps as usize, "step"),
         duration(s.total_s),
         validation(s),
         grouped(s.tokens_per_s.round() as u64),
         percent(s.flops_util),
-        percent(s.bubble),
-        percent(s.timed_bubble),
-        percent(s.predicted_bubble),
-        percent(s.bubble_own_span),
-        percent(s.bubble_step),
-        scaled(s.all_gathers_per_unit),
-        scaled(s.reduce_scatters_per_unit),
-        memory(s),
+        memory(s, ranks),
     )
 }
 
@@ -114,7 +124,7 @@ fn validation(s: &Summary) -> String {
     )
 }
 
-fn memory(s: &Summary) -> String {
+fn memory(s: &Summary, ranks: usize) -> String {
     let mut rows =
         vec![vec!["Peak memory of a rank".into(), "predicted".into(), "measured".into()]];
     for kind in MemoryKind::ALL {
@@ -128,8 +138,10 @@ fn memory(s: &Summary) -> String {
     rows.push(["most at once".into()].into_iter().chain(at_once).collect());
     // What engines hold aside depends on who comes first, so nobody can predict it.
     let unknown = || "".to_owned();
-    rows.push(vec!["messages that came early".into(), unknown(), bytes(s.early_bytes)]);
-    rows.push(vec!["idle buffers, all ranks".into(), unknown(), bytes(s.idle_bytes)]);
+    if ranks > 1 {
+        rows.push(vec!["messages that came early".into(), unknown(), bytes(s.early_bytes)]);
+    }
+    rows.push(vec!["buffers kept for reuse, all ranks".into(), unknown(), bytes(s.idle_bytes)]);
     table(&rows)
 }
 
@@ -160,14 +172,20 @@ mod tests {
         s.early_bytes = 3072;
         (s.saves, s.save_blocked_s, s.save_cpu_s) = (4, 0.25, 1.5);
         (s.recoveries, s.steps_redone, s.recovery_s) = (1, 3, 0.5);
-        let alone = text(&s, (2, 2), Some((2.875, 9)));
+        let of = |pp: usize, zero3: usize| Config { pp, zero3, ..Config::default() };
+        let alone = text(&s, (&of(2, 1), 2), Some((2.875, 9)));
         let line = "40 steps in 52.1 s: loss 5.5452 to 2.8750 (mean of 9)";
         assert!(alone.lines().any(|l| l == line), "{alone}");
         assert!(!alone.contains("share"), "{alone}");
         let eval =
             |loss: f64| zeropp::Evaluation { loss, perplexity: loss.exp(), ..Default::default() };
         (s.last_eval, s.best_eval) = (Some((40, eval(2.5))), Some((30, eval(2.25))));
-        let text = text(&s, (32, 2), None);
+        let one = text(&s, (&of(1, 1), 2), None);
+        // Of a rank by itself nothing is said that others would have a part in.
+        for word in ["bubble", "gathers", "unit", "messages"] {
+            assert!(!one.contains(word), "{word} is in:\n{one}");
+        }
+        let text = text(&s, (&of(4, 8), 2), None);
         for line in [
             "40 steps in 52.1 s: loss 5.5452 to 2.7500",
             "validation loss 2.5000, perplexity 12.182 after step 40; the lowest 2.2500 after \
@@ -179,8 +197,8 @@ mod tests {
             "3 all-gathers and 2 reduce-scatters per rank and unit",
             "4 checkpoints: a rank was kept from its work for 0.2 s, and writing took 1.5 s of CPU",
             "1 recovery: 0.5 s from failure to the next step, 3 steps done again",
-            "activation                 2.00 KiB  1.00 KiB",
-            "messages that came early             3.00 KiB",
+            "activation                          2.00 KiB  1.00 KiB",
+            "messages that came early                      3.00 KiB",
         ] {
             assert!(text.lines().any(|l| l == line), "{line:?} is not in:\n{text}");
         }

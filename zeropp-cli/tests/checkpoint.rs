@@ -70,6 +70,45 @@ fn a_resumed_command_says_so_and_goes_on() {
     assert_eq!(bits(&at.join("m.jsonl")).len(), 6, "the metrics are as they were");
 }
 
+/// Before, a resume without the model's flags was refused with the shape of a tensor.
+#[test]
+fn a_resumed_run_takes_its_model_tokens_and_split_from_the_checkpoint() {
+    let dir = folder();
+    let at = dir.path();
+    let ids: Vec<u8> = (0..3000u16).flat_map(|i| (i * 37 % 300).to_le_bytes()).collect();
+    fs::write(at.join("ids.bin"), ids).unwrap();
+    let model = "--model llama --layers 3 --hidden 32 --heads 2 --kv-heads 1 --seq 16 --seed 5 \
+                 --vocab 320 --tokenizer u16 --split 9,1 --micro-batches 4 --unit 1";
+    let rest = "--data ids.bin --eval-every 4 --eval-steps 1 --steps 4";
+    let all = zeropp(at, &format!("{model} {rest} --metrics all.jsonl"));
+    assert_eq!(all.code, Some(0), "{}", all.err);
+    let first = format!("{model} {rest} --metrics m.jsonl --save ckpt --save-every 2");
+    assert_eq!(zeropp(at, &first).code, Some(0));
+    fs::remove_dir_all(at.join("ckpt/step-000004")).unwrap();
+    let resumed = zeropp(at, &format!("{rest} --metrics m.jsonl --save ckpt --resume --pp 2"));
+    assert_eq!(resumed.code, Some(0), "{}", resumed.err);
+    assert_eq!(bits(&at.join("m.jsonl")), bits(&at.join("all.jsonl")));
+    let validation = |out: &str| {
+        let at = out.find("validation loss").expect("measured");
+        out[at..].split("  ").next().unwrap().to_owned()
+    };
+    assert_eq!(validation(&resumed.out), validation(&all.out));
+    // What the checkpoint's unit costs on more ranks stands in the line of the resume.
+    let cost = "2 of 4 steps are done; pp = 2 (was 1) keeps the unit, so that no bit changes: \
+                unit = 1: a rank idles";
+    assert!(resumed.out.contains(cost), "{}", resumed.out);
+    for (flags, said) in [
+        ("--layers 4", "layers = 4: was 3; leave layers out, or use 3"),
+        ("--model gpt", "model = gpt: was llama; leave model out, or use llama"),
+        ("--heads 4", "heads = 4: was 2; leave heads out, or use 2"),
+        ("--tokenizer u32", "tokenizer = u32: was u16; leave tokenizer out, or use u16"),
+    ] {
+        let got = zeropp(at, &format!("{rest} --save ckpt --resume {flags}"));
+        assert_eq!(got.code, Some(2), "{flags}: {}{}", got.out, got.err);
+        assert!(got.err.contains(said), "{said} is not in: {}", got.err);
+    }
+}
+
 #[test]
 fn impossible_resumes_exit_with_code_2() {
     let dir = folder();
@@ -83,7 +122,10 @@ fn impossible_resumes_exit_with_code_2() {
     };
     expect("", "save = ckpt: no complete checkpoint to resume from (there is no such folder)");
     assert_eq!(zeropp(at, line).code, Some(0));
-    expect("--hidden 32", "h.0.attn.c_attn.bias is [96] in the model and [48] in the checkpoint");
+    expect(
+        "--hidden 32",
+        "does not fit this run: hidden = 32: was 16; leave hidden out, or use 16",
+    );
     let fewer = zeropp(at, "small.toml --steps 1 --save ckpt --resume");
     assert!(fewer.err.contains("steps = 1, but it has 2 behind it"), "{}", fewer.err);
     for file in ["manifest.json", "rank-00000.safetensors", "rank-00003.safetensors"] {

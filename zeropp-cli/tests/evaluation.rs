@@ -261,6 +261,21 @@ fn a_checkpoint_writes_the_same_text_again() {
     assert_ne!(write(&format!("{line} --temperature 1 --seed 2")), drawn);
 }
 
+/// Before, a text ended without a word where the model had no more positions.
+#[test]
+fn a_text_that_ends_before_its_limit_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = "run --layers 2 --hidden 16 --heads 2 --seq 8 --steps 1 --save saved";
+    assert_eq!(zeropp(dir.path(), line).code, Some(0));
+    let all = zeropp(dir.path(), "generate saved --prompt 12 --max-tokens 7");
+    assert_eq!((all.code, all.err.as_str()), (Some(0), ""));
+    let cut = zeropp(dir.path(), "generate saved --prompt 12 --max-tokens 150");
+    assert_eq!((cut.code, cut.out.as_str()), (Some(0), all.out.as_str()));
+    let why = "ended after 7 of at most 150 tokens: the model has 8 positions, which the prompt's \
+               2 tokens and these fill";
+    assert!(cut.err.starts_with(why), "{}", cut.err);
+}
+
 /// Before, a pipe got nothing before the end.
 #[test]
 fn a_text_is_shown_while_it_is_written() {

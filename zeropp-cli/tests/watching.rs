@@ -156,7 +156,9 @@ fn rows_and_events_have_every_step_and_go_on_with_the_run() {
 fn a_run_shows_what_its_model_writes() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    let line = format!("{SMALL} --metrics m.jsonl").replace("30", "8");
+    let line =
+        format!("{SMALL} --micro-batches 4 --unit 2 --metrics m.jsonl --log-every 1 --seed 7");
+    let line = line.replace("30", "8");
     let with = format!("{line} --save c --save-every 2 --sample-every 4 --prompt fn");
     let got = zeropp(at, &with);
     assert_eq!(got.code, Some(0), "{}\n{}", got.err, got.out);
@@ -169,14 +171,31 @@ fn a_run_shows_what_its_model_writes() {
         steps.map(|s| (s["loss"].to_string(), s["grad_norm"].to_string())).collect::<Vec<_>>()
     };
     let with = bits();
-    let told = |step: usize| got.out.contains(&format!("step {step}/8  the model writes\n  | fn"));
-    assert!(told(8), "the last one at the end:\n{}", got.out);
-    // What is shown is what the checkpoint writes.
-    let written = zeropp(at, "generate c/step-000008 --prompt fn --max-tokens 64");
-    let first = written.out.lines().next().unwrap();
-    assert!(got.out.contains(&format!("writes\n  | {first}")), "{}\n{}", got.out, written.out);
+    // Each text stands between its step's line and the next one's.
+    let lines: Vec<&str> = got.out.lines().collect();
+    let at_line = |start: &str| lines.iter().position(|l| l.starts_with(start)).expect(start);
+    for step in [4, 8] {
+        let text = at_line(&format!("step {step}/8  the model writes"));
+        assert!(lines[text + 1].starts_with("  | fn"), "{}", got.out);
+        assert!(text > at_line(&format!("step {step}/8  loss")), "{}", got.out);
+    }
+    assert!(at_line("step 4/8  the model writes") < at_line("step 5/8"), "{}", got.out);
+    // What is shown is what the checkpoint writes, drawn at the same temperature and seed.
+    let ask = "generate c/step-000008 --prompt fn --max-tokens 64 --temperature 0.8 --seed 7";
+    let written = zeropp(at, ask);
+    let text = written.out.trim_end().replace('\n', "\n  | ");
+    assert!(got.out.contains(&format!("writes\n  | {text}")), "{}\n{}", got.out, written.out);
+    let greedy = zeropp(at, "generate c/step-000008 --prompt fn --max-tokens 64");
+    assert_ne!(greedy.out, written.out, "it is drawn");
     assert_eq!(zeropp(at, &line).code, Some(0));
     assert_eq!(bits(), with, "no bit depends on it");
+    // Another layout, and nothing saved: the same texts.
+    let other = zeropp(at, &format!("{line} --sample-every 4 --prompt fn --pp 2"));
+    assert_eq!(bits(), with, "nor on the layout");
+    let texts = |out: &str| {
+        out.lines().filter(|l| l.starts_with("  | ")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(texts(&other.out), texts(&got.out), "{}{}", other.out, other.err);
 }
 
 #[test]

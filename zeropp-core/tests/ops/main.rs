@@ -3,6 +3,7 @@
 mod bound;
 #[path = "../common/cases.rs"]
 mod cases;
+mod check;
 #[path = "../common/close.rs"]
 mod close;
 mod common;

@@ -17,9 +17,9 @@ use parking_lot::Mutex;
 use zeropp_comm::groups::Groups;
 use zeropp_comm::{AllBytes, CommResult, CommStats, Communicator, InFlight, Pending};
 use zeropp_core::cpu_tensor;
-use zeropp_core::data::DataError;
 use zeropp_zero3::StepOutcome;
 
+use super::error::StepError;
 use super::{Worker, untag};
 use crate::ir::Message;
 use crate::simulate::Costs;
@@ -240,12 +240,12 @@ impl Worker for EmulatedWorker {
         stage: usize,
         _: usize,
         _: Option<Tensor<1>>,
-    ) -> Result<Option<Tensor<1>>, DataError> {
+    ) -> Result<Option<Tensor<1>>, StepError> {
         self.take(self.costs.stages[stage].f_ns);
         Ok((stage + 1 < self.stages).then(|| self.message()))
     }
 
-    fn recompute(&mut self, stage: usize, _: usize) -> Result<(), DataError> {
+    fn recompute(&mut self, stage: usize, _: usize) -> Result<(), StepError> {
         self.take(self.costs.stages[stage].r_ns);
         Ok(())
     }

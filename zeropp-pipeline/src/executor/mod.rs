@@ -5,6 +5,7 @@
 //! the computation between. No schedule has a special case here.
 
 pub mod emulated;
+mod error;
 mod graph;
 mod model;
 mod not_finite;
@@ -17,11 +18,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn::tensor::Tensor;
-use zeropp_comm::{CommError, CommResult, Communicator, Pending};
-use zeropp_core::data::DataError;
+use zeropp_comm::{CommResult, Communicator, Pending};
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_zero3::StepOutcome;
 
+pub use error::StepError;
 pub use model::{ModelWorker, WorkerOptions};
 pub use not_finite::{NotFinite, Value};
 pub use status::{ActionRecord, StatusBoard};
@@ -45,28 +46,7 @@ pub struct ExecutorError {
     pub source: StepError,
 }
 
-/// The errors of a step.
-#[derive(Debug, thiserror::Error)]
-pub enum StepError {
-    /// Something between ranks.
-    #[error(transparent)]
-    Comm(#[from] CommError),
-    /// Tokens that the model cannot be given, as an id that it has no row for.
-    #[error(transparent)]
-    Data(#[from] DataError),
-}
-
-impl StepError {
-    /// The error between ranks, if that is what ended the step.
-    pub fn between_ranks(&self) -> Option<&CommError> {
-        match self {
-            StepError::Comm(error) => Some(error),
-            StepError::Data(_) => None,
-        }
-    }
-}
-
-/// One rank's record of one step.
+/// What one rank did in one step.
 #[derive(Clone, Debug)]
 pub struct StepRecord {
     /// One span an action, in program order; times from the executor's epoch.

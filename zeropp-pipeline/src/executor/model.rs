@@ -15,6 +15,7 @@ use zeropp_core::split::{
 use zeropp_zero3::{LayerSums, Optimizer, ParamExport, ShardedStage, StepOutcome};
 
 use super::Worker;
+use super::error::StepError;
 use super::graph::{Graph, Output};
 use super::not_finite::{NotFinite, Search, Value};
 use super::tokens::TokenSource;
@@ -210,7 +211,7 @@ impl ModelWorker {
         micro_batch: usize,
         x: Option<Tensor<3>>,
         op: &OpCx,
-    ) -> Result<Output, DataError> {
+    ) -> Result<Output, StepError> {
         let (this, (source, step)) = (&self.stages[&stage], self.source());
         let mut x = x;
         for (i, (part, weights)) in this.parts.iter().zip(&this.weights).enumerate() {
@@ -224,8 +225,13 @@ impl ModelWorker {
                 Part::Layer(layer) => x = Some(layer.forward(hidden(x), &cx)),
                 Part::Head(head) => {
                     let (_, targets) = (source.tokens)(step, micro_batch)?;
-                    return Ok(Output::Loss(head.loss(hidden(x), targets, &cx)));
+                    let loss = head.loss(hidden(x), targets, &cx);
+                    check_shape(part.name(), loss.dims(), [1])?;
+                    return Ok(Output::Loss(loss));
                 }
+            }
+            if let Some(y) = &x {
+                check_shape(part.name(), y.dims(), self.options.dims)?;
             }
             if let (Some(watched), Some(y)) = (&self.watched, &x) {
                 watched.lock().entry((stage, i)).or_default().add_output(y);
@@ -295,7 +301,7 @@ impl ModelWorker {
         stage: usize,
         micro_batch: usize,
         input: Option<Saved<3>>,
-    ) -> Result<Output, DataError> {
+    ) -> Result<Output, StepError> {
         let queue = WQueue::default();
         let forward_grads = self.forward_grads(stage, micro_batch);
         let x = input.as_ref().map(Saved::get);
@@ -330,6 +336,19 @@ impl ModelWorker {
     }
 }
 
+/// Refuses what a layer gives that the next one, or another rank, would take for something else.
+fn check_shape<const D: usize>(
+    layer: &str,
+    found: [usize; D],
+    expected: [usize; D],
+) -> Result<(), StepError> {
+    if found == expected {
+        return Ok(());
+    }
+    let (layer, found, expected) = (layer.to_owned(), found.to_vec(), expected.to_vec());
+    Err(StepError::Shape { layer, found, expected })
+}
+
 fn flat(x: Tensor<3>) -> Tensor<1> {
     let n = x.shape().num_elements();
     x.reshape([n])
@@ -349,7 +368,7 @@ impl Worker for ModelWorker {
         stage: usize,
         micro_batch: usize,
         x: Option<Tensor<1>>,
-    ) -> Result<Option<Tensor<1>>, DataError> {
+    ) -> Result<Option<Tensor<1>>, StepError> {
         let dims = self.options.dims;
         let input = x.map(|x| Saved::new(x.reshape(dims), MemoryKind::Activation, &self.meter));
         let output = if self.evaluated.is_some() {
@@ -365,7 +384,7 @@ impl Worker for ModelWorker {
         Ok(self.deliver(stage, micro_batch, output))
     }
 
-    fn recompute(&mut self, stage: usize, micro_batch: usize) -> Result<(), DataError> {
+    fn recompute(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError> {
         let input = self
             .inputs
             .remove(&(stage, micro_batch))

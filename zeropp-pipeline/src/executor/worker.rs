@@ -2,8 +2,9 @@
 
 use burn::tensor::{DType, Tensor};
 use zeropp_comm::CommResult;
-use zeropp_core::data::DataError;
 use zeropp_zero3::StepOutcome;
+
+use super::error::StepError;
 
 /// The stages of one rank. The executor calls it in the order of the program; every message is a
 /// flat tensor of [`message_shape`](Worker::message_shape).
@@ -16,18 +17,19 @@ pub trait Worker {
     /// F: the output for the next stage, or `None` where the stage ends in the loss.
     ///
     /// # Errors
-    /// Tokens that the model cannot be given.
+    /// Tokens that the model cannot be given; a layer that gives another shape than the next one is
+    /// promised.
     fn forward(
         &mut self,
         stage: usize,
         micro_batch: usize,
         x: Option<Tensor<1>>,
-    ) -> Result<Option<Tensor<1>>, DataError>;
+    ) -> Result<Option<Tensor<1>>, StepError>;
     /// R: redoes the F, now keeping what B needs.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    fn recompute(&mut self, stage: usize, micro_batch: usize) -> Result<(), DataError>;
+    fn recompute(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError>;
     /// B: the gradient for the stage before, or `None` at stage 0.
     fn backward(
         &mut self,

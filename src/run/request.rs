@@ -1,0 +1,39 @@
+//! What the program asks of all ranks between two steps: weights, or a validation loss.
+
+use crate::run::stop::Wish;
+
+/// What rank 0's process answers to a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Answer {
+    /// What is to follow.
+    Follows(Wish),
+    /// Something first; another answer comes after it.
+    First(Request),
+}
+
+/// Something that all ranks do together at the end of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// To bring the weights to rank 0.
+    Weights,
+    /// To measure the validation loss.
+    Evaluation,
+}
+
+/// First byte of a message that is no request.
+pub(crate) const NO_REQUEST: u8 = 0;
+
+impl Request {
+    /// As the first byte of a message.
+    pub(crate) fn to_byte(self) -> u8 {
+        match self {
+            Request::Weights => 1,
+            Request::Evaluation => 2,
+        }
+    }
+
+    /// Reads what [`to_byte`](Self::to_byte) gave; none where no request comes first.
+    pub(crate) fn from_byte(byte: u8) -> Option<Request> {
+        [Request::Weights, Request::Evaluation].into_iter().find(|r| r.to_byte() == byte)
+    }
+}

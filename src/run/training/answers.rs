@@ -1,0 +1,121 @@
+//! What all ranks do after a step, as rank 0's program answers: to go on, to save, to end, or
+//! something that it asks for first.
+
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
+use zeropp_checkpoint::pace::{Begin, StepEnd};
+use zeropp_core::metrics::Evaluation;
+use zeropp_zero3::{ParamExport, ShardedStage};
+
+use super::{Told, Training};
+use crate::checkpoint::patience::Patience;
+use crate::error::RankError;
+use crate::run::collect;
+use crate::run::evaluation::Asked;
+use crate::run::rank::{News, RankResult};
+use crate::run::request::{Answer, NO_REQUEST, Request};
+use crate::run::stop::Wish;
+
+impl<R: FnMut(News)> Training<'_, R> {
+    /// What all ranks do after a step that ended like this: what they `wished`, and the trainer of
+    /// rank 0's process; all get the same. What that asks for first, they do here. The other
+    /// processes hear what rank 0's was told; every rank has measured `eval`.
+    pub(super) fn agree(
+        &mut self,
+        end: StepEnd,
+        mut wished: Wish,
+        eval: Option<Evaluation>,
+    ) -> Result<Told, RankError> {
+        let met = Some((end.step, eval));
+        let follows = loop {
+            let mut answer = self.answer(end, &mut wished)?;
+            match Request::from_byte(answer.remove(0)) {
+                None => break answer,
+                Some(request) => {
+                    self.hear(&answer, met);
+                    self.serve(request, end.step)?;
+                }
+            }
+        };
+        let (head, told) = follows.split_at(4);
+        self.hear(told, met);
+        let wish = Wish::from_bytes([head[0], head[1]]);
+        let [saves, copies] = [head[2], head[3]].map(Begin::from_byte);
+        Ok(Told { wish, saves, copies })
+    }
+
+    /// What rank 0 answers all after a step, of which ranks know what is `wished`: a request, or
+    /// what follows; and then what its process was told since.
+    fn answer(&mut self, end: StepEnd, wished: &mut Wish) -> Result<Vec<u8>, RankError> {
+        let told = self.told.take();
+        let (shared, world) = (self.shared, &*self.groups.world);
+        let patience = Patience::new(&shared.blueprint.config);
+        let diverged = self.skipped.beyond(shared.blueprint.config.max_skipped).is_some();
+        let savings = [&mut self.saving, &mut self.copying];
+        let mut savings = savings.map(|saving| saving.as_mut().filter(|_| !diverged));
+        let mut follows = |wish: Wish| {
+            let ends = end.ends || matches!(wish, Wish::Stop(_));
+            let end = StepEnd { asked: wish == Wish::Save, ends, ..end };
+            let begins = savings.each_mut().map(|saving| match saving {
+                Some(saving) => saving.decide(end) as u8,
+                None => Begin::No as u8,
+            });
+            [&[NO_REQUEST], &wish.to_bytes()[..], &begins, &told].concat()
+        };
+        let (unanswered, mut began) = (&mut self.unanswered, Instant::now());
+        let answer = |wait: Duration| {
+            let answers = shared.answers.as_ref().expect("rank 0's process has them").lock();
+            while *unanswered > 0 {
+                match answers.recv_timeout(wait) {
+                    Ok(Answer::Follows(answer)) => *wished = (*wished).max(answer),
+                    Ok(Answer::First(request)) => {
+                        return Some([&[request.to_byte()], &told[..]].concat());
+                    }
+                    Err(RecvTimeoutError::Timeout) => return None,
+                    // The trainer is gone: nobody wants more.
+                    Err(RecvTimeoutError::Disconnected) => *wished = (*wished).max(Wish::Stop(0)),
+                }
+                *unanswered -= 1;
+            }
+            // What the program did since the step's end is no part of any. The next step begins
+            // here, before others hear of it: where ranks share cores, some may be through with
+            // much of it when it is this one's turn.
+            began = Instant::now();
+            // Since the exchange more may have been wished here.
+            Some(follows((*wished).max(shared.stopper.hear())))
+        };
+        let answer = patience.follow_rank_0(world, answer)?;
+        self.began = began;
+        Ok(answer)
+    }
+
+    /// Does what the program asks for at the end of `step`, with all other ranks.
+    fn serve(&mut self, request: Request, step: u64) -> Result<(), RankError> {
+        let news = match request {
+            Request::Weights => {
+                let exported = self.weights();
+                let result = RankResult { exported, ..RankResult::default() };
+                News::Weights(collect::to_rank_0(&*self.groups.world, result)?)
+            }
+            Request::Evaluation => {
+                let evaluator = self.evaluator.as_mut().expect("asked for where there is one");
+                let mut asked = Asked::of(None, Wish::GoOn);
+                let evaluation =
+                    evaluator.measure(self.groups, &mut self.executor, step, &mut asked)?;
+                News::Evaluated(evaluation.expect("nothing is asked of it"))
+            }
+        };
+        self.tell(news);
+        Ok(())
+    }
+
+    /// What this rank has of the weights, where it is to give it.
+    pub(super) fn weights(&self) -> Vec<ParamExport> {
+        // Replicas and copies hold the same pieces.
+        match self.groups.replica.rank() {
+            0 => self.executor.worker.sharded().iter().flat_map(ShardedStage::export).collect(),
+            _ => Vec::new(),
+        }
+    }
+}
