@@ -8,6 +8,7 @@ mod cores;
 pub mod cut;
 pub mod exact;
 pub mod layout;
+pub mod links;
 pub mod machines;
 mod matrices;
 pub mod memory;
