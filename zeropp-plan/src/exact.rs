@@ -17,7 +17,7 @@ use crate::PlanError;
 use crate::layout::{Job, Layout};
 use crate::links::{Links, Sent};
 use crate::memory::{self, Held};
-use crate::shared::Crowd;
+use crate::shared::{Crowd, contended};
 use crate::stages::{Stage, simulator};
 
 /// Actions of a program above which a shorter step is simulated twice, and the rest follows.
@@ -36,11 +36,11 @@ pub struct Terms {
     pub bubble: f64,
     /// What messages add.
     pub messages: f64,
-    /// What gathers add: those that no work hides.
+    /// What gathers add: those that no work hides, and the work that the others slow.
     pub gathers: f64,
-    /// What reductions inside ZeRO-3 groups add.
+    /// What reductions inside ZeRO-3 groups add, so too.
     pub reductions: f64,
-    /// What sums over replicas add.
+    /// What sums over replicas add, so too.
     pub replicas: f64,
     /// The optimizer's update.
     pub optimizer: f64,
@@ -55,9 +55,9 @@ impl Terms {
             ("uneven stages", self.imbalance),
             ("pipeline bubble", self.bubble),
             ("messages not hidden", self.messages),
-            ("gathers not hidden", self.gathers),
-            ("reductions not hidden", self.reductions),
-            ("sums over replicas not hidden", self.replicas),
+            ("gathers", self.gathers),
+            ("reductions", self.reductions),
+            ("sums over replicas", self.replicas),
             ("optimizer", self.optimizer),
         ]
     }
@@ -293,7 +293,8 @@ impl<'a> Simulation<'a> {
             true => step_period_ns(program, costs) as f64 / 1e9,
             false => end_s(timeline),
         };
-        alone * self.crowd.map_or(1.0, |crowd| crowd.stretch(timeline))
+        let crowded = self.crowd.map_or(1.0, |crowd| crowd.stretch(timeline));
+        alone * crowded * contended(self.job.machine.contention, timeline)
     }
 
     /// What the actions of the program send, over the links that its times follow from.

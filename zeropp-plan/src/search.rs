@@ -293,8 +293,9 @@ impl<'a> Search<'a> {
         let (stages, _) = self.models.stages(self.job, &layout)?;
         let costs = simulator(self.job, &layout, &stages);
         let crowd = Crowd::new(&self.job.machine, &layout);
+        let contention = self.job.machine.contention;
         let slowdown = crowd.map_or(1.0, |crowd| crowd.slowdown([1.0, 0.0]));
-        let step_s = closed::step_s(&layout, &stages, &costs, slowdown);
+        let step_s = closed::step_s(&layout, &stages, &costs, [slowdown, contention]);
         Some(Candidate { step_s, at_least: memory::at_least(&layout, &stages), layout })
     }
 
