@@ -47,7 +47,13 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
     if config.save.is_some() && config.copies.is_none() {
         config.copies = std::env::var_os(COPIES_VARIABLE).map(PathBuf::from);
     }
-    config.validate().map_err(Failure::bad_input)?;
+    // What is only shown needs no device.
+    let is_run = !run.dry_run && !run.print_config;
+    let valid = |config: &Config| match is_run {
+        true => config.validate().map_err(Failure::bad_input),
+        false => config.validate_for_prediction().map_err(Failure::bad_input),
+    };
+    valid(&config)?;
     if run.print_config {
         config.metrics = asked.or(config.metrics);
         say(settings(&config).map_err(Failure::bad_input)?.trim_end());
@@ -65,7 +71,7 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
     if let Some(wish) = wish {
         let (chosen, words) = wish.chosen(&config)?;
         config = chosen;
-        config.validate().map_err(Failure::bad_input)?;
+        valid(&config)?;
         if config.has_rank_0()? {
             say(format_args!("{words}\n"));
         }
@@ -76,10 +82,13 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
     if let Some(costs) = config.emulate.as_ref().filter(|_| !run.dry_run) {
         return emulate::run(&config, costs);
     }
-    if config.has_rank_0()? && config.validate().is_ok() {
+    if config.has_rank_0()? && valid(&config).is_ok() {
         large::announce(config.pp, config.virtual_stages(), config.micro_batches());
     }
-    let trainer = Trainer::new(config.clone())?;
+    let trainer = match run.dry_run {
+        true => Trainer::builder(config.clone()).for_prediction().build()?,
+        false => Trainer::new(config.clone())?,
+    };
     // A launcher whose processes would each train all by themselves is refused here.
     config.job()?;
     if run.dry_run {

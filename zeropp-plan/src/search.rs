@@ -47,6 +47,10 @@ const WORTH_TRYING: f64 = 1.3;
 /// Times as long, and memory as large, as if there were no difference.
 const SAME_TIME: f64 = 1.002;
 const SAME_MEMORY: f64 = 0.98;
+/// As much of the memory is so little that a layout is worth telling, if it is not much slower.
+const MUCH_LESS_MEMORY: f64 = 0.8;
+/// Times as long as another and still as good.
+const TIE: f64 = 1.01;
 
 /// The first of those that have not been climbed from, of the best `most` of all and then of each
 /// mesh.
@@ -113,7 +117,14 @@ impl<'a> Search<'a> {
         Ok(search)
     }
 
-    /// The best layouts that hold no more than `memory` bytes on any rank.
+    /// The same search in less time, which climbs a little way only.
+    pub(crate) fn short(mut self) -> Search<'a> {
+        self.again = true;
+        self
+    }
+
+    /// The best layouts that hold no more than `memory` bytes on any rank: in the order of their
+    /// times, but for ties.
     pub fn within(&mut self, memory: u64) -> Found {
         let all = self.candidates.iter().map(|c| (c.layout.clone(), c.step_s, c.at_least));
         let (fit, mut over): (Vec<_>, Vec<_>) = all.partition(|c| c.2 <= memory);
@@ -139,8 +150,9 @@ impl<'a> Search<'a> {
         if self.fitting(memory).next().is_some() {
             self.climb(memory);
         }
-        let mut best = distinct(self.in_order(memory));
+        let mut best = distinct(self.in_order(memory), self.job.machine.margin);
         best.truncate(TOLD);
+        let best = lean_first(best);
         self.again = true;
         let leanest = self.known.values().flatten().min_by(|a, b| by_memory(a, b)).cloned();
         Found { best, ranked, pruned, simulated: self.known.len(), leanest }
@@ -334,17 +346,23 @@ fn by_memory(a: &Planned, b: &Planned) -> std::cmp::Ordering {
     a.worst().1.total().cmp(&b.worst().1.total()).then_with(|| in_order(a, b))
 }
 
-/// Those that are worth telling, of layouts in the order of their time: not one that differs from a
-/// better one in V, U, b, kind, recomputation or prefetch alone, takes as long and holds as much.
-fn distinct(all: Vec<Planned>) -> Vec<Planned> {
-    let key = |p: &Planned| {
+/// Those that are worth telling, of layouts in the order of their time: one of a strategy, which is
+/// a mesh with its micro-batches and what it computes again. One that differs in V and the kind, and
+/// so in U, is told beside a faster one where it takes longer than the margin of the model, or holds
+/// much less.
+fn distinct(all: Vec<Planned>, margin: f64) -> Vec<Planned> {
+    let mesh = |p: &Planned| {
         let l = &p.layout;
         (l.pp, l.zero3, l.dp, l.zero1)
     };
+    let strategy = |p: &Planned| (mesh(p), p.layout.micro_batch_size, p.layout.recompute);
     let held = |p: &Planned| p.worst().1.total() as f64;
     let stands_for = |better: &Planned, other: &Planned| {
-        let as_fast = other.step_s < better.step_s * SAME_TIME;
-        key(better) == key(other) && as_fast && held(other) > held(better) * SAME_MEMORY
+        let is = |time: f64, memory: f64| {
+            other.step_s < better.step_s * time && held(other) > held(better) * memory
+        };
+        let is_alike = strategy(better) == strategy(other) && is(1.0 + margin, MUCH_LESS_MEMORY);
+        is_alike || mesh(better) == mesh(other) && is(SAME_TIME, SAME_MEMORY)
     };
     let mut kept: Vec<Planned> = Vec::new();
     for planned in all {
@@ -353,6 +371,21 @@ fn distinct(all: Vec<Planned>) -> Vec<Planned> {
         }
     }
     kept
+}
+
+/// Layouts in the order of their time, but of those that tie the one first that sends least to other
+/// nodes: rates of links between nodes are the ones that are known least.
+fn lean_first(mut in_order: Vec<Planned>) -> Vec<Planned> {
+    let mut all = Vec::new();
+    while let Some(fastest) = in_order.first() {
+        let tie = in_order.iter().take_while(|p| p.step_s < fastest.step_s * TIE);
+        let least = |(_, a): &(usize, &Planned), (_, b): &(usize, &Planned)| {
+            a.traffic.between.total_cmp(&b.traffic.between)
+        };
+        let at = tie.enumerate().min_by(least).map_or(0, |(at, _)| at);
+        all.push(in_order.remove(at));
+    }
+    all
 }
 
 /// The model cut in every way that was asked for.
@@ -372,6 +405,13 @@ impl Models {
     pub fn new(job: &Job) -> Models {
         let of_samples = HashMap::from([(1, Model::new(job, 1))]);
         Models { of_samples, cuts: HashMap::new(), last: None }
+    }
+
+    /// The blocks of each stage as a run of `layout` cuts by itself.
+    pub fn cut_of_run(&mut self, job: &Job, layout: &Layout) -> Option<Vec<usize>> {
+        let samples = layout.micro_batch_size;
+        let model = self.of_samples.entry(samples).or_insert_with(|| Model::new(job, samples));
+        model.cut_of_run(layout)
     }
 
     /// The stages of a layout, and the blocks of each; none where there are too few blocks.

@@ -67,6 +67,19 @@ impl Model {
         Some(self.groups.sizes(&cut?))
     }
 
+    /// The same of stages of a run of `layout` that is not told how to cut: it goes by FLOP, and by
+    /// what full recomputation does again.
+    pub fn cut_of_run(&self, layout: &Layout) -> Option<Vec<usize>> {
+        let [kept, recomputed] = [0, 1].map(|i| self.groups.sums(|part| self.layers[part].run[i]));
+        let recomputing = match layout.recompute {
+            Recompute::Full => layout.stages().saturating_sub(layout.pp),
+            Recompute::None | Recompute::Selective => 0,
+        };
+        let times = GroupTimes { kept, recomputed, recomputing };
+        let cut = self.groups.balanced(&times, layout.stages(), None).ok()?;
+        Some(self.groups.sizes(&cut?))
+    }
+
     /// The stages of `layout`, cut into so many blocks each.
     pub fn stages(&mut self, job: &Job, layout: &Layout, blocks: &[usize]) -> Vec<Stage> {
         let links = Links::new(&job.machine, layout);
@@ -173,6 +186,8 @@ struct Layer {
     kind: PartKind,
     /// Floating-point operations of F, B, W and R.
     flops: [f64; 4],
+    /// What a run cuts by: the operations of F, B and W, and those of a stage that is recomputed.
+    run: [f64; 2],
     /// What B does besides where attention's probabilities are computed again, in as many.
     again: f64,
     /// Bytes that a pass over activations moves in a forward.
@@ -186,6 +201,7 @@ impl Layer {
         let elements: usize = matrices.map(|p| p.len()).sum();
         let of_weights = 2.0 * (batch.tokens() * elements) as f64;
         let mut flops = cost.passes(of_weights, false);
+        let run = [flops[..3].iter().sum(), cost.passes(of_weights, true).iter().sum()];
         // One of attention's two products, and as long for exponentials: what was measured for
         // samples of 128 and of 512 tokens (ADR 57).
         let again = if part.is_block() { (cost.forward_flops - of_weights).max(0.0) } else { 0.0 };
@@ -206,7 +222,7 @@ impl Layer {
         };
         let kind = part.kind;
         let sizes = bytes::Layer::new(parameters, part.role(), cost);
-        Layer { sizes, kind, flops, again, traffic }
+        Layer { sizes, kind, flops, run, again, traffic }
     }
 
     fn is_block(&self) -> bool {
