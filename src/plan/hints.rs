@@ -25,6 +25,8 @@ pub(crate) fn note(bp: &Blueprint) -> Option<String> {
         return None;
     }
     let until = Instant::now() + TIME;
+    // What needs too much here as it is, is to run elsewhere.
+    let is_elsewhere = memory::is_short(bp);
     let (now_ns, mut best) = (bp.step_ns(), None);
     let mut least_ns = (now_ns as f64 * (1.0 - WORTH)) as u64;
     for other in others(config) {
@@ -32,7 +34,7 @@ pub(crate) fn note(bp: &Blueprint) -> Option<String> {
             break;
         }
         let Ok(other) = Blueprint::new(&other, bp.model.clone(), &bp.own) else { continue };
-        if other.step_ns() < least_ns && !memory::is_short(&other) {
+        if other.step_ns() < least_ns && (is_elsewhere || !memory::is_short(&other)) {
             least_ns = other.step_ns();
             best = Some(other);
         }
@@ -75,10 +77,8 @@ fn others(config: &Config) -> Vec<Config> {
 
 /// What differs, with what followed from it.
 fn flags(from: &Config, to: &Config) -> String {
-    let mut flags = Vec::new();
-    if from.virtual_stages() != to.virtual_stages() {
-        flags.push(format!("--virtual {}", to.virtual_stages()));
-    }
+    // V follows from the kind where it is not given.
+    let mut flags = vec![format!("--virtual {}", to.virtual_stages())];
     if from.schedule != to.schedule {
         flags.push(format!("--schedule {}", to.schedule));
     }

@@ -78,8 +78,8 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<Asked, Failure> {
         }
         None if device != DeviceKind::Cpu => {
             refuse_late(&config)?;
-            let precision = if given { "" } else { " --precision bf16" };
-            flags.push_str(&format!("{precision} --device cuda --engine nccl"));
+            let chosen = if given { "" } else { " --precision bf16" };
+            flags.push_str(&format!("{chosen} --device cuda --engine nccl"));
             config = Config { precision, device, engine: EngineKind::Nccl, ..config };
         }
         None => {}
