@@ -45,20 +45,29 @@ pub struct LargerBatch {
     pub tokens_per_s: Option<f64>,
 }
 
-/// What twice and four times the batch come to.
-pub(crate) fn larger_batches(job: &Job) -> Vec<LargerBatch> {
+/// What twice and four times the batch come to, where `now` are the best layouts of the job itself:
+/// at least as good as they with more micro-batches.
+pub(crate) fn larger_batches(job: &Job, now: &[Planned]) -> Vec<LargerBatch> {
     let of = |times: usize| {
         let global_batch = job.global_batch * times;
         let tokens = (global_batch * job.model.seq) as f64;
-        let best = best_of(&Job { global_batch, ..job.clone() });
+        let longer = |planned: &Planned| {
+            let layout = &planned.layout;
+            let micro_batches = times * layout.micro_batches;
+            let unit = if layout.in_units() { layout.unit } else { micro_batches };
+            Layout { micro_batches, unit, ..layout.clone() }
+        };
+        let larger = Job { global_batch, ..job.clone() };
+        let best = best_of(&larger, now.iter().map(longer).collect());
         LargerBatch { times, tokens_per_s: best.map(|best| tokens / best.step_s) }
     };
     LARGER_BATCHES.map(of).into()
 }
 
-/// The fastest layout of a job that a short search finds within its memory.
-fn best_of(job: &Job) -> Option<Planned> {
-    fastest(Search::new(job).ok()?.short().within(job.memory).best)
+/// The fastest layout of a job that a short search finds within its memory, beside those that are
+/// named.
+fn best_of(job: &Job, named: Vec<Layout>) -> Option<Planned> {
+    fastest(Search::new(job).ok()?.short(named).within(job.memory).best)
 }
 
 /// A job that differs in one thing from one that no layout fits, in words, and that one fits.
@@ -93,7 +102,8 @@ pub(crate) fn remedies(job: &Job) -> Vec<Remedy> {
     levers.extend(given(&job.fixed).into_iter().map(|(key, without)| {
         vec![with(format!("no {key} given"), &|job| job.fixed = without.clone())]
     }));
-    let first = |lever: Vec<Remedy>| lever.into_iter().find(|r| best_of(&r.job).is_some());
+    let first =
+        |lever: Vec<Remedy>| lever.into_iter().find(|r| best_of(&r.job, Vec::new()).is_some());
     levers.into_iter().filter_map(first).collect()
 }
 
@@ -187,6 +197,19 @@ mod tests {
             let gib: f64 = needed.parse().unwrap_or_else(|_| panic!("{needed} in {said}"));
             let memory = (gib * (1u64 << 30) as f64) as u64;
             assert!(Plan::new(&Job { memory, ..job.clone() }, "").is_ok(), "{said}");
+        }
+    }
+
+    /// A step of twice the micro-batches has their times at least, and fills a pipeline no worse.
+    #[test]
+    fn a_larger_batch_is_no_slower_for_each_token() {
+        for (model, gpus, batch) in [("gpt2-xl", 8, 16), ("14.6b", 32, 64)] {
+            let plan = Plan::new(&job(model, gpus, batch), "").unwrap();
+            let now = plan.layouts.iter().map(|r| r.tokens_per_s).fold(0.0, f64::max);
+            for larger in &plan.larger_batches {
+                let per_s = larger.tokens_per_s.expect("what fits fits with more micro-batches");
+                assert!(per_s > 0.999 * now, "{model} x{}: {per_s} {now}", larger.times);
+            }
         }
     }
 

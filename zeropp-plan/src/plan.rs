@@ -140,6 +140,7 @@ impl Plan {
         }
         let least_s = found.best.iter().map(|p| p.step_s).fold(f64::INFINITY, f64::min);
         found.best.truncate(TOLD);
+        let larger_batches = larger_batches(job, &found.best);
         let mut models = Models::new(job);
         let cut = found.best.into_iter().map(|p| {
             let is_default = models.cut_of_run(job, &p.layout).is_some_and(|cut| cut == p.blocks);
@@ -174,7 +175,7 @@ impl Plan {
             pruned: found.pruned,
             simulated: found.simulated,
             more_memory: more_memory(&mut search, job.memory, least_s),
-            larger_batches: larger_batches(job),
+            larger_batches,
             late: late(job, &mut models, &layouts[0]),
             layouts,
             why_first,

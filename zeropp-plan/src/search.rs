@@ -96,6 +96,8 @@ pub struct Search<'a> {
     known: HashMap<Layout, Option<Planned>>,
     /// Whether it was asked before.
     again: bool,
+    /// Whether any layout that fits will do.
+    is_short: bool,
 }
 
 impl<'a> Search<'a> {
@@ -106,7 +108,8 @@ impl<'a> Search<'a> {
     pub fn new(job: &'a Job) -> Result<Search<'a>, PlanError> {
         job.check()?;
         let (models, known) = (Models::new(job), HashMap::new());
-        let mut search = Search { job, models, candidates: Vec::new(), known, again: false };
+        let mut search =
+            Search { job, models, candidates: Vec::new(), known, again: false, is_short: false };
         let candidates = space::first(job).into_iter().filter_map(|l| search.in_closed_form(l));
         let mut candidates: Vec<Candidate> = candidates.collect();
         if candidates.is_empty() {
@@ -117,9 +120,10 @@ impl<'a> Search<'a> {
         Ok(search)
     }
 
-    /// The same search in less time, which climbs a little way only.
-    pub(crate) fn short(mut self) -> Search<'a> {
-        self.again = true;
+    /// The same search in less time, which climbs a little way only, also from these layouts.
+    pub(crate) fn short(mut self, layouts: Vec<Layout>) -> Search<'a> {
+        (self.again, self.is_short) = (true, true);
+        self.simulate(layouts);
         self
     }
 
@@ -130,7 +134,8 @@ impl<'a> Search<'a> {
         let (fit, mut over): (Vec<_>, Vec<_>) = all.partition(|c| c.2 <= memory);
         let (ranked, pruned) = (self.candidates.len(), over.len());
         self.simulate_first(memory, fit.iter().map(|c| (&c.0, c.1)));
-        if self.fitting(memory).count() < TOLD {
+        let enough = if self.is_short { 1 } else { TOLD };
+        if self.fitting(memory).count() < enough {
             // What holds least may be anywhere among those that might fit, and else above.
             let mut near = fit;
             near.sort_by_key(|c| c.2);
@@ -144,7 +149,7 @@ impl<'a> Search<'a> {
                 *count <= LEAN_ALIKE
             });
             let near = near.into_iter().map(|(layout, ..)| layout).take(LEAN_MAX);
-            self.simulate_some(near, LEAN_BUDGET);
+            self.simulate_some(near, if self.is_short { AGAIN_BUDGET } else { LEAN_BUDGET });
             self.climb_to_less_memory();
         }
         if self.fitting(memory).next().is_some() {
@@ -204,11 +209,14 @@ impl<'a> Search<'a> {
         in_order: impl Iterator<Item = (&'b Layout, f64)>,
     ) {
         let in_order: Vec<_> = in_order.collect();
-        if in_order.iter().map(|(layout, _)| exact::actions(layout)).sum::<usize>() <= ALL_BUDGET {
+        let (all, mut budget) = match self.is_short {
+            true => (0, AGAIN_BUDGET),
+            false => (ALL_BUDGET, ACTIONS_BUDGET),
+        };
+        if in_order.iter().map(|(layout, _)| exact::actions(layout)).sum::<usize>() <= all {
             return self.simulate(in_order.into_iter().map(|(layout, _)| layout.clone()).collect());
         }
         let mut alike: HashMap<(&str, usize, usize), usize> = HashMap::new();
-        let mut budget = ACTIONS_BUDGET;
         let mut next = in_order.into_iter().filter(|(layout, _)| {
             let count = alike.entry((layout.schedule, layout.pp, layout.zero3)).or_default();
             *count += 1;
