@@ -225,8 +225,8 @@ mod tests {
         trainer.unwrap_or_else(|e| panic!("{line}: {e}")).plan().clone()
     }
 
-    /// Settings of V and the kind that a dry run advises have the bubble that it says of them, for the
-    /// same micro-batches; where nothing is clearly better nothing is said.
+    /// Settings of V and the kind that a dry run advises have the bubble that it says of them, for
+    /// the same micro-batches; where nothing is clearly better nothing is said.
     #[test]
     fn advice_of_stages_and_kind_was_simulated() {
         let hint = |plan: &Plan| plan.notes.iter().find(|n| n.contains("(simulated)")).cloned();

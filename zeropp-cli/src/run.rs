@@ -47,12 +47,8 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
     if config.save.is_some() && config.copies.is_none() {
         config.copies = std::env::var_os(COPIES_VARIABLE).map(PathBuf::from);
     }
-    // What is only shown needs no device.
     let is_run = !run.dry_run && !run.print_config;
-    let valid = |config: &Config| match is_run {
-        true => config.validate().map_err(Failure::bad_input),
-        false => config.validate_for_prediction().map_err(Failure::bad_input),
-    };
+    let valid = |config: &Config| valid(config, is_run);
     valid(&config)?;
     if run.print_config {
         config.metrics = asked.or(config.metrics);
@@ -92,14 +88,7 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
     // A launcher whose processes would each train all by themselves is refused here.
     config.job()?;
     if run.dry_run {
-        if config.has_rank_0()? {
-            let text = plan::text(&config, trainer.plan(), &trainer.memory());
-            if let Some(path) = &run.page {
-                write(path, planned(&config, &text).as_bytes())?;
-            }
-            say(text);
-        }
-        return Ok(());
+        return show(&config, &trainer, run.page.as_deref());
     }
     pages::suit(&config, trainer.plan());
     let cannot = |e| Failure::failed_run(format!("signals cannot be caught ({e})"));
@@ -113,6 +102,27 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
         return find_lr::run(&config, &trainer, voice);
     }
     train(&config, &trainer, voice, on_stdout)
+}
+
+/// Checks the settings; what is only shown needs no device.
+fn valid(config: &Config, is_run: bool) -> Result<(), Failure> {
+    let checked = match is_run {
+        true => config.validate(),
+        false => config.validate_for_prediction(),
+    };
+    checked.map_err(Failure::bad_input)
+}
+
+/// Shows what a dry run predicts, where rank 0 is to be; writes its page.
+fn show(config: &Config, trainer: &Trainer, page: Option<&Path>) -> Result<(), Failure> {
+    if config.has_rank_0()? {
+        let text = plan::text(config, trainer.plan(), &trainer.memory());
+        if let Some(path) = page {
+            write(path, planned(config, &text).as_bytes())?;
+        }
+        say(text);
+    }
+    Ok(())
 }
 
 /// Nothing that the run reads is written by the command, and nothing that the command reads by the

@@ -1,5 +1,5 @@
-//! Files that start the run of a layout on a cluster. The examples in docs/launch are made of the same
-//! templates.
+//! Files that start the run of a layout on a cluster. The examples in docs/launch are made of the
+//! same templates.
 
 use crate::PlanError;
 

@@ -2,7 +2,7 @@
 //!
 //! The model has two numbers, `flops_share` and `t_layer` of the A100's file, that were fitted on
 //! Megatron's eight runs, by least squares of relative errors, and two rounded ones, what passes
-//! over tensors and collectives reach. `contention` was fitted on one of torchtitan's runs on A100s,
+//! over tensors and collectives reach. `contention` was fitted on one of torchtitan's runs on A100,
 //! `flops_share` of the H100 on one on H100s. Nothing is fitted for any other cell.
 
 mod figures;

@@ -354,10 +354,10 @@ fn by_memory(a: &Planned, b: &Planned) -> std::cmp::Ordering {
     a.worst().1.total().cmp(&b.worst().1.total()).then_with(|| in_order(a, b))
 }
 
-/// Those that are worth telling, of layouts in the order of their time: one of a strategy, which is
-/// a mesh with its micro-batches and what it computes again. One that differs in V and the kind, and
-/// so in U, is told beside a faster one where it takes longer than the margin of the model, or holds
-/// much less.
+/// Those that are worth a row, of layouts in the order of their time: one of a strategy, which is a
+/// mesh with its micro-batches and what it computes again. One that differs in V and the kind, and
+/// so in U, has a row beside a faster one where it takes longer than the margin of the model, or
+/// holds much less.
 fn distinct(all: Vec<Planned>, margin: f64) -> Vec<Planned> {
     let mesh = |p: &Planned| {
         let l = &p.layout;
@@ -381,8 +381,8 @@ fn distinct(all: Vec<Planned>, margin: f64) -> Vec<Planned> {
     kept
 }
 
-/// Layouts in the order of their time, but of those that tie the one first that sends least to other
-/// nodes: rates of links between nodes are the ones that are known least.
+/// Layouts in the order of their time, but of those that tie the one first that sends least to
+/// other nodes: rates of links between nodes are the ones that are known least.
 fn lean_first(mut in_order: Vec<Planned>) -> Vec<Planned> {
     let mut all = Vec::new();
     while let Some(fastest) = in_order.first() {
@@ -416,7 +416,7 @@ impl Models {
     }
 
     /// The blocks of each stage as a run of `layout` cuts by itself.
-    pub fn cut_of_run(&mut self, job: &Job, layout: &Layout) -> Option<Vec<usize>> {
+    pub(crate) fn cut_of_run(&mut self, job: &Job, layout: &Layout) -> Option<Vec<usize>> {
         let samples = layout.micro_batch_size;
         let model = self.of_samples.entry(samples).or_insert_with(|| Model::new(job, samples));
         model.cut_of_run(layout)

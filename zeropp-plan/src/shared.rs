@@ -1,4 +1,4 @@
-//! Ranks that share the cores of their machine, and compute that shares its device with collectives.
+//! Ranks that share the cores of their machine, and compute beside collectives on one device.
 //!
 //! Times are those of ranks that have a core each. Where more of them compute at once than there
 //! are cores, some have to share one, and go on at half the pace or less; where some of them wait,

@@ -69,7 +69,7 @@ impl Model {
 
     /// The same of stages of a run of `layout` that is not told how to cut: it goes by FLOP, and by
     /// what full recomputation does again.
-    pub fn cut_of_run(&self, layout: &Layout) -> Option<Vec<usize>> {
+    pub(crate) fn cut_of_run(&self, layout: &Layout) -> Option<Vec<usize>> {
         let [kept, recomputed] = [0, 1].map(|i| self.groups.sums(|part| self.layers[part].run[i]));
         let recomputing = match layout.recompute {
             Recompute::Full => layout.stages().saturating_sub(layout.pp),

@@ -137,8 +137,8 @@ fn a_config_json_and_its_folder_are_planned_for() {
 /// plan prints, as the plan says; one that is to start is refused.
 #[test]
 fn a_plan_for_gpus_can_be_dry_run_without_them() {
-    let line = "--model gpt2 --gpus 8 --machine h100 --global-batch 64 --pp 2 --zero3 4 --virtual 2 \
-                --schedule zeropp";
+    let line = "--model gpt2 --gpus 8 --machine h100 --global-batch 64 --pp 2 --zero3 4 \
+                --virtual 2 --schedule zeropp";
     let words = std::iter::once("plan").chain(line.split(' '));
     let matches = command().try_get_matches_from(words).unwrap();
     let asked = job(&matches).unwrap_or_else(|failure| panic!("{}", failure.message));

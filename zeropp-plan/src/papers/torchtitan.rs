@@ -47,7 +47,7 @@ impl Again {
 /// second on each GPU, and whether a number was fitted on it.
 struct Run(&'static str, &'static str, usize, usize, usize, Again, f64, bool);
 
-/// torchtitan's docs/performance.md (A100, 80 GB) and its report of December 2024 (H100 with 500 W
+/// torchtitan's page on performance (A100, 80 GB) and its report of December 2024 (H100 with 500 W
 /// and slower memory; compiled, bf16). Its eager runs on H100 are 14 % slower than these, and those
 /// in Float8 faster.
 const RUNS: [Run; 10] = [
@@ -80,7 +80,7 @@ fn cell(&Run(machine, model, seq, gpus, samples, again, paper, _): &Run) -> Cell
 /// Seconds of a step as FSDP does it, a gather a block, with nothing computed again and with all.
 fn step_s(machine: &str, model: &str, seq: usize, gpus: usize, samples: usize) -> [f64; 2] {
     let machine = machines::named(machine).expect("in the crate");
-    let decoder = Preset::find(model).expect("a preset").decoder.clone();
+    let decoder = Preset::find(model).expect("a preset").decoder;
     let layers = decoder.layers;
     let job = Job {
         model: ModelSizes { name: model.into(), decoder, seq },

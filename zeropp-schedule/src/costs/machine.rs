@@ -139,8 +139,8 @@ pub struct Machine {
     /// Seconds of a block's F, or R, beside its products and its passes over tensors: gaps between
     /// kernels. B takes them twice.
     pub layer_s: f64,
-    /// By how much of its time compute takes longer while a gather, a reduction or a sum runs beside
-    /// it on the same device: kernels of collectives take cores and bandwidth from it.
+    /// By how much of its time compute takes longer while a gather, a reduction or a sum runs on
+    /// the same device: kernels of collectives take cores and bandwidth from it.
     pub contention: f64,
     /// Bytes of memory that a run cannot have: the driver's context, buffers of NCCL, gaps between
     /// what is allocated.
