@@ -61,6 +61,7 @@ options! {
         "virtual" "V" virtual_stages: Option<usize> = None, Program Kept;
         /// Blocks of each stage, such as 3,4,4,3. Default: balanced by the time that stages take.
         ///
+        /// Equal ones in a row may be given together: 1,8x2,1 are ten stages.
         /// The embedding belongs to the first stage and the head to the last, beside their blocks,
         /// and both are counted in the balance: where the head is large, the last stage gets fewer
         /// blocks. Where virtual is not set, it follows from how many numbers there are (V·P). No

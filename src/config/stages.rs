@@ -5,6 +5,8 @@ use super::{Config, ConfigError};
 
 /// Most memory of a rank that can be asked for, in GiB: a pebibyte.
 const RANK_MEMORY_GIB_MAX: f64 = 1048576.0;
+/// Most equal stages in a row: as many as the largest model has layers.
+const STAGES_MAX: usize = 1 << 14;
 
 impl Config {
     /// Blocks of each stage, where the cut is given by hand.
@@ -14,9 +16,19 @@ impl Config {
     pub(crate) fn stage_blocks(&self) -> Result<Option<Vec<usize>>, ConfigError> {
         let Some(text) = &self.stages else { return Ok(None) };
         let number = |word: &str| word.trim().parse().ok().filter(|n| *n > 0);
-        let blocks: Option<Vec<usize>> = text.split(',').map(number).collect();
+        // `8x2`: eight stages of two blocks.
+        let some = |word: &str| match word.split_once('x') {
+            Some((stages, blocks)) => {
+                let stages = number(stages).filter(|n| *n <= STAGES_MAX)?;
+                Some(vec![number(blocks)?; stages])
+            }
+            None => Some(vec![number(word)?]),
+        };
+        let blocks: Option<Vec<Vec<usize>>> = text.split(',').map(some).collect();
+        let blocks = blocks.map(|some| some.concat());
         let problem = "expected the blocks of each stage, whole numbers from 1";
-        let wrong = || ConfigError::value("stages", text, problem, "use a list such as 3,4,4,3");
+        let help = "use a list such as 3,4,4,3 or 3,2x4,3";
+        let wrong = || ConfigError::value("stages", text, problem, help);
         blocks.map(Some).ok_or_else(wrong)
     }
 

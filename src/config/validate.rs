@@ -61,12 +61,28 @@ impl Config {
     /// # Errors
     /// The first rule that is broken, with the setting, its value and what would work.
     pub fn validate(&self) -> Checked {
+        self.validate_parts(true)
+    }
+
+    /// The same for what is only predicted: a build without the device or the engine, on a machine
+    /// that does not have them, predicts for them.
+    ///
+    /// # Errors
+    /// As [`validate`](Self::validate).
+    pub fn validate_for_prediction(&self) -> Checked {
+        self.validate_parts(false)
+    }
+
+    fn validate_parts(&self, is_run_here: bool) -> Checked {
         self.check_mesh()?;
         self.check_model()?;
         self.check_schedule()?;
         self.check_training()?;
         self.check_launch()?;
-        self.check_build()?;
+        self.check_device()?;
+        if is_run_here {
+            self.check_build()?;
+        }
         self.check_sources()?;
         self.check_paths()?;
         self.check_checkpoints()?;
@@ -247,24 +263,26 @@ impl Config {
         self.prometheus_address().map(drop)
     }
 
-    /// Refuses settings for parts that this build does not have.
-    fn check_build(&self) -> Checked {
-        let absent = |field: &str, value: &dyn ToString, help: &str| {
-            ConfigError::value(field, value.to_string(), "is not in this build", help)
-        };
+    /// Engines and precisions that no build has with this device.
+    fn check_device(&self) -> Checked {
         let (precision, device, engine) = (self.precision, self.device, self.engine);
         check(engine != EngineKind::Nccl || device == DeviceKind::Cuda, || {
             let problem = format!("carries data between NVIDIA GPUs, and device is {device}");
             let help = "use device cuda, or engine threads or mpi";
             ConfigError::value("engine", engine, problem, help)
         })?;
-        check(device::is_built(device), || device::absent(device).into())?;
         let storable = precision == Precision::Fp32 || device != DeviceKind::Wgpu;
         check(storable, || {
             let problem = "device wgpu can store it but not compute in it";
             ConfigError::value("precision", precision, problem, "use fp32, or device cuda or cpu")
-        })?;
-        if precision == Precision::Bf16 && device == DeviceKind::Cpu {
+        })
+    }
+
+    /// What the settings can name but this build does not have.
+    fn check_build(&self) -> Checked {
+        let (device, engine) = (self.device, self.engine);
+        check(device::is_built(device), || device::absent(device).into())?;
+        if self.precision == Precision::Bf16 && device == DeviceKind::Cpu {
             let to_error = |refused: bf16::Unavailable| {
                 let bf16::Unavailable { variable, value, problem, help } = refused;
                 ConfigError::value(variable, value, problem, help)
@@ -280,7 +298,7 @@ impl Config {
             EngineKind::Mpi => cfg!(feature = "mpi"),
             EngineKind::Nccl => cfg!(feature = "cuda"),
         };
-        check(is_built, || absent("engine", &engine, help))
+        check(is_built, || ConfigError::value("engine", engine, "is not in this build", help))
     }
 
     fn check_checkpoints(&self) -> Checked {

@@ -335,6 +335,14 @@ impl Blueprint {
         self.programs.simulated(costs).expect("the program is verified and the costs fit it")
     }
 
+    /// Simulated time of a step's actions, ns.
+    pub(crate) fn step_ns(&self) -> u64 {
+        let memory = vec![StageBytes::default(); self.stages.len()];
+        let timeline = self.simulated(&Costs { memory, ..self.times.costs.clone() });
+        let spans = timeline.ranks.iter().flat_map(|rank| &rank.spans);
+        spans.map(|span| span.end_ns).max().unwrap_or(0)
+    }
+
     /// The schedule's `bubble` with measured times of each stage, and messages, gathers and
     /// reductions that take none; memory plays no part in it.
     pub(crate) fn timed_bubble(&self, stages: Vec<StageCosts>) -> f64 {

@@ -39,6 +39,8 @@ pub struct MemoryCheck {
     pub needed: u64,
     /// What there is; none where the system or the GPU's driver does not tell.
     pub room: Option<Room>,
+    /// Whether the ranks compute on devices with memory of their own.
+    pub on_device: bool,
 }
 
 impl MemoryCheck {
@@ -61,11 +63,15 @@ impl fmt::Display for MemoryCheck {
         };
         let place = match self.room.as_ref().map(|room| &room.source) {
             Some(RoomSource::Gpu(_)) => "one GPU",
+            None if self.on_device => "a device",
             _ => "this machine",
         };
         write!(f, "{} for {ranks} on {place}", in_words(self.needed))?;
         match &self.room {
             Some(room) => write!(f, ", of {} ({})", in_words(room.bytes), room.source),
+            None if self.on_device => {
+                write!(f, " of its own, which is not here: not checked against its memory")
+            }
             None => write!(f, ", which does not tell how much it has: not checked"),
         }
     }
@@ -141,10 +147,13 @@ fn tightest(bp: &Blueprint) -> (MemoryCheck, Vec<Vec<usize>>) {
     let checks = places.into_iter().map(|(room, ranks)| {
         let count: usize = ranks.iter().map(Vec::len).sum();
         let room = room.map(|room| without_stacks(room, count, bp));
-        (MemoryCheck { ranks: count, needed: needed(bp, &ranks), room }, ranks)
+        let on_device = bp.config.device != DeviceKind::Cpu;
+        (MemoryCheck { ranks: count, needed: needed(bp, &ranks), room, on_device }, ranks)
     });
+    // Where no memory is known, the place that needs most.
     let spare = |check: &MemoryCheck| {
-        check.room.as_ref().map_or(i128::MAX, |room| room.bytes as i128 - check.needed as i128)
+        let of = |room: &Room| room.bytes as i128 - check.needed as i128;
+        check.room.as_ref().map_or(i128::MAX - check.needed as i128, of)
     };
     checks.min_by_key(|(check, _)| spare(check)).expect("a machine has memory")
 }
@@ -161,11 +170,11 @@ fn without_stacks(room: Room, ranks: usize, bp: &Blueprint) -> Room {
     Room { bytes: room.bytes.saturating_sub(stacks), ..room }
 }
 
-/// The ranks of each of these devices, which they take in turn; all of them as one where the
+/// The ranks of each of these devices, which they take in turn; each has one of its own where the
 /// memory of devices is not known.
 fn on_devices(memory: &[u64], ranks: Vec<Vec<usize>>) -> Vec<(Option<Room>, Vec<Vec<usize>>)> {
     if memory.is_empty() {
-        return vec![(None, ranks)];
+        return ranks.concat().into_iter().map(|rank| (None, vec![vec![rank]])).collect();
     }
     let ranks: Vec<usize> = ranks.concat();
     let of = |(device, bytes): (usize, &u64)| {
@@ -228,6 +237,7 @@ mod tests {
         assert_eq!(of(1), (Room { bytes: 40, source: RoomSource::Gpu(1) }, vec![9, 11]));
         assert_eq!(places.len(), 2);
         assert_eq!(on_devices(&[80; 8], vec![vec![0, 1]]).len(), 2, "a device without ranks");
-        assert_eq!(on_devices(&[], vec![vec![0, 1]]), [(None, vec![vec![0, 1]])]);
+        let alone = [0, 1].map(|rank| (None, vec![vec![rank]]));
+        assert_eq!(on_devices(&[], vec![vec![0, 1]]), alone);
     }
 }

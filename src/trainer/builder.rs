@@ -13,7 +13,7 @@ use crate::own::Own;
 use crate::own::loss::{Loss, WithLoss};
 use crate::own::samples::{Samples, stand_in};
 use crate::plan::mask_check::{self, Owns};
-use crate::plan::model_check;
+use crate::plan::{hints, model_check};
 use crate::trainer::{Trainer, Weights};
 
 /// What a [`Trainer`] is made of: [`Trainer::builder`].
@@ -26,11 +26,19 @@ pub struct TrainerBuilder {
     loss: Option<Arc<dyn Loss>>,
     weights: Option<Weights>,
     own: Own,
+    predicts: bool,
 }
 
 impl TrainerBuilder {
     pub(super) fn new(config: Config) -> TrainerBuilder {
-        TrainerBuilder { config, model: None, loss: None, weights: None, own: Own::default() }
+        let (own, predicts) = (Own::default(), false);
+        TrainerBuilder { config, model: None, loss: None, weights: None, own, predicts }
+    }
+
+    /// Makes a trainer for what is predicted alone: the build may lack the device or the engine,
+    /// and the notes of [`Trainer::plan`] say which stages and kind of schedule would do better.
+    pub fn for_prediction(self) -> Self {
+        Self { predicts: true, ..self }
     }
 
     /// Trains this model. Settings of a model that it does not use (`heads`, say) are ignored.
@@ -89,12 +97,15 @@ impl TrainerBuilder {
     /// and value; a model that contradicts the settings or the data, or whose parameter names are
     /// not unique; weights that are not the model's.
     pub fn build(self) -> Result<Trainer, Error> {
-        let TrainerBuilder { config, model, loss, weights, own } = self;
+        let TrainerBuilder { config, model, loss, weights, own, predicts } = self;
         let config = match &own.schedule {
             Some(schedule) => Config { schedule: format!("{}.json", schedule.kind), ..config },
             None => config,
         };
-        config.validate()?;
+        match predicts {
+            true => config.validate_for_prediction()?,
+            false => config.validate()?,
+        }
         let data = match &own.data {
             Some(samples) => stand_in(&**samples)?,
             None => config.dataset()?,
@@ -131,6 +142,8 @@ impl TrainerBuilder {
         let mut trainer = Trainer::build(config, model, data, (own, weights))?;
         let blueprint = Arc::get_mut(&mut trainer.blueprint).expect("just made");
         blueprint.plan.notes.extend(notes);
+        let hint = predicts.then(|| hints::note(blueprint)).flatten();
+        blueprint.plan.notes.extend(hint);
         Ok(trainer)
     }
 }

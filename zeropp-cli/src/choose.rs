@@ -123,10 +123,9 @@ impl Wish {
         let decoder = config.decoder(ids).map_err(Failure::bad_input)?;
         Ok(Job {
             model: ModelSizes { name: config.model.clone(), decoder, seq: config.seq },
-            memory: config
-                .rank_memory
-                .map_or(0.95 * machine.memory_bytes, |gib| gib * (1u64 << 30) as f64)
-                as u64,
+            memory: config.rank_memory.map_or(machine.memory_bytes - machine.reserve_bytes, |gib| {
+                gib * (1u64 << 30) as f64
+            }) as u64,
             machine,
             gpus,
             global_batch,

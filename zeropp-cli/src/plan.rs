@@ -221,6 +221,37 @@ fn memory(plan: &Plan) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{args, command};
+
+    fn dry_run(line: &str) -> Plan {
+        let words = ["zeropp", "run"].into_iter().chain(line.split(' '));
+        let matches = command::command().try_get_matches_from(words).unwrap();
+        let run = args::run(matches.subcommand_matches("run").unwrap());
+        let config = run.unwrap_or_else(|failure| panic!("{}", failure.message)).config;
+        let trainer = zeropp::Trainer::builder(config).for_prediction().build();
+        trainer.unwrap_or_else(|e| panic!("{line}: {e}")).plan().clone()
+    }
+
+    /// Settings of V and the kind that a dry run advises have the bubble that it says of them, for
+    /// the same micro-batches; where nothing is clearly better nothing is said.
+    #[test]
+    fn advice_of_stages_and_kind_was_simulated() {
+        let hint = |plan: &Plan| plan.notes.iter().find(|n| n.contains("(simulated)")).cloned();
+        for line in [
+            "--model llama-1b --pp 4 --zero3 2 --seq 2048",
+            "--pp 4 --layers 8 --hidden 64 --heads 4 --seq 32 --schedule gpipe --micro-batches 8",
+        ] {
+            let plan = dry_run(line);
+            let hint = hint(&plan).unwrap_or_else(|| panic!("{line}: {:?}", plan.notes));
+            let (flags, said) = hint.split_once(" would take ").unwrap();
+            let line = line.replace("--schedule gpipe ", "").replace(" --micro-batches 8", "");
+            let other = dry_run(&format!("{line} {flags}"));
+            assert!(said.contains(&format!("a bubble of {:.1} %", 100.0 * other.bubble)), "{hint}");
+            assert!(other.bubble < plan.bubble, "{hint}");
+            assert_eq!(other.micro_batches, plan.micro_batches, "{hint}");
+        }
+        assert_eq!(hint(&dry_run("--pp 1 --zero3 2")), None);
+    }
 
     #[test]
     fn units_are_counted() {

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use zeropp::config::{Bytes, Config, OPTIONS, OptionInfo};
+use zeropp::config::{Bytes, Config, EngineKind, OPTIONS, OptionInfo};
 use zeropp_core::files::read_text;
+use zeropp_plan::launch::{Launcher, nodes};
 use zeropp_plan::layout::KINDS;
 use zeropp_plan::plan::Plan;
 use zeropp_plan::{PlanError, against, page, text};
@@ -40,6 +41,9 @@ Examples:
       zeropp plan --model 14.6b --gpus 32 --machine a800 --global-batch 192 --explain 3
   After the run: predicted beside measured:
       zeropp plan --model gpt2 --gpus 8 --machine mine.toml --global-batch 64 --against run.jsonl
+  A batch script for the first layout, to which more flags of `zeropp run` can be given:
+      zeropp plan --model llama3-8b --gpus 64 --machine h100 --global-batch 256 \\
+          --launch slurm > job.sbatch; sbatch job.sbatch --data tokens.bin
 
 The machines that are known by name have public figures, not measurements. A file of your own has
 flops_per_s, flops_share, memory_bytes, memory_bytes_per_s, per_node, zero3_bytes_per_s,
@@ -79,8 +83,8 @@ fn number(name: &'static str, value: &'static str, help: &'static str) -> Arg {
 }
 
 /// Settings of `zeropp run` beside the model's that a plan's memory and time follow from.
-const TRAINED_WITH: [&str; 6] =
-    ["optimizer", "momentum", "ema", "dropout", "pack-weights", "optimizer-sync"];
+const TRAINED_WITH: [&str; 7] =
+    ["precision", "optimizer", "momentum", "ema", "dropout", "pack-weights", "optimizer-sync"];
 
 /// The settings of `zeropp run` that say which model it is, and what it is trained with, as flags.
 fn model_options() -> impl Iterator<Item = &'static OptionInfo> {
@@ -106,29 +110,27 @@ fn cluster_args() -> Vec<Arg> {
         let works = "expected bytes, such as 80G or 74.5GiB";
         Bytes::parse(text).filter(|b| b.0 > 0).ok_or(works.to_string())
     };
-    let args = [
-        number("gpus", "N", "Devices in all").required(true),
-        number("per-node", "N", "Devices in a node [default: the machine's]"),
-        Arg::new("memory")
-            .long("memory")
-            .value_name("BYTES")
-            .value_parser(bytes)
-            .help("What a rank may hold [default: the file's, or 95 % of the machine's]"),
-        Arg::new("machine")
-            .long("machine")
-            .value_name("NAME|FILE")
-            .default_value("a100")
-            .help("a100, a800, h100, h200, or a file of costs with rates"),
-        Arg::new("global-batch")
-            .long("global-batch")
-            .value_name("SAMPLES|TOKENS")
-            .help("Samples of a step, of all ranks, or `4M tokens` [default: the file's]"),
-        Arg::new("cpu")
-            .long("cpu")
-            .action(ArgAction::SetTrue)
-            .conflicts_with("config")
-            .help("Ranks that compute in fp32 on CPUs"),
-    ];
+    let args =
+        [
+            number("gpus", "N", "Devices in all").required(true),
+            number("per-node", "N", "Devices in a node [default: the machine's]"),
+            Arg::new("memory").long("memory").value_name("BYTES").value_parser(bytes).help(
+                "What a rank may hold [default: the file's, or the machine's less its reserve]",
+            ),
+            Arg::new("machine")
+                .long("machine")
+                .value_name("NAME|FILE")
+                .default_value("a100")
+                .help("a100, a800, h100, h200, or a file of costs with rates"),
+            Arg::new("global-batch")
+                .long("global-batch")
+                .value_name("SAMPLES|TOKENS")
+                .help("Samples of a step, of all ranks, or `4M tokens` [default: the file's]"),
+            Arg::new("cpu")
+                .long("cpu")
+                .action(ArgAction::SetTrue)
+                .help("Ranks that compute on CPUs; with a file, that is its device"),
+        ];
     args.into_iter().map(|arg| arg.help_heading("Cluster")).collect()
 }
 
@@ -169,6 +171,17 @@ fn output_args() -> Vec<Arg> {
             .value_name("RUN.jsonl")
             .value_parser(value_parser!(PathBuf))
             .help("Metrics of a run of the first layout: predicted beside measured"),
+        Arg::new("launch")
+            .long("launch")
+            .value_name("LAUNCHER")
+            .value_parser(PossibleValuesParser::new(Launcher::ALL.map(|(name, _)| name)))
+            .conflicts_with_all(["json", "against"])
+            .help("The file that starts the first layout (or --explain N) on a cluster")
+            .long_help(
+                "The file that starts the first layout, or that of --explain, on a cluster, on \
+                 standard output: a batch script for slurm, a manifest for k8s, a script for each \
+                 node with torchrun. docs/launch.md has what is to be filled in.",
+            ),
         trial::arg("Output"),
         number("width", "COLUMNS", "Columns of the text, 60 to 200 [default: the terminal's]"),
     ];
@@ -192,7 +205,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     if let Some(path) = matches.get_one::<PathBuf>("out") {
         write(path, page::html(&plan, job).map_err(bad)?.as_bytes())?;
     }
-    if matches.get_flag("json") {
+    if let Some(name) = matches.get_one::<String>("launch") {
+        say(launch_file(name, &asked, &plan, size("explain").unwrap_or(1))?.trim_end());
+    } else if matches.get_flag("json") {
         let json = serde_json::to_string_pretty(&plan).map_err(Failure::failed_run)?;
         say(json);
     } else if let Some(path) = matches.get_one::<PathBuf>("against") {
@@ -201,16 +216,34 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         say(against::text(&plan, index, &lines).map_err(bad)?);
     } else if let Some(number) = size("explain") {
         let told = number.checked_sub(1).and_then(|i| text::explain(&plan, i, width));
-        say(told.ok_or_else(|| {
-            let layouts = plan.layouts.len();
-            Failure::bad_input(format!(
-                "explain = {number}: the plan has {layouts} layouts; use 1 to {layouts}"
-            ))
-        })?);
+        say(told.ok_or_else(|| no_layout(number, &plan))?);
     } else {
         say(text::text(&plan, width));
     }
     Ok(())
+}
+
+/// The file that starts layout `number`, from 1.
+fn launch_file(name: &str, asked: &Asked, plan: &Plan, number: usize) -> Result<String, Failure> {
+    let engine = asked.config.engine;
+    if engine != EngineKind::Nccl {
+        return Err(Failure::bad_input(format!(
+            "launch = {name}: starts runs with engine nccl on GPUs, and this plan is for engine \
+             {engine}; leave out --cpu, or set engine = \"nccl\" and device = \"cuda\" in the file"
+        )));
+    }
+    let chosen = number.checked_sub(1).and_then(|i| plan.layouts.get(i));
+    let chosen = chosen.ok_or_else(|| no_layout(number, plan))?;
+    let (_, launcher) = Launcher::ALL.into_iter().find(|(known, _)| *known == name).expect("clap");
+    let places = nodes(asked.job.gpus, asked.job.machine.per_node).map_err(bad)?;
+    Ok(launcher.file(&chosen.command, places))
+}
+
+fn no_layout(number: usize, plan: &Plan) -> Failure {
+    let layouts = plan.layouts.len();
+    Failure::bad_input(format!(
+        "explain = {number}: the plan has {layouts} layouts; use 1 to {layouts}"
+    ))
 }
 
 /// The plan of what is asked, whose commands run as they stand.

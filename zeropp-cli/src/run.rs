@@ -47,7 +47,9 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
     if config.save.is_some() && config.copies.is_none() {
         config.copies = std::env::var_os(COPIES_VARIABLE).map(PathBuf::from);
     }
-    config.validate().map_err(Failure::bad_input)?;
+    let is_run = !run.dry_run && !run.print_config;
+    let valid = |config: &Config| valid(config, is_run);
+    valid(&config)?;
     if run.print_config {
         config.metrics = asked.or(config.metrics);
         say(settings(&config).map_err(Failure::bad_input)?.trim_end());
@@ -65,7 +67,7 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
     if let Some(wish) = wish {
         let (chosen, words) = wish.chosen(&config)?;
         config = chosen;
-        config.validate().map_err(Failure::bad_input)?;
+        valid(&config)?;
         if config.has_rank_0()? {
             say(format_args!("{words}\n"));
         }
@@ -76,21 +78,17 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
     if let Some(costs) = config.emulate.as_ref().filter(|_| !run.dry_run) {
         return emulate::run(&config, costs);
     }
-    if config.has_rank_0()? && config.validate().is_ok() {
+    if config.has_rank_0()? && valid(&config).is_ok() {
         large::announce(config.pp, config.virtual_stages(), config.micro_batches());
     }
-    let trainer = Trainer::new(config.clone())?;
+    let trainer = match run.dry_run {
+        true => Trainer::builder(config.clone()).for_prediction().build()?,
+        false => Trainer::new(config.clone())?,
+    };
     // A launcher whose processes would each train all by themselves is refused here.
     config.job()?;
     if run.dry_run {
-        if config.has_rank_0()? {
-            let text = plan::text(&config, trainer.plan(), &trainer.memory());
-            if let Some(path) = &run.page {
-                write(path, planned(&config, &text).as_bytes())?;
-            }
-            say(text);
-        }
-        return Ok(());
+        return show(&config, &trainer, run.page.as_deref());
     }
     pages::suit(&config, trainer.plan());
     let cannot = |e| Failure::failed_run(format!("signals cannot be caught ({e})"));
@@ -104,6 +102,27 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
         return find_lr::run(&config, &trainer, voice);
     }
     train(&config, &trainer, voice, on_stdout)
+}
+
+/// Checks the settings; what is only shown needs no device.
+fn valid(config: &Config, is_run: bool) -> Result<(), Failure> {
+    let checked = match is_run {
+        true => config.validate(),
+        false => config.validate_for_prediction(),
+    };
+    checked.map_err(Failure::bad_input)
+}
+
+/// Shows what a dry run predicts, where rank 0 is to be; writes its page.
+fn show(config: &Config, trainer: &Trainer, page: Option<&Path>) -> Result<(), Failure> {
+    if config.has_rank_0()? {
+        let text = plan::text(config, trainer.plan(), &trainer.memory());
+        if let Some(path) = page {
+            write(path, planned(config, &text).as_bytes())?;
+        }
+        say(text);
+    }
+    Ok(())
 }
 
 /// Nothing that the run reads is written by the command, and nothing that the command reads by the

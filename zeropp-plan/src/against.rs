@@ -9,6 +9,8 @@ use crate::plan::Plan;
 
 /// Steps at a run's start that do not count: they build kernels and buffers.
 const WARM_UP: usize = 1;
+/// The row of a share, whose difference is in points.
+const BUBBLE: &str = "bubble";
 
 /// A table of layout `index`, from 0, beside a run's metrics, one object a line.
 ///
@@ -47,7 +49,9 @@ pub fn text(plan: &Plan, index: usize, metrics: &str) -> Result<String, PlanErro
     let seconds = |s: f64| format!("{s:.4} s");
     let mut tell = |name: &str, mine: f64, path: &[&str], words: &dyn Fn(f64) -> String| {
         let Some(theirs) = median(path) else { return };
+        // A share of which there is hardly any is not off by a share of it.
         let off = match theirs.abs() > 0.0 {
+            _ if name == BUBBLE => format!("{:+.2} points", 100.0 * (mine - theirs)),
             true => format!("{:+.1} %", 100.0 * (mine / theirs - 1.0)),
             false => String::new(),
         };
@@ -55,7 +59,7 @@ pub fn text(plan: &Plan, index: usize, metrics: &str) -> Result<String, PlanErro
     };
     tell("step", planned.step_s, &["step_s"], &seconds);
     tell("tokens/s", ranked.tokens_per_s, &["tokens_per_s"], &|x| format!("{x:.0}"));
-    tell("bubble", planned.bubble, &["bubble"], &|x| format!("{:.2} %", 100.0 * x));
+    tell(BUBBLE, planned.bubble, &["bubble"], &|x| format!("{:.2} %", 100.0 * x));
     let bytes = |x: f64| in_words(x as u64);
     let most = planned.peaks.iter().fold(MemoryBytes::default(), |most, rank| most.max(rank));
     let keys = serde_json::to_value(MemoryKind::ALL).map_err(|e| PlanError::new(e.to_string()))?;
@@ -68,7 +72,7 @@ pub fn text(plan: &Plan, index: usize, metrics: &str) -> Result<String, PlanErro
 }
 
 fn row(name: &str, predicted: &str, measured: &str, off: &str) -> String {
-    format!("{name:16}{predicted:>14}{measured:>14}{off:>10}").trim_end().to_string()
+    format!("{name:16}{predicted:>14}{measured:>14}{off:>14}").trim_end().to_string()
 }
 
 #[cfg(test)]
@@ -84,6 +88,8 @@ mod tests {
         let metrics = [line(100.0), line(step), line(step), line(step)].concat();
         let told = text(&plan, 0, &metrics).unwrap();
         assert!(told.contains("+0.0 %"), "{told}");
+        let points = 100.0 * (plan.layouts[0].planned.bubble - 0.5);
+        assert!(told.contains(&format!("{points:+.2} points")), "{told}");
         for (metrics, said) in [("", "no step"), ("{}", "no step"), ("hello", "line 1")] {
             let error = text(&plan, 0, metrics).unwrap_err().to_string();
             assert!(error.contains(said), "{error}");

@@ -5,8 +5,14 @@ use crate::stages::Stage;
 use zeropp_schedule::schedules::idle_slots;
 use zeropp_schedule::simulate::Costs;
 
-/// Seconds of a step, about; while all ranks compute, all take `slowdown` times as long.
-pub(crate) fn step_s(layout: &Layout, stages: &[Stage], costs: &Costs, slowdown: f64) -> f64 {
+/// Seconds of a step, about; while all ranks compute, all take `slowdown` times as long, and beside
+/// collectives compute loses `contention` of its time.
+pub(crate) fn step_s(
+    layout: &Layout,
+    stages: &[Stage],
+    costs: &Costs,
+    [slowdown, contention]: [f64; 2],
+) -> f64 {
     let work = work_ns(layout, stages);
     let bubble = bubble_ns(layout, stages, costs);
     let queue = queue_ns(layout, stages);
@@ -16,7 +22,8 @@ pub(crate) fn step_s(layout: &Layout, stages: &[Stage], costs: &Costs, slowdown:
     let ends = stages[0].costs.all_gather_ns + stages[0].costs.reduce_scatter_ns;
     let hidden = (work + bubble).max(queue) + ends as f64;
     let update = costs.step_ns as f64;
-    let alone = hidden + 0.5 * replicas as f64 + update;
+    let contended = contention * (queue + 0.5 * replicas as f64).min(work);
+    let alone = hidden + contended + 0.5 * replicas as f64 + update;
     alone.max(slowdown * (work + update)) / 1e9
 }
 

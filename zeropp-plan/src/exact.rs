@@ -15,9 +15,10 @@ use zeropp_search::generate_with_costs;
 
 use crate::PlanError;
 use crate::layout::{Job, Layout};
+use crate::links::{Links, Sent};
 use crate::memory::{self, Held};
-use crate::shared::Crowd;
-use crate::stages::{Links, Stage, simulator};
+use crate::shared::{Crowd, contended};
+use crate::stages::{Stage, simulator};
 
 /// Actions of a program above which a shorter step is simulated twice, and the rest follows.
 const ACTIONS_MAX: usize = 40_000;
@@ -35,11 +36,11 @@ pub struct Terms {
     pub bubble: f64,
     /// What messages add.
     pub messages: f64,
-    /// What gathers add: those that no work hides.
+    /// What gathers add: those that no work hides, and the work that the others slow.
     pub gathers: f64,
-    /// What reductions inside ZeRO-3 groups add.
+    /// What reductions inside ZeRO-3 groups add, so too.
     pub reductions: f64,
-    /// What sums over replicas add.
+    /// What sums over replicas add, so too.
     pub replicas: f64,
     /// The optimizer's update.
     pub optimizer: f64,
@@ -54,9 +55,9 @@ impl Terms {
             ("uneven stages", self.imbalance),
             ("pipeline bubble", self.bubble),
             ("messages not hidden", self.messages),
-            ("gathers not hidden", self.gathers),
-            ("reductions not hidden", self.reductions),
-            ("sums over replicas not hidden", self.replicas),
+            ("gathers", self.gathers),
+            ("reductions", self.reductions),
+            ("sums over replicas", self.replicas),
             ("optimizer", self.optimizer),
         ]
     }
@@ -84,6 +85,13 @@ pub struct Traffic {
     pub inside: f64,
     /// To other nodes.
     pub between: f64,
+}
+
+impl Traffic {
+    /// So many bytes, of which this share goes to other nodes.
+    fn shared(bytes: f64, between: f64) -> Traffic {
+        Traffic { inside: bytes * (1.0 - between), between: bytes * between }
+    }
 }
 
 /// A layout with its predictions.
@@ -285,38 +293,45 @@ impl<'a> Simulation<'a> {
             true => step_period_ns(program, costs) as f64 / 1e9,
             false => end_s(timeline),
         };
-        alone * self.crowd.map_or(1.0, |crowd| crowd.stretch(timeline))
+        let crowded = self.crowd.map_or(1.0, |crowd| crowd.stretch(timeline));
+        alone * crowded * contended(self.job.machine.contention, timeline)
     }
 
+    /// What the actions of the program send, over the links that its times follow from.
     fn traffic(&self) -> Traffic {
         let links = Links::new(&self.job.machine, self.layout);
-        let (d, k) = (self.layout.zero3 as f64, self.layout.dp as f64);
-        let ranks = self.layout.pp as f64;
-        let sum = |of: &dyn Fn(Cost, usize) -> f64| {
-            let of_action = |a: &Action| a.stage().map_or(0.0, |stage| of(a.row().cost, stage));
-            self.whole(|program| program.ranks.iter().flatten().map(of_action).sum::<f64>()) / ranks
+        let sent: Vec<Sent> = self.stages.iter().map(|s| s.sent(self.layout)).collect();
+        let of_action = |program: &Schedule, rank: usize, action: &Action| {
+            let Some(stage) = action.stage() else { return Traffic::default() };
+            match action.row().cost {
+                Cost::Gather => Traffic::shared(sent[stage].gather, links.zero3_between),
+                Cost::Reduce => Traffic::shared(sent[stage].reduce, links.zero3_between),
+                Cost::ReplicaReduce => {
+                    Traffic::shared(sent[stage].replicas, links.replicas_between)
+                }
+                Cost::Message => {
+                    let Action::Send { message, micro_batch, .. } = *action else {
+                        return Traffic::default();
+                    };
+                    let to = program.destination(message, stage, micro_batch);
+                    let leaves = to.is_some_and(|to| links.leaves_node(rank, to));
+                    let bytes = self.stages[stage].bytes.message as f64;
+                    Traffic::shared(bytes, f64::from(u8::from(leaves)))
+                }
+                _ => Traffic::default(),
+            }
         };
-        let bytes = |stage: usize| &self.stages[stage].bytes;
-        let only = |is: bool, bytes: f64| if is { bytes } else { 0.0 };
-        let zero3 = sum(&|cost, s| {
-            let gathered = only(cost == Cost::Gather, bytes(s).weights as f64 * (d - 1.0) / d);
-            let reduced = only(cost == Cost::Reduce, bytes(s).gradient as f64 * (d - 1.0) / d);
-            gathered + reduced
-        });
-        let messages = sum(&|cost, s| only(cost == Cost::Message, bytes(s).message as f64));
-        let replicas = sum(&|cost, s| {
-            let summed = 2.0 * bytes(s).gradient as f64 / d * (k - 1.0) / k;
-            only(cost == Cost::ReplicaReduce, summed)
-        });
-        let mut traffic = Traffic::default();
-        for (inside, bytes) in [
-            (links.zero3_inside, zero3),
-            (links.messages_inside, messages),
-            (links.replicas_inside, replicas),
-        ] {
-            *(if inside { &mut traffic.inside } else { &mut traffic.between }) += bytes;
-        }
-        traffic
+        let of = |program: &Schedule, part: fn(&Traffic) -> f64| {
+            let ranks = program.ranks.iter().enumerate();
+            let all = ranks.flat_map(|(rank, actions)| actions.iter().map(move |a| (rank, a)));
+            all.map(|(rank, action)| part(&of_action(program, rank, action))).sum::<f64>()
+        };
+        let update = sent.iter().map(|sent| sent.update).sum();
+        let update = Traffic::shared(update, links.replicas_between);
+        let mean = |part: fn(&Traffic) -> f64| {
+            (self.whole(|program| of(program, part)) + part(&update)) / self.layout.pp as f64
+        };
+        Traffic { inside: mean(|t| t.inside), between: mean(|t| t.between) }
     }
 
     /// The program that is simulated, and its run: the whole step, or the longer of the two.

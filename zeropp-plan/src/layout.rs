@@ -167,6 +167,13 @@ impl Job {
         let ModelSizes { decoder, seq, .. } = &self.model;
         decoder.flops_per_token(*seq) * (seq * self.global_batch) as f64
     }
+
+    /// How many times as many operations a step has where all of attention is counted, as PaLM
+    /// does, and not the causal half: that of samples twice as long.
+    pub(crate) fn whole_attention(&self) -> f64 {
+        let ModelSizes { decoder, seq, .. } = &self.model;
+        decoder.flops_per_token(2 * seq) / decoder.flops_per_token(*seq)
+    }
 }
 
 /// Kinds of schedule that are planned with: those that are made at once.
@@ -282,7 +289,7 @@ impl Layout {
     }
 
     /// The flags of `zeropp run` that it is, but those of the model; `stages` are the blocks of
-    /// each stage.
+    /// each stage, empty where a run cuts as well by itself.
     pub fn flags(&self, stages: &[usize]) -> Vec<String> {
         let mut flags = vec![
             format!("--pp {}", self.pp),
@@ -307,11 +314,19 @@ impl Layout {
         }
         // A run cuts by FLOP, where there is more than one way to cut.
         if stages.len() > 1 && stages.iter().any(|n| *n > 1) {
-            let list: Vec<String> = stages.iter().map(ToString::to_string).collect();
-            flags.push(format!("--stages {}", list.join(",")));
+            flags.push(format!("--stages {}", list(stages)));
         }
         flags
     }
+}
+
+/// Numbers as `--stages` takes them, three and more equal ones together: `1,8x2,1`.
+fn list(numbers: &[usize]) -> String {
+    let each = |same: &[usize]| match same {
+        [n, _, _, ..] => format!("{}x{n}", same.len()),
+        few => few.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
+    };
+    numbers.chunk_by(|a, b| a == b).map(each).collect::<Vec<_>>().join(",")
 }
 
 /// `P 4 · D 8 · K 1, V 2, U 8, b 1, zeropp`.
@@ -319,7 +334,11 @@ impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Layout { pp, zero3, dp, virtual_stages, unit, micro_batches, micro_batch_size, .. } =
             self;
-        write!(f, "{} on P {pp} x D {zero3} x K {dp}, V {virtual_stages}", self.schedule)?;
+        match pp {
+            1 => write!(f, "no pipeline ({})", self.schedule)?,
+            _ => f.write_str(self.schedule)?,
+        }
+        write!(f, " on P {pp} x D {zero3} x K {dp}, V {virtual_stages}")?;
         if self.in_units() {
             write!(f, ", U {unit}")?;
         }

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+pub mod advice;
 pub mod against;
 pub mod baselines;
 pub mod bytes;
@@ -7,7 +8,9 @@ mod closed;
 mod cores;
 pub mod cut;
 pub mod exact;
+pub mod launch;
 pub mod layout;
+pub mod links;
 pub mod machines;
 mod matrices;
 pub mod memory;

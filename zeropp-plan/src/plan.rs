@@ -1,10 +1,11 @@
 //! A plan: the best layouts with their numbers and reasons, for people and for programs.
 
 use serde::Serialize;
-use zeropp_data::files::{escaped_line, in_words};
+use zeropp_data::files::escaped_line;
 use zeropp_schedule::lower::OptimizerSync;
 
 use crate::PlanError;
+use crate::advice::{LargerBatch, MoreMemory, impossible, larger_batches, more_memory};
 use crate::cores;
 use crate::exact::{Planned, Simulation, Terms};
 use crate::layout::Job;
@@ -22,8 +23,13 @@ pub struct Ranked {
     pub terms: Terms,
     /// Tokens in a second, of all ranks.
     pub tokens_per_s: f64,
-    /// Share of the devices' peak that the model's own operations have.
+    /// The least and the most of them within the margin of the model.
+    pub tokens_per_s_range: [f64; 2],
+    /// Share of the devices' peak that the model's own operations have, of attention the causal
+    /// half.
     pub mfu: f64,
+    /// The same with all of attention, as papers count it.
+    pub mfu_whole_attention: f64,
     /// The pipeline rank that holds most.
     pub worst_rank: usize,
     /// Bytes that it holds.
@@ -37,15 +43,6 @@ pub struct Ranked {
     /// What it took where it was tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tried: Option<Tried>,
-}
-
-/// What 10 % more memory would buy.
-#[derive(Clone, Debug, Serialize)]
-pub struct MoreMemory {
-    /// Seconds of a step of the best layout then.
-    pub step_s: f64,
-    /// That layout.
-    pub layout: crate::layout::Layout,
 }
 
 /// What the first layout comes to where updates are validated late.
@@ -76,6 +73,12 @@ pub struct Plan {
     pub seq: usize,
     /// Where the machine's rates are from.
     pub machine: String,
+    /// Bytes of a device that are left to the driver, to NCCL and to gaps.
+    pub reserve: u64,
+    /// How far the machine's times were off at worst, as a share.
+    pub margin: f64,
+    /// Whether all that is predicted is of devices on which no run has been measured.
+    pub is_unproven: bool,
     /// Layouts that were ranked in closed form.
     pub ranked: usize,
     /// Layouts whose closed form is above the memory.
@@ -88,6 +91,8 @@ pub struct Plan {
     pub why_first: Option<String>,
     /// What 10 % more memory would buy; none where it buys nothing.
     pub more_memory: Option<MoreMemory>,
+    /// What larger batches come to, within the same memory.
+    pub larger_batches: Vec<LargerBatch>,
     /// What late validation of updates would do for the first; none where it does nothing, does not
     /// fit, or is asked for already.
     pub late: Option<LateUpdates>,
@@ -135,12 +140,20 @@ impl Plan {
         }
         let least_s = found.best.iter().map(|p| p.step_s).fold(f64::INFINITY, f64::min);
         found.best.truncate(TOLD);
+        let larger_batches = larger_batches(job, &found.best);
         let mut models = Models::new(job);
-        let cut = found.best.into_iter().map(|p| (models.stages(job, &p.layout), p));
+        let cut = found.best.into_iter().map(|p| {
+            let is_default = models.cut_of_run(job, &p.layout).is_some_and(|cut| cut == p.blocks);
+            (models.stages(job, &p.layout), is_default, p)
+        });
         let cut: Vec<_> = cut.collect();
-        let mut layouts = cores::map(&cut, |(cut, planned)| {
+        let mut layouts = cores::map(&cut, |(cut, is_default, planned)| {
             let stages = cut.as_ref().map(|(stages, _)| &stages[..]);
-            ranked(job, stages, planned, model_flags)
+            let blocks: &[usize] = if *is_default { &[] } else { &planned.blocks };
+            let mut words = vec!["zeropp run".to_string()];
+            words.extend((!model_flags.is_empty()).then(|| model_flags.to_string()));
+            words.extend(planned.layout.flags(blocks));
+            ranked(job, stages, planned, words.join(" "))
         });
         for (ranked, tried) in layouts.iter_mut().zip(took) {
             ranked.tried = tried;
@@ -155,10 +168,14 @@ impl Plan {
             global_batch: job.global_batch,
             seq: job.model.seq,
             machine: escaped_line(&job.machine.source).into_owned(),
+            reserve: (job.machine.memory_bytes as u64).saturating_sub(job.memory),
+            margin: job.machine.margin,
+            is_unproven: job.compute.on_gpu,
             ranked: found.ranked,
             pruned: found.pruned,
             simulated: found.simulated,
             more_memory: more_memory(&mut search, job.memory, least_s),
+            larger_batches,
             late: late(job, &mut models, &layouts[0]),
             layouts,
             why_first,
@@ -190,23 +207,24 @@ impl Plan {
     }
 }
 
-fn ranked(job: &Job, stages: Option<&[Stage]>, planned: &Planned, model_flags: &str) -> Ranked {
+fn ranked(job: &Job, stages: Option<&[Stage]>, planned: &Planned, command: String) -> Ranked {
     let layout = &planned.layout;
     let simulation = stages.and_then(|stages| Simulation::new(job, layout, stages).ok());
     let terms = simulation.as_ref().map(Simulation::terms).unwrap_or_default();
     let (worst_rank, worst) = planned.worst();
     let tokens = (job.global_batch * job.model.seq) as f64;
     let peak = job.machine.flops_per_s * job.gpus as f64;
-    let mut words = vec!["zeropp run".to_string()];
-    words.extend((!model_flags.is_empty()).then(|| model_flags.to_string()));
-    words.extend(layout.flags(&planned.blocks));
+    let (per_s, margin) = (tokens / planned.step_s, job.machine.margin);
+    let mfu = job.step_flops() / planned.step_s / peak;
     Ranked {
-        tokens_per_s: tokens / planned.step_s,
-        mfu: job.step_flops() / planned.step_s / peak,
+        tokens_per_s: per_s,
+        tokens_per_s_range: [per_s / (1.0 + margin), per_s / (1.0 - margin).max(0.01)],
+        mfu,
+        mfu_whole_attention: mfu * job.whole_attention(),
         worst_rank,
         worst_bytes: worst.total(),
         limit: limit(&terms, planned.step_s),
-        command: words.join(" "),
+        command,
         planned: planned.clone(),
         terms,
         program: simulation.as_ref().map_or(0, Simulation::program_id),
@@ -283,13 +301,6 @@ fn why(a: &Ranked, b: &Ranked) -> String {
     text
 }
 
-/// The best layout with 10 % more memory, where it takes a thousandth less than `least_s`, or more.
-fn more_memory(search: &mut Search, memory: u64, least_s: f64) -> Option<MoreMemory> {
-    let best = search.within((memory as f64 * 1.1) as u64).best.into_iter().next()?;
-    let faster = best.step_s < least_s * 0.999;
-    faster.then_some(MoreMemory { step_s: best.step_s, layout: best.layout })
-}
-
 /// The first layout with updates that are validated late, where that is faster by a thousandth or
 /// more. GPUs run with NCCL, which does not have it.
 fn late(job: &Job, models: &mut Models, first: &Ranked) -> Option<LateUpdates> {
@@ -303,34 +314,4 @@ fn late(job: &Job, models: &mut Models, first: &Ranked) -> Option<LateUpdates> {
     let worst_bytes = late.worst().1.total();
     let pays = late.step_s < first.planned.step_s * 0.999 && worst_bytes <= job.memory;
     pays.then_some(LateUpdates { step_s: late.step_s, worst_bytes })
-}
-
-fn impossible(job: &Job, leanest: Option<&Planned>, ranked: usize) -> PlanError {
-    let Some(planned) = leanest else {
-        return PlanError::new(format!(
-            "memory = {}: none of {ranked} layouts fits, or their steps are too long to simulate; \
-             use more GPUs, or rates in FLOP/s and bytes/s, such as flops_per_s = 312e12",
-            in_words(job.memory)
-        ));
-    };
-    let (rank, worst) = planned.worst();
-    let mut kinds: Vec<_> = worst.kinds().collect();
-    kinds.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-    let largest: Vec<String> =
-        kinds.iter().take(3).map(|(k, n)| format!("{} {}", k.name(), in_words(*n))).collect();
-    let times = worst.total() as f64 / job.memory as f64;
-    let over = match times < 3.0 {
-        true => format!("{:.0} % more", 100.0 * (times - 1.0)),
-        false => format!("{times:.0} times as much"),
-    };
-    PlanError::new(format!(
-        "memory = {}: none of {ranked} layouts fits; the nearest needs {}, {over}, on \
-         pipeline rank {rank}: {} ({}). Use more GPUs, {} a rank, a shorter sequence, or a smaller \
-         model",
-        in_words(job.memory),
-        in_words(worst.total()),
-        largest.join(", "),
-        planned.layout,
-        in_words(worst.total()),
-    ))
 }

@@ -47,6 +47,10 @@ const WORTH_TRYING: f64 = 1.3;
 /// Times as long, and memory as large, as if there were no difference.
 const SAME_TIME: f64 = 1.002;
 const SAME_MEMORY: f64 = 0.98;
+/// As much of the memory is so little that a layout is worth telling, if it is not much slower.
+const MUCH_LESS_MEMORY: f64 = 0.8;
+/// Times as long as another and still as good.
+const TIE: f64 = 1.01;
 
 /// The first of those that have not been climbed from, of the best `most` of all and then of each
 /// mesh.
@@ -92,6 +96,8 @@ pub struct Search<'a> {
     known: HashMap<Layout, Option<Planned>>,
     /// Whether it was asked before.
     again: bool,
+    /// Whether any layout that fits will do.
+    is_short: bool,
 }
 
 impl<'a> Search<'a> {
@@ -102,7 +108,8 @@ impl<'a> Search<'a> {
     pub fn new(job: &'a Job) -> Result<Search<'a>, PlanError> {
         job.check()?;
         let (models, known) = (Models::new(job), HashMap::new());
-        let mut search = Search { job, models, candidates: Vec::new(), known, again: false };
+        let mut search =
+            Search { job, models, candidates: Vec::new(), known, again: false, is_short: false };
         let candidates = space::first(job).into_iter().filter_map(|l| search.in_closed_form(l));
         let mut candidates: Vec<Candidate> = candidates.collect();
         if candidates.is_empty() {
@@ -113,13 +120,22 @@ impl<'a> Search<'a> {
         Ok(search)
     }
 
-    /// The best layouts that hold no more than `memory` bytes on any rank.
+    /// The same search in less time, which climbs a little way only, also from these layouts.
+    pub(crate) fn short(mut self, layouts: Vec<Layout>) -> Search<'a> {
+        (self.again, self.is_short) = (true, true);
+        self.simulate(layouts);
+        self
+    }
+
+    /// The best layouts that hold no more than `memory` bytes on any rank: in the order of their
+    /// times, but for ties.
     pub fn within(&mut self, memory: u64) -> Found {
         let all = self.candidates.iter().map(|c| (c.layout.clone(), c.step_s, c.at_least));
         let (fit, mut over): (Vec<_>, Vec<_>) = all.partition(|c| c.2 <= memory);
         let (ranked, pruned) = (self.candidates.len(), over.len());
         self.simulate_first(memory, fit.iter().map(|c| (&c.0, c.1)));
-        if self.fitting(memory).count() < TOLD {
+        let enough = if self.is_short { 1 } else { TOLD };
+        if self.fitting(memory).count() < enough {
             // What holds least may be anywhere among those that might fit, and else above.
             let mut near = fit;
             near.sort_by_key(|c| c.2);
@@ -133,14 +149,15 @@ impl<'a> Search<'a> {
                 *count <= LEAN_ALIKE
             });
             let near = near.into_iter().map(|(layout, ..)| layout).take(LEAN_MAX);
-            self.simulate_some(near, LEAN_BUDGET);
+            self.simulate_some(near, if self.is_short { AGAIN_BUDGET } else { LEAN_BUDGET });
             self.climb_to_less_memory();
         }
         if self.fitting(memory).next().is_some() {
             self.climb(memory);
         }
-        let mut best = distinct(self.in_order(memory));
+        let mut best = distinct(self.in_order(memory), self.job.machine.margin);
         best.truncate(TOLD);
+        let best = lean_first(best);
         self.again = true;
         let leanest = self.known.values().flatten().min_by(|a, b| by_memory(a, b)).cloned();
         Found { best, ranked, pruned, simulated: self.known.len(), leanest }
@@ -192,11 +209,14 @@ impl<'a> Search<'a> {
         in_order: impl Iterator<Item = (&'b Layout, f64)>,
     ) {
         let in_order: Vec<_> = in_order.collect();
-        if in_order.iter().map(|(layout, _)| exact::actions(layout)).sum::<usize>() <= ALL_BUDGET {
+        let (all, mut budget) = match self.is_short {
+            true => (0, AGAIN_BUDGET),
+            false => (ALL_BUDGET, ACTIONS_BUDGET),
+        };
+        if in_order.iter().map(|(layout, _)| exact::actions(layout)).sum::<usize>() <= all {
             return self.simulate(in_order.into_iter().map(|(layout, _)| layout.clone()).collect());
         }
         let mut alike: HashMap<(&str, usize, usize), usize> = HashMap::new();
-        let mut budget = ACTIONS_BUDGET;
         let mut next = in_order.into_iter().filter(|(layout, _)| {
             let count = alike.entry((layout.schedule, layout.pp, layout.zero3)).or_default();
             *count += 1;
@@ -293,8 +313,9 @@ impl<'a> Search<'a> {
         let (stages, _) = self.models.stages(self.job, &layout)?;
         let costs = simulator(self.job, &layout, &stages);
         let crowd = Crowd::new(&self.job.machine, &layout);
+        let contention = self.job.machine.contention;
         let slowdown = crowd.map_or(1.0, |crowd| crowd.slowdown([1.0, 0.0]));
-        let step_s = closed::step_s(&layout, &stages, &costs, slowdown);
+        let step_s = closed::step_s(&layout, &stages, &costs, [slowdown, contention]);
         Some(Candidate { step_s, at_least: memory::at_least(&layout, &stages), layout })
     }
 
@@ -333,17 +354,23 @@ fn by_memory(a: &Planned, b: &Planned) -> std::cmp::Ordering {
     a.worst().1.total().cmp(&b.worst().1.total()).then_with(|| in_order(a, b))
 }
 
-/// Those that are worth telling, of layouts in the order of their time: not one that differs from a
-/// better one in V, U, b, kind, recomputation or prefetch alone, takes as long and holds as much.
-fn distinct(all: Vec<Planned>) -> Vec<Planned> {
-    let key = |p: &Planned| {
+/// Those that are worth a row, of layouts in the order of their time: one of a strategy, which is a
+/// mesh with its micro-batches and what it computes again. One that differs in V and the kind, and
+/// so in U, has a row beside a faster one where it takes longer than the margin of the model, or
+/// holds much less.
+fn distinct(all: Vec<Planned>, margin: f64) -> Vec<Planned> {
+    let mesh = |p: &Planned| {
         let l = &p.layout;
         (l.pp, l.zero3, l.dp, l.zero1)
     };
+    let strategy = |p: &Planned| (mesh(p), p.layout.micro_batch_size, p.layout.recompute);
     let held = |p: &Planned| p.worst().1.total() as f64;
     let stands_for = |better: &Planned, other: &Planned| {
-        let as_fast = other.step_s < better.step_s * SAME_TIME;
-        key(better) == key(other) && as_fast && held(other) > held(better) * SAME_MEMORY
+        let is = |time: f64, memory: f64| {
+            other.step_s < better.step_s * time && held(other) > held(better) * memory
+        };
+        let is_alike = strategy(better) == strategy(other) && is(1.0 + margin, MUCH_LESS_MEMORY);
+        is_alike || mesh(better) == mesh(other) && is(SAME_TIME, SAME_MEMORY)
     };
     let mut kept: Vec<Planned> = Vec::new();
     for planned in all {
@@ -352,6 +379,21 @@ fn distinct(all: Vec<Planned>) -> Vec<Planned> {
         }
     }
     kept
+}
+
+/// Layouts in the order of their time, but of those that tie the one first that sends least to
+/// other nodes: rates of links between nodes are the ones that are known least.
+fn lean_first(mut in_order: Vec<Planned>) -> Vec<Planned> {
+    let mut all = Vec::new();
+    while let Some(fastest) = in_order.first() {
+        let tie = in_order.iter().take_while(|p| p.step_s < fastest.step_s * TIE);
+        let least = |(_, a): &(usize, &Planned), (_, b): &(usize, &Planned)| {
+            a.traffic.between.total_cmp(&b.traffic.between)
+        };
+        let at = tie.enumerate().min_by(least).map_or(0, |(at, _)| at);
+        all.push(in_order.remove(at));
+    }
+    all
 }
 
 /// The model cut in every way that was asked for.
@@ -371,6 +413,13 @@ impl Models {
     pub fn new(job: &Job) -> Models {
         let of_samples = HashMap::from([(1, Model::new(job, 1))]);
         Models { of_samples, cuts: HashMap::new(), last: None }
+    }
+
+    /// The blocks of each stage as a run of `layout` cuts by itself.
+    pub(crate) fn cut_of_run(&mut self, job: &Job, layout: &Layout) -> Option<Vec<usize>> {
+        let samples = layout.micro_batch_size;
+        let model = self.of_samples.entry(samples).or_insert_with(|| Model::new(job, samples));
+        model.cut_of_run(layout)
     }
 
     /// The stages of a layout, and the blocks of each; none where there are too few blocks.

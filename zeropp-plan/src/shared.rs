@@ -1,4 +1,4 @@
-//! Ranks that share the cores of their machine.
+//! Ranks that share the cores of their machine, and compute beside collectives on one device.
 //!
 //! Times are those of ranks that have a core each. Where more of them compute at once than there
 //! are cores, some have to share one, and go on at half the pace or less; where some of them wait,
@@ -9,9 +9,39 @@
 
 use zeropp_schedule::action::Partners;
 use zeropp_schedule::costs::Machine;
-use zeropp_schedule::timeline::{Lane, Timeline};
+use zeropp_schedule::timeline::{Lane, RankTimeline, Span, Timeline};
 
 use crate::layout::Layout;
+
+/// How many times as long as `timeline` a step takes on devices where compute loses `contention` of
+/// its pace to collectives that run beside it: kernels of both share a device's cores and
+/// memory. Ranks wait for each other, so that what they lose counts on average.
+pub(crate) fn contended(contention: f64, timeline: &Timeline) -> f64 {
+    let overlap = |rank: &RankTimeline| {
+        let spans = |of: fn(&Span) -> bool| rank.spans.iter().filter(move |s| of(s));
+        let mut computes = spans(|s| s.lane == Lane::Compute).peekable();
+        let mut both = 0;
+        for collective in spans(is_collective) {
+            // Both lanes are in the order of their times.
+            while computes.next_if(|s| s.end_ns <= collective.start_ns).is_some() {}
+            for compute in computes.clone().take_while(|s| s.start_ns < collective.end_ns) {
+                let (from, to) = (compute.start_ns, compute.end_ns);
+                both += to.min(collective.end_ns).saturating_sub(from.max(collective.start_ns));
+            }
+        }
+        both
+    };
+    if contention == 0.0 {
+        return 1.0;
+    }
+    let end = timeline.ranks.iter().flat_map(|r| &r.spans).map(|s| s.end_ns).max().unwrap_or(1);
+    let both: u64 = timeline.ranks.iter().map(overlap).sum();
+    1.0 + contention * both as f64 / timeline.ranks.len().max(1) as f64 / end.max(1) as f64
+}
+
+fn is_collective(span: &Span) -> bool {
+    span.lane == Lane::Communication && span.action.row().partners == Partners::Group
+}
 
 /// What a rank's gather or reduction takes of a core: one of two ranks copies or adds, the other
 /// waits.
@@ -75,7 +105,6 @@ impl Crowd {
 mod tests {
     use super::*;
     use zeropp_schedule::ir::Action;
-    use zeropp_schedule::timeline::{RankTimeline, Span};
 
     /// Two ranks of which one computes for 10, the other for its last 4: on one core 4 of them take
     /// twice as long, and what one computes alone takes no longer.
@@ -109,5 +138,32 @@ mod tests {
         let stretch = |ranks, cores| Crowd { ranks, cores }.stretch(&timeline);
         assert_eq!(stretch(2, 3), 1.0);
         assert!((stretch(2, 2) - (8.0 + 2.0 * 1.25) / 10.0).abs() < 1e-12);
+    }
+
+    /// A rank computes for 10, and gathers from 4 to 8: with a contention of a half it takes 2
+    /// longer, as much as both of two such ranks do; a message takes nothing from compute.
+    #[test]
+    fn compute_takes_longer_beside_collectives() {
+        let span = |lane, action, start_ns, end_ns| Span { lane, action, start_ns, end_ns };
+        let work = |from, to| span(Lane::Compute, Action::OptimizerStep, from, to);
+        let gather = Action::AllGather { stage: 0 };
+        let beside = |action| span(Lane::Communication, action, 4, 8);
+        let rank = |spans| RankTimeline { spans, ..RankTimeline::default() };
+        let one = rank(vec![work(0, 5), work(5, 7), beside(gather), work(7, 10)]);
+        let alone = rank(vec![work(0, 4), beside(gather), work(8, 10)]);
+        let of = |ranks: &[&RankTimeline], contention| {
+            let ranks = ranks.iter().map(|rank| (*rank).clone()).collect();
+            contended(contention, &Timeline { ranks, ..Timeline::default() })
+        };
+        assert_eq!(of(&[&one], 0.0), 1.0);
+        assert!((of(&[&one], 0.5) - 1.2).abs() < 1e-12);
+        assert!((of(&[&one, &one], 0.5) - 1.2).abs() < 1e-12);
+        assert_eq!(of(&[&alone], 0.5), 1.0);
+        let send = beside(Action::Send {
+            message: zeropp_schedule::ir::Message::Activation,
+            stage: 0,
+            micro_batch: 0,
+        });
+        assert_eq!(of(&[&rank(vec![work(0, 10), send])], 0.5), 1.0);
     }
 }

@@ -14,56 +14,8 @@ use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
 use crate::bytes::{self, StageForm, StageState, Tied, stage_bytes};
 use crate::cut::{GroupTimes, Groups};
 use crate::layout::{Job, Layout, Recompute};
+use crate::links::{Links, Sent};
 use crate::matrices::OfBlock;
-
-/// Where each kind of traffic goes, and how fast.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Links {
-    /// Whether a ZeRO-3 group lies inside a node.
-    pub zero3_inside: bool,
-    /// Whether all messages stay inside a node.
-    pub messages_inside: bool,
-    /// Whether all ranks are in one node.
-    pub replicas_inside: bool,
-    /// Bytes in a second of a gather.
-    pub zero3: f64,
-    /// Of a reduce-scatter.
-    pub reduce: f64,
-    /// Of a message.
-    pub message: f64,
-    /// Of a sum over replicas, or of a gather from them.
-    pub replica: f64,
-    /// Of a reduce-scatter over replicas.
-    pub replica_reduce: f64,
-}
-
-impl Links {
-    /// Of `layout` with ranks placed as zeropp places them: the ranks of a ZeRO-3 group are
-    /// neighbours, then those of a pipeline, then replicas.
-    pub fn new(machine: &Machine, layout: &Layout) -> Links {
-        let node = machine.per_node;
-        let zero3_inside = layout.zero3 <= node && node.is_multiple_of(layout.zero3);
-        let messages_inside = layout.zero3 * layout.pp <= node;
-        let replicas_inside = layout.zero3 * layout.pp * layout.dp <= node;
-        let inside = machine.zero3_bytes_per_s;
-        // A group over whole nodes uses the cards of all its ranks.
-        let rails = layout.zero3.min(node) as f64;
-        let over_nodes = (machine.replica_bytes_per_s * rails).min(inside);
-        Links {
-            zero3_inside,
-            messages_inside,
-            replicas_inside,
-            zero3: if zero3_inside { inside } else { over_nodes },
-            reduce: if zero3_inside { machine.reduce_bytes_per_s } else { over_nodes },
-            message: if messages_inside { inside } else { machine.bytes_per_s },
-            replica: if replicas_inside { inside } else { machine.replica_bytes_per_s },
-            replica_reduce: match replicas_inside {
-                true => machine.reduce_bytes_per_s,
-                false => machine.replica_bytes_per_s,
-            },
-        }
-    }
-}
 
 /// A model's layers with their costs for one size of micro-batch, from which stages of any number
 /// follow.
@@ -112,6 +64,19 @@ impl Model {
         let kept = self.groups.sums(step);
         let times = GroupTimes { recomputed: kept.clone(), kept, recomputing: 0 };
         let cut = self.groups.balanced(&times, stages, None).ok()?;
+        Some(self.groups.sizes(&cut?))
+    }
+
+    /// The same of stages of a run of `layout` that is not told how to cut: it goes by FLOP, and by
+    /// what full recomputation does again.
+    pub(crate) fn cut_of_run(&self, layout: &Layout) -> Option<Vec<usize>> {
+        let [kept, recomputed] = [0, 1].map(|i| self.groups.sums(|part| self.layers[part].run[i]));
+        let recomputing = match layout.recompute {
+            Recompute::Full => layout.stages().saturating_sub(layout.pp),
+            Recompute::None | Recompute::Selective => 0,
+        };
+        let times = GroupTimes { kept, recomputed, recomputing };
+        let cut = self.groups.balanced(&times, layout.stages(), None).ok()?;
         Some(self.groups.sizes(&cut?))
     }
 
@@ -206,6 +171,14 @@ pub struct Stage {
     pub matrices_ns: u64,
 }
 
+impl Stage {
+    /// What a rank sends of it.
+    pub fn sent(&self, layout: &Layout) -> Sent {
+        let bytes = [self.bytes.weights, self.bytes.gradient, 4 * self.state.elements];
+        Sent::new(layout, bytes)
+    }
+}
+
 /// A layer with what a micro-batch costs in it.
 #[derive(Clone, Debug)]
 struct Layer {
@@ -213,6 +186,8 @@ struct Layer {
     kind: PartKind,
     /// Floating-point operations of F, B, W and R.
     flops: [f64; 4],
+    /// What a run cuts by: the operations of F, B and W, and those of a stage that is recomputed.
+    run: [f64; 2],
     /// What B does besides where attention's probabilities are computed again, in as many.
     again: f64,
     /// Bytes that a pass over activations moves in a forward.
@@ -226,6 +201,7 @@ impl Layer {
         let elements: usize = matrices.map(|p| p.len()).sum();
         let of_weights = 2.0 * (batch.tokens() * elements) as f64;
         let mut flops = cost.passes(of_weights, false);
+        let run = [flops[..3].iter().sum(), cost.passes(of_weights, true).iter().sum()];
         // One of attention's two products, and as long for exponentials: what was measured for
         // samples of 128 and of 512 tokens (ADR 57).
         let again = if part.is_block() { (cost.forward_flops - of_weights).max(0.0) } else { 0.0 };
@@ -246,7 +222,7 @@ impl Layer {
         };
         let kind = part.kind;
         let sizes = bytes::Layer::new(parameters, part.role(), cost);
-        Layer { sizes, kind, flops, again, traffic }
+        Layer { sizes, kind, flops, run, again, traffic }
     }
 
     fn is_block(&self) -> bool {
@@ -297,27 +273,20 @@ fn times(
             *sum += s;
         }
     }
-    let (d, k) = (layout.zero3 as f64, layout.dp as f64);
-    let collective = |bytes: f64, ranks: f64, rate: f64| match ranks > 1.0 {
-        true => machine.collective_s + bytes * (ranks - 1.0) / ranks / rate,
-        false => 0.0,
+    let collective = |sent: f64, ranks: usize, rate: f64| match ranks > 1 {
+        true => ns(machine.collective_s + sent / rate),
+        false => 0,
     };
-    let gradient = bytes.gradient as f64;
-    // Replicas that share the optimizer have a part each of the sum, and gather what they made of
-    // it at the end of the step.
-    let shard = elements as f64 * 4.0 / d;
-    let (replicas, sums) = match layout.zero1 {
-        true => (shard, links.replica_reduce),
-        false => (2.0 * shard, links.replica),
-    };
+    let sent = Sent::new(layout, [bytes.weights, bytes.gradient, 4 * elements]);
+    let sums = if layout.zero1 { links.replica_reduce } else { links.replica };
     StageCosts {
         f_ns: ns(sum[0]).max(1),
         b_ns: ns(sum[1]).max(1),
         w_ns: ns(sum[2]),
         r_ns: ns(sum[3]).max(1),
-        all_gather_ns: ns(collective(bytes.weights as f64, d, links.zero3)),
-        reduce_scatter_ns: ns(collective(gradient, d, links.reduce)),
-        replica_reduce_ns: ns(collective(replicas, k, sums)),
+        all_gather_ns: collective(sent.gather, layout.zero3, links.zero3),
+        reduce_scatter_ns: collective(sent.reduce, layout.zero3, links.reduce),
+        replica_reduce_ns: collective(sent.replicas, layout.dp, sums),
     }
 }
 
@@ -358,10 +327,7 @@ pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
 
 /// Seconds of the gathers of updated parameters over replicas, of the rank that has most of them.
 fn gathered_s(layout: &Layout, links: &Links, stages: &[Stage]) -> f64 {
-    let elements =
-        |p| stages.iter().skip(p).step_by(layout.pp).map(|s| s.state.elements).sum::<u64>();
-    let most = (0..layout.pp).map(elements).max().unwrap_or(0);
-    let k = layout.dp as f64;
-    let bytes = 4.0 * most as f64 / layout.zero3 as f64 * (k - 1.0) / k;
-    bytes / links.replica
+    let update = |s: &Stage| s.sent(layout).update;
+    let of_rank = |p| stages.iter().skip(p).step_by(layout.pp).map(update).sum::<f64>();
+    (0..layout.pp).map(of_rank).fold(0.0, f64::max) / links.replica
 }

@@ -9,30 +9,40 @@ use crate::plan::{Plan, Ranked};
 /// Narrowest and widest text.
 const WIDTHS: (usize, usize) = (60, 200);
 
-/// A column: its head, what it shows of a layout, and how soon it is left out where there is no
-/// room: 0 never.
-type Column = (&'static str, fn(&Ranked) -> String, u8);
+/// A column: its head, what it shows of a layout, how soon it is left out where there is no room (0
+/// never), and what its head stands for where that is not plain.
+type Column = (&'static str, fn(&Ranked) -> String, u8, &'static str);
 
 const COLUMNS: [Column; 18] = [
-    (TOOK, took, 0),
-    ("step s", |r| figure(r.planned.step_s), 0),
-    ("tokens/s", |r| grouped(r.tokens_per_s), 0),
-    ("MFU", |r| percent(r.mfu), 2),
-    ("bubble", |r| percent(r.planned.bubble), 3),
-    ("memory", |r| in_words(r.worst_bytes), 0),
-    ("P", |r| r.planned.layout.pp.to_string(), 0),
-    ("D", |r| r.planned.layout.zero3.to_string(), 0),
-    ("K", |r| r.planned.layout.dp.to_string(), 0),
-    ("V", |r| r.planned.layout.virtual_stages.to_string(), 4),
-    ("U", unit, 5),
-    ("B", |r| r.planned.layout.micro_batches.to_string(), 6),
-    ("b", |r| r.planned.layout.micro_batch_size.to_string(), 7),
-    ("again", |r| again(r).into(), 8),
-    ("zero1", |r| if r.planned.layout.zero1 { "yes" } else { "-" }.into(), 10),
-    ("inside", |r| in_words(r.planned.traffic.inside as u64), 12),
-    ("between", |r| in_words(r.planned.traffic.between as u64), 11),
-    ("schedule", |r| r.planned.layout.schedule.into(), 1),
+    (TOOK, took, 0, ""),
+    ("step s", |r| figure(r.planned.step_s), 0, ""),
+    ("tokens/s", |r| grouped(r.tokens_per_s), 0, ""),
+    ("MFU", |r| percent(r.mfu), 2, ""),
+    ("bubble", |r| percent(r.planned.bubble), 3, ""),
+    ("memory", |r| in_words(r.worst_bytes), 0, ""),
+    ("P", |r| r.planned.layout.pp.to_string(), 0, "pipeline ranks"),
+    ("D", |r| r.planned.layout.zero3.to_string(), 0, "ranks that share weights (ZeRO-3)"),
+    ("K", |r| r.planned.layout.dp.to_string(), 0, "replicas"),
+    ("V", |r| r.planned.layout.virtual_stages.to_string(), 4, "stages on a rank"),
+    ("U", unit, 5, "micro-batches of a unit"),
+    ("B", |r| r.planned.layout.micro_batches.to_string(), 6, "micro-batches of a rank"),
+    ("b", |r| r.planned.layout.micro_batch_size.to_string(), 7, "samples in each"),
+    ("again", |r| again(r).into(), 8, "computed twice to save memory"),
+    ("zero1", |r| if r.planned.layout.zero1 { "yes" } else { "-" }.into(), 10, SHARED),
+    ("inside", |r| in_words(r.planned.traffic.inside as u64), 12, "sent by a rank in its node"),
+    ("between", |r| in_words(r.planned.traffic.between as u64), 11, "to other nodes"),
+    ("schedule", schedule, 1, ""),
 ];
+
+/// What ZeRO-1 does.
+const SHARED: &str = "replicas share the optimizer's state";
+
+fn schedule(ranked: &Ranked) -> String {
+    match ranked.planned.layout.pp {
+        1 => "no pipeline".into(),
+        _ => ranked.planned.layout.schedule.into(),
+    }
+}
 
 /// The head of the column of what layouts took in trials, which a plan without trials has not.
 const TOOK: &str = "took s";
@@ -57,18 +67,19 @@ fn again(ranked: &Ranked) -> &'static str {
 /// The plan in so many columns of a terminal, 60 to 200.
 pub fn text(plan: &Plan, width: usize) -> String {
     let width = width.clamp(WIDTHS.0, WIDTHS.1);
-    let mut blocks = vec![head(plan), table(&plan.layouts, width)];
+    let mut blocks = vec![head(plan), table(&plan.layouts, width), numbers(plan)];
     if let Some(why) = &plan.why_first {
         blocks.push(format!("{why}."));
     }
     blocks.push(match &plan.more_memory {
         Some(more) => format!(
             "10 % more memory would take {:.1} % off the step: {}.",
-            100.0 * (1.0 - more.step_s / plan.layouts[0].planned.step_s),
+            100.0 * (1.0 - more.step_s / least_s(plan)),
             more.layout
         ),
         None => "10 % more memory would buy nothing.".into(),
     });
+    blocks.push(larger_batches(plan));
     if let Some(late) = &plan.late {
         let first = &plan.layouts[0];
         let held = in_words(late.worst_bytes.saturating_sub(first.worst_bytes));
@@ -88,6 +99,53 @@ pub fn text(plan: &Plan, width: usize) -> String {
     wrapped.collect::<Vec<_>>().join("\n\n")
 }
 
+/// Seconds of the fastest layout.
+fn least_s(plan: &Plan) -> f64 {
+    plan.layouts.iter().map(|r| r.planned.step_s).fold(f64::INFINITY, f64::min)
+}
+
+/// How the numbers of the table are to be read.
+fn numbers(plan: &Plan) -> String {
+    let first = &plan.layouts[0];
+    let [least, most] = first.tokens_per_s_range.map(grouped);
+    let margin = 100.0 * plan.margin;
+    let mut lines = Vec::new();
+    if plan.is_unproven {
+        lines.push(
+            "No GPU has run this engine yet: time and memory of all rows are those of a model."
+                .to_string(),
+        );
+    }
+    lines.extend([
+        format!("1 has {least} to {most} tokens/s: the model was off by {margin:.0} % at worst."),
+        format!(
+            "MFU counts the causal half of attention; with all of it, as PaLM and torchtitan \
+             count, 1 has {}.",
+            percent(first.mfu_whole_attention)
+        ),
+        format!("In a step a rank of 1 sends {}.", sent(first)),
+    ]);
+    lines.join("\n")
+}
+
+fn sent(ranked: &Ranked) -> String {
+    let traffic = ranked.planned.traffic;
+    let [inside, between] = [traffic.inside, traffic.between].map(|bytes| in_words(bytes as u64));
+    format!("{inside} inside its node and {between} to other nodes")
+}
+
+/// `With a batch of 128: 12,000 tokens/s (+8.1 %); of 256: ..`.
+fn larger_batches(plan: &Plan) -> String {
+    let most = plan.layouts.iter().map(|r| r.tokens_per_s).fold(0.0, f64::max);
+    let of = plan.larger_batches.iter().map(|larger| {
+        let comes_to = larger.tokens_per_s.map_or("does not fit".into(), |per_s| {
+            format!("{} tokens/s ({:+.1} %)", grouped(per_s), 100.0 * (per_s / most - 1.0))
+        });
+        format!("x{} ({} samples): {comes_to}", larger.times, larger.times * plan.global_batch)
+    });
+    format!("With the batch {}.", of.collect::<Vec<_>>().join("; "))
+}
+
 /// What is held of each kind that there is any of.
 fn kinds(bytes: &MemoryBytes) -> String {
     let held = bytes.kinds().filter(|(_, bytes)| *bytes > 0);
@@ -97,11 +155,18 @@ fn kinds(bytes: &MemoryBytes) -> String {
 }
 
 fn head(plan: &Plan) -> String {
+    let kept = match plan.is_unproven && plan.reserve > 0 {
+        true => format!(
+            " ({} of each are left to the driver, to NCCL's buffers and to gaps between tensors)",
+            in_words(plan.reserve)
+        ),
+        false => String::new(),
+    };
     format!(
-        "{} ({:.1} G parameters) on {} GPUs with {} each; {} samples of {} tokens a step\nmachine: \
-         {}\n{} layouts ranked, {} of them above the memory, {} simulated",
+        "{} ({} parameters) on {} GPUs with {} each{kept}; {} samples of {} tokens a step\n\
+         machine: {}\n{} layouts ranked, {} of them above the memory, {} simulated",
         plan.model,
-        plan.parameters / 1e9,
+        scaled(plan.parameters),
         plan.gpus,
         in_words(plan.memory),
         plan.global_batch,
@@ -113,6 +178,13 @@ fn head(plan: &Plan) -> String {
     )
 }
 
+/// `8.0 G`, `124.4 M`, `812`.
+fn scaled(n: f64) -> String {
+    let units = [(1e9, "G"), (1e6, "M"), (1e3, "k")];
+    let unit = units.into_iter().find(|(size, _)| n >= 0.99 * size);
+    unit.map_or_else(|| format!("{n:.0}"), |(size, name)| format!("{:.1} {name}", n / size))
+}
+
 /// As many columns as fit, and what limits each layout: beside them, or below where that is
 /// shorter.
 fn table(layouts: &[Ranked], width: usize) -> String {
@@ -120,16 +192,19 @@ fn table(layouts: &[Ranked], width: usize) -> String {
     if layouts.iter().all(|ranked| ranked.tried.is_none()) {
         columns.retain(|column| column.0 != TOOK);
     }
-    loop {
+    let fits = loop {
         let rows = rows(layouts, &columns);
         let wide = rows.iter().map(|row| row.chars().count()).max().unwrap_or(0);
         if wide <= width {
-            return with_limits(layouts, &rows, wide, width);
+            break with_limits(layouts, &rows, wide, width);
         }
         let last = columns.iter().map(|c| c.2).max().filter(|soon| *soon > 0);
-        let Some(last) = last else { return rows.join("\n") };
+        let Some(last) = last else { break rows.join("\n") };
         columns.retain(|c| c.2 != last);
-    }
+    };
+    let legend = columns.iter().filter(|c| !c.3.is_empty());
+    let legend: Vec<String> = legend.map(|c| format!("{} {}", c.0, c.3)).collect();
+    format!("{fits}\n{}", legend.join(", "))
 }
 
 fn with_limits(layouts: &[Ranked], rows: &[String], wide: usize, width: usize) -> String {
@@ -178,11 +253,7 @@ pub fn explain(plan: &Plan, index: usize, width: usize) -> Option<String> {
     }
     let blocks: Vec<String> = planned.blocks.iter().map(ToString::to_string).collect();
     lines.extend([String::new(), format!("Blocks of each stage: {}", blocks.join(" "))]);
-    lines.push(format!(
-        "A rank sends {} inside its node and {} to other nodes in a step",
-        in_words(planned.traffic.inside as u64),
-        in_words(planned.traffic.between as u64)
-    ));
+    lines.push(format!("A rank sends {} in a step", sent(ranked)));
     lines.extend([String::new(), "Memory of each pipeline rank, when it holds most".into()]);
     for (rank, bytes) in planned.memory.iter().enumerate().take(16) {
         lines.push(format!("  {rank:>3}  {}: {}", in_words(bytes.total()), kinds(bytes)));
@@ -254,9 +325,38 @@ mod tests {
     use super::*;
     use crate::tests::plan_of;
 
+    /// A pipeline of one rank is none; and a model of a million parameters has not 0.0 G.
+    #[test]
+    fn one_rank_is_no_pipeline_and_small_models_have_parameters() {
+        let plan = plan_of("gpt2", 1, 8);
+        let text = text(&plan, 200);
+        assert!(text.contains("gpt2 (124.4 M parameters)"), "{text}");
+        assert!(text.contains("no pipeline") && !text.contains("  bf-pp"), "{text}");
+        assert_eq!(
+            [1.2e10, 999.9e6, 25e3, 812.0].map(scaled),
+            ["12.0 G", "1.0 G", "25.0 k", "812"]
+        );
+    }
+
+    /// Measured ranks of CPUs are no GPUs, and have their own margin.
+    #[test]
+    fn plans_for_measured_machines_do_not_speak_of_gpus() {
+        let mut job = crate::tests::job("gpt2", 2, 8);
+        job.compute = crate::layout::Compute { on_gpu: false, ..job.compute };
+        job.machine.margin = 0.2;
+        let plan = crate::plan::Plan::new(&job, "").unwrap();
+        let text = text(&plan, 120);
+        assert!(!text.contains("No GPU") && text.contains("off by 20 %"), "{text}");
+        let [least, most] = plan.layouts[0].tokens_per_s_range;
+        let per_s = plan.layouts[0].tokens_per_s;
+        assert!((per_s / least - 1.2).abs() < 1e-9 && (per_s / most - 0.8).abs() < 1e-9);
+    }
+
     #[test]
     fn no_line_is_wider_than_the_terminal_and_the_command_can_be_pasted() {
-        let plan = plan_of("14.6b", 32, 192);
+        let mut job = crate::tests::job("14.6b", 32, 192);
+        job.memory -= 6_000_000_000;
+        let plan = crate::plan::Plan::new(&job, "").unwrap();
         for width in [60, 80, 100, 140, 200] {
             let text = text(&plan, width);
             for line in text.lines() {
@@ -266,6 +366,18 @@ mod tests {
             let pasted = text.split("Run 1 with:").nth(1).unwrap().replace("\\\n", " ");
             let words: Vec<&str> = pasted.split_whitespace().collect();
             assert_eq!(words.join(" "), plan.layouts[0].command);
+            for (said, what) in [
+                ("No GPU has run this engine yet", "what was never run"),
+                ("tokens/s: the model was off by 10 % at worst", "a range"),
+                ("as PaLM and torchtitan count", "both counts of MFU"),
+                ("D ranks that share weights (ZeRO-3)", "a legend"),
+                ("to other nodes.", "bytes"),
+                ("With the batch x2 (384 samples): ", "larger batches"),
+                ("left to the driver", "the reserve"),
+            ] {
+                let words: Vec<&str> = text.split_whitespace().collect();
+                assert!(words.join(" ").contains(said), "{width}: no word of {what}: {text}");
+            }
         }
         assert!(explain(&plan, 0, 80).unwrap().contains("forwards and backwards"));
         assert!(explain(&plan, 99, 80).is_none());

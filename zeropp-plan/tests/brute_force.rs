@@ -57,6 +57,9 @@ fn job(seed: u64, largest: usize) -> (Job, Draw) {
         message_s: draw.rate(1e-6, 1e-4),
         collective_s: draw.rate(1e-6, 1e-4),
         layer_s: 0.0,
+        contention: 0.0,
+        reserve_bytes: 0.0,
+        margin: 0.1,
         block_flops_per_s: None,
         block_s: [0.0; 4],
         head_flops_per_s: None,
@@ -157,7 +160,10 @@ fn behind(seed: u64, largest: usize) -> (usize, f64, String) {
             return (usize::MAX, f64::INFINITY, format!("seed {seed}: {} fit; {e}", all.len()));
         }
     };
-    let first = &plan.layouts[0].planned;
+    // Of those that tie the first leans least on links.
+    let fastest = plan.layouts.iter().min_by(|a, b| a.planned.step_s.total_cmp(&b.planned.step_s));
+    let first = &fastest.expect("a layout").planned;
+    assert!(plan.layouts[0].planned.step_s < 1.01 * first.step_s, "seed {seed}");
     assert!(first.worst().1.total() <= job.memory, "seed {seed}: {}", first.layout);
     let faster = all.iter().filter(|(_, step_s, _)| step_s * SAME < first.step_s).count();
     let words = format!(

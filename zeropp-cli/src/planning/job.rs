@@ -16,8 +16,6 @@ use zeropp_plan::model::ModelSizes;
 use super::{bad, file, model_options};
 use crate::Failure;
 
-/// Share of a device's memory that a run can have.
-const USABLE: f64 = 0.95;
 /// Token ids of a run without data and a vocabulary: bytes.
 const BYTE_IDS: usize = 256;
 
@@ -56,9 +54,21 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<Asked, Failure> {
     }
     let machine = machine(matches)?;
     let (model, mut flags, mut config) = model(matches, &base)?;
-    let (device, precision) = match (file, matches.get_flag("cpu")) {
+    let on_cpu = matches.get_flag("cpu");
+    if let Some(path) = file.filter(|_| on_cpu && config.device != DeviceKind::Cpu) {
+        return Err(Failure::bad_input(format!(
+            "cpu: {} has device = {}, and its run has that; set device = \"cpu\" there, or leave \
+             out --cpu",
+            path.display(),
+            config.device
+        )));
+    }
+    let given = matches.get_one::<String>("precision").is_some();
+    let (device, precision) = match (file, on_cpu) {
         (Some(_), _) => (config.device, config.precision),
+        (None, true) if given => (DeviceKind::Cpu, config.precision),
         (None, true) => (DeviceKind::Cpu, Precision::Fp32),
+        (None, false) if given => (DeviceKind::Cuda, config.precision),
         (None, false) => (DeviceKind::Cuda, Precision::Bf16),
     };
     match file {
@@ -68,12 +78,13 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<Asked, Failure> {
         }
         None if device != DeviceKind::Cpu => {
             refuse_late(&config)?;
-            flags.push_str(" --precision bf16 --device cuda --engine nccl");
+            let chosen = if given { "" } else { " --precision bf16" };
+            flags.push_str(&format!("{chosen} --device cuda --engine nccl"));
             config = Config { precision, device, engine: EngineKind::Nccl, ..config };
         }
         None => {}
     }
-    let usable = (machine.memory_bytes * USABLE) as u64;
+    let usable = (machine.memory_bytes - machine.reserve_bytes) as u64;
     let of_file = config.rank_memory.map(|gib| (gib * (1u64 << 30) as f64) as u64);
     let memory = matches.get_one::<Bytes>("memory").map(|bytes| bytes.0).or(of_file);
     let fixed = fixed(matches, &config, &has);
@@ -205,7 +216,7 @@ fn model(matches: &ArgMatches, base: &Config) -> Result<(ModelSizes, String, Con
     }
     let flags: Vec<String> = given.iter().map(|(key, value)| flag(key, value)).collect();
     let config = base.with(given).map_err(unknown)?;
-    config.validate().map_err(Failure::bad_input)?;
+    config.validate_for_prediction().map_err(Failure::bad_input)?;
     let ids = match (config.vocab, &base.file) {
         (Some(ids), _) => ids,
         (None, None) => BYTE_IDS,

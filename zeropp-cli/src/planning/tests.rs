@@ -133,6 +133,61 @@ fn a_config_json_and_its_folder_are_planned_for() {
     }
 }
 
+/// A run for a device that this build and this machine lack is predicted, by the command that a
+/// plan prints, as the plan says; one that is to start is refused.
+#[test]
+fn a_plan_for_gpus_can_be_dry_run_without_them() {
+    let line = "--model gpt2 --gpus 8 --machine h100 --global-batch 64 --pp 2 --zero3 4 \
+                --virtual 2 --schedule zeropp";
+    let words = std::iter::once("plan").chain(line.split(' '));
+    let matches = command().try_get_matches_from(words).unwrap();
+    let asked = job(&matches).unwrap_or_else(|failure| panic!("{}", failure.message));
+    let plan = planned(&asked, None).unwrap_or_else(|failure| panic!("{}", failure.message));
+    let first = &plan.layouts[0];
+    assert!(first.command.contains("--device cuda"), "{}", first.command);
+    let matches = crate::command::command().try_get_matches_from(first.command.split(' ')).unwrap();
+    let config = args::run(matches.subcommand_matches("run").unwrap());
+    let config = config.unwrap_or_else(|f| panic!("{}", f.message)).config;
+    if !cfg!(feature = "cuda") {
+        let refused = config.validate().unwrap_err().to_string();
+        assert!(refused.contains("is not in this build"), "{refused}");
+    }
+    config.validate_for_prediction().unwrap();
+    let trainer = zeropp::Trainer::builder(config).for_prediction().build();
+    let trainer = trainer.unwrap_or_else(|e| panic!("{}: {e}", first.command));
+    for (rank, run) in trainer.plan().ranks.iter().enumerate() {
+        assert_eq!(first.planned.memory[rank], run.at_once, "{}", first.command);
+    }
+    let memory = trainer.memory().to_string();
+    assert!(memory.contains("1 rank on ") || cfg!(feature = "cuda"), "{memory}");
+}
+
+/// A file starts the layout that the plan has found, and says why not where it cannot.
+#[test]
+fn a_launch_file_runs_the_layout_that_is_asked_for() {
+    let file = |line: &str, name: &str, number: usize| {
+        let words = std::iter::once("plan").chain(line.split(' '));
+        let matches = command().try_get_matches_from(words).unwrap();
+        let asked = job(&matches).unwrap_or_else(|failure| panic!("{}", failure.message));
+        let plan = planned(&asked, None).unwrap_or_else(|failure| panic!("{}", failure.message));
+        let file = launch_file(name, &asked, &plan, number).map_err(|failure| failure.message);
+        (file, plan.layouts.get(number - 1).map(|r| r.command.clone()).unwrap_or_default())
+    };
+    let line = "--model gpt2 --gpus 16 --machine h100 --global-batch 64";
+    for (number, (name, _)) in zeropp_plan::launch::Launcher::ALL.into_iter().enumerate() {
+        let (text, command) = file(line, name, 1 + number % 2);
+        let text = text.unwrap();
+        for word in command.split(' ').skip(2).filter(|word| *word != "nccl") {
+            assert!(text.contains(word), "{word} of {command} in {text}");
+        }
+    }
+    let (refused, _) = file(&format!("{line} --cpu"), "slurm", 1);
+    let refused = refused.unwrap_err();
+    assert!(refused.starts_with("launch = slurm: starts runs with engine nccl"), "{refused}");
+    let (refused, _) = file(line, "k8s", 99);
+    assert!(refused.unwrap_err().starts_with("explain = 99: the plan has "));
+}
+
 #[test]
 fn the_command_is_well_formed() {
     command().debug_assert();
@@ -149,6 +204,10 @@ fn flags_become_a_job() {
     let given = "--heads 40 --hidden 5120 --layers 48 --model gpt --seq 2048 --vocab 51200 \
                  --precision bf16 --device cuda --engine nccl";
     assert_eq!(flags, given);
+    let (job, flags) = plan("--model gpt2 --gpus 8 --global-batch 64 --precision fp32").unwrap();
+    assert_eq!((job.compute.element_bytes, flags.matches("--precision").count()), (4, 1));
+    let (job, _) = plan("--cpu --model gpt2 --gpus 8 --global-batch 64 --precision bf16").unwrap();
+    assert_eq!(job.compute.element_bytes, 2);
 }
 
 #[test]
@@ -182,6 +241,13 @@ fn bad_input_is_one_clear_message() {
         assert!(error.contains(said), "{line}: {error}");
     }
     let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run.toml");
+    std::fs::write(&run, "device = 'cuda'\nlayers = 4\nglobal-batch = '16'").unwrap();
+    let said = plan(&format!("{} --gpus 4 --cpu", run.display())).unwrap_err();
+    assert!(said.contains("has device = cuda, and its run has that; set device"), "{said}");
+    std::fs::write(&run, "layers = 4\nglobal-batch = '16'").unwrap();
+    let (job, _) = plan(&format!("{} --gpus 4 --cpu", run.display())).unwrap();
+    assert!(!job.compute.on_gpu, "the file's own device");
     let file = dir.path().join("m.toml");
     std::fs::write(&file, "flops_per_s = 1e12").unwrap();
     let line = format!("--gpus 8 --global-batch 8 --model gpt2 --machine {}", file.display());

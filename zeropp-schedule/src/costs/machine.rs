@@ -14,6 +14,9 @@
 //! t_comm = 10                 # us, latency of a message
 //! t_collective = 20           # us, latency of a collective
 //! t_layer = 400               # us of a block's F or R beside products and passes; twice in B
+//! contention = 0.5            # what compute loses while a collective runs; missing: nothing
+//! reserve_bytes = 6e9         # of memory, for the driver, NCCL, gaps; missing: a twentieth
+//! margin = 0.1                # how far published runs are off at worst; missing: 0.2
 //! ```
 //!
 //! A machine that was measured also has what its layers did, in place of products and passes:
@@ -34,7 +37,7 @@ use super::{CostsError, Table};
 
 /// Keys that only a machine has. `zero3_bytes_per_s`, `replica_bytes_per_s`, `bytes_per_s` and
 /// `t_comm` are those of stages, too.
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 18] = [
     "source",
     "flops_per_s",
     "flops_share",
@@ -43,6 +46,9 @@ const KEYS: [&str; 15] = [
     "per_node",
     "t_collective",
     "t_layer",
+    "contention",
+    "reserve_bytes",
+    "margin",
     "block_flops_per_s",
     "t_block",
     "head_flops_per_s",
@@ -78,6 +84,13 @@ const LATENCY: Range = Range {
 };
 const SHARE: Range =
     Range { least: f64::MIN_POSITIVE, most: 1.0, what: "a share, more than 0 and at most 1" };
+/// A share that there may be nothing of.
+const PART: Range = Range { least: 0.0, most: 1.0, what: "a share, from 0 to 1" };
+/// Bytes of a device that no run can have, if the file does not say.
+const RESERVE: f64 = 0.05;
+/// How far plans are off at worst, if the file does not say: a little more than those that were
+/// held against runs on measured machines (docs/plan.md).
+const MARGIN: f64 = 0.2;
 /// Devices or ranks of a node.
 const OF_NODE: Range =
     Range { least: 1.0, most: 65536.0, what: "how many there are in a node, from 1 to 65536" };
@@ -126,6 +139,14 @@ pub struct Machine {
     /// Seconds of a block's F, or R, beside its products and its passes over tensors: gaps between
     /// kernels. B takes them twice.
     pub layer_s: f64,
+    /// By how much of its time compute takes longer while a gather, a reduction or a sum runs on
+    /// the same device: kernels of collectives take cores and bandwidth from it.
+    pub contention: f64,
+    /// Bytes of memory that a run cannot have: the driver's context, buffers of NCCL, gaps between
+    /// what is allocated.
+    pub reserve_bytes: f64,
+    /// How far the times that follow from these rates were off at worst, as a share.
+    pub margin: f64,
     /// Floating-point operations in a second of a block's F, B, W and R, all that they do included;
     /// none where they follow from products and passes.
     pub block_flops_per_s: Option<[f64; 4]>,
@@ -172,6 +193,9 @@ impl Table {
         let text = |key: &str| self.keys.get(key).and_then(Value::as_str).map(String::from);
         let source = text("source").or_else(|| self.measured.clone());
         let passes = bytes("memory_bytes_per_s", None)?;
+        let memory = self.number("memory_bytes", None, MEMORY)?;
+        let what = "bytes, less than half of memory_bytes: 6 GB is 6e9";
+        let reserve = Range { least: 0.0, most: 0.5 * memory, what };
         let head = self.keys.contains_key("head_flops_per_s");
         let at_once = self.keys.contains_key("ranks_at_once");
         let ranks = || self.number("ranks_at_once", None, OF_NODE);
@@ -179,7 +203,7 @@ impl Table {
             source: source.unwrap_or_else(|| "given by hand".into()),
             flops_per_s: flops("flops_per_s")?,
             flops_share: self.number("flops_share", Some(1.0), SHARE)?,
-            memory_bytes: self.number("memory_bytes", None, MEMORY)?,
+            memory_bytes: memory,
             memory_bytes_per_s: passes,
             per_node: self.number("per_node", Some(8.0), OF_NODE)? as usize,
             zero3_bytes_per_s: inside,
@@ -189,6 +213,9 @@ impl Table {
             message_s: latency("t_comm")?,
             collective_s: latency("t_collective")?,
             layer_s: latency("t_layer")?,
+            contention: self.number("contention", Some(0.0), PART)?,
+            reserve_bytes: self.number("reserve_bytes", Some(RESERVE * memory), reserve)?,
+            margin: self.number("margin", Some(MARGIN), PART)?,
             block_flops_per_s: self.of_block("block_flops_per_s", FLOPS)?,
             block_s: self.of_block("t_block", LATENCY)?.map_or([0.0; 4], |us| us.map(|t| t / 1e6)),
             head_flops_per_s: head.then(|| flops("head_flops_per_s")).transpose()?,
@@ -258,6 +285,9 @@ mod tests {
             ("flops_share = 0.0", "flops_share: found 0.0"),
             ("flops_share = 1.5", "flops_share: found 1.5"),
             ("per_node = 0", "per_node: found 0"),
+            ("contention = 1.5", "contention: found 1.5"),
+            ("reserve_bytes = 1e9", "reserve_bytes: found 1000000000"),
+            ("margin = -0.1", "margin: found -0.1"),
             ("bytes_per_s = -1", "bytes_per_s: found -1"),
             ("t_comm = -1", "t_comm: found -1"),
             ("t_collective = null", "t_collective: found null"),
