@@ -310,10 +310,10 @@ impl<'a> Simulation<'a> {
                     Traffic::shared(sent[stage].replicas, links.replicas_between)
                 }
                 Cost::Message => {
-                    let Action::Send { message, micro_batch, .. } = *action else {
+                    let Action::Send { message, .. } = *action else {
                         return Traffic::default();
                     };
-                    let to = program.destination(message, stage, micro_batch);
+                    let to = program.destination(message, stage);
                     let leaves = to.is_some_and(|to| links.leaves_node(rank, to));
                     let bytes = self.stages[stage].bytes.message as f64;
                     Traffic::shared(bytes, f64::from(u8::from(leaves)))
