@@ -66,15 +66,27 @@ pub fn with_model_of_checkpoint(
     for option in OPTIONS.iter().filter(|option| !given.contains(option.key)) {
         let value = match option.of_model {
             true => theirs.get(option.key),
+            // Data of its own for validation stands in place of a part that was kept.
+            false if option.key == "split" && given.contains("eval-data") => None,
             false if OF_RUN.contains(&option.key) => {
                 let text = identity::typed(&manifest.settings, option.key);
                 text.and_then(|text| option.kind.parse(text).ok())
+            }
+            // What does not train is not in the checkpoint.
+            false if option.key == "init-from" && trains_in_part(&theirs) => {
+                let mut places = identity::places(&manifest.settings, option.key).into_iter();
+                places.find(|place| Path::new(place).exists()).map(Into::into)
             }
             false => None,
         };
         overrides.extend(value.map(|value| (option.key.to_owned(), value)));
     }
     Ok(Some(config.with(overrides)?))
+}
+
+/// Whether a run of these settings needs the weights that it began with.
+fn trains_in_part(config: &Config) -> bool {
+    config.lora_rank > 0 || config.freeze.is_some()
 }
 
 /// The settings with the model of the weights that `init-from` names, a checkpoint, a Hugging Face

@@ -11,8 +11,8 @@ use crate::trainer::steps::Steps;
 use crate::trainer::{Weights, assemble};
 
 impl Steps<'_> {
-    /// The weights as the step that was last seen has left them, whole, for models that fit in one
-    /// memory. The ranks wait meanwhile, and no bit of the training changes. Of several processes
+    /// The weights as the step that was last seen has left them, the run's last one too, whole, for
+    /// models that fit in one memory. The ranks wait meanwhile, and no bit of the training changes. Of several processes
     /// rank 0's has them, and the others get none; all of them ask after the same step.
     ///
     /// # Errors

@@ -107,6 +107,28 @@ fn a_resumed_run_takes_its_model_tokens_and_split_from_the_checkpoint() {
         assert_eq!(got.code, Some(2), "{flags}: {}{}", got.out, got.err);
         assert!(got.err.contains(said), "{said} is not in: {}", got.err);
     }
+    // The checkpoint's split gives way to data for validation that is named.
+    let named = "--data ids.bin --eval-data ids.bin --eval-every 5 --eval-steps 1 --steps 5";
+    let named = zeropp(at, &format!("{named} --save ckpt --resume"));
+    assert_eq!(named.code, Some(0), "{}", named.err);
+}
+
+/// What adapters stand on is not in their checkpoint, which says where it was.
+#[test]
+fn a_resumed_run_of_adapters_finds_the_weights_that_they_stand_on() {
+    let dir = folder();
+    let at = dir.path();
+    let all = |line: &str| {
+        let got = zeropp(at, line);
+        assert_eq!(got.code, Some(0), "{line}: {}", got.err);
+    };
+    all("small.toml --steps 2 --save base");
+    let first = "--init-from base --lora-rank 2 --steps 4 --micro-batches 2 --unit 1";
+    all(&format!("{first} --metrics all.jsonl"));
+    all(&format!("{first} --metrics m.jsonl --save ckpt --save-every 2"));
+    fs::remove_dir_all(at.join("ckpt/step-000004")).unwrap();
+    all("--steps 4 --metrics m.jsonl --save ckpt --resume");
+    assert_eq!(bits(&at.join("m.jsonl")), bits(&at.join("all.jsonl")));
 }
 
 #[test]

@@ -55,8 +55,8 @@ impl StockWeights {
 /// Runs F, B and W of `layer` on random `x: [samples, tokens, hidden]` and weights, in fp32 on the
 /// CPU, and compares output, the gradient of `x` (B) and those of the weights (W) with what Burn's
 /// own autodiff makes of `stock`, the same forward in Burn's operations, in double precision. What
-/// the meter counts from F to B and from B to W is held against the layer's
-/// [`cost`](Layer::cost). Layers of stock modules ([`crate::stock`]) keep what no meter counts.
+/// the meter counts from F to B, with attention computed again too, and from B to W is held against
+/// the layer's [`cost`](Layer::cost). Layers of stock modules ([`crate::stock`]) keep what no meter counts.
 ///
 /// ```
 /// use burn::tensor::Tensor;
@@ -123,16 +123,26 @@ pub fn layer(
     let (x, dy) = (random("x", size), random("dy", size));
     let values: Vec<Vec<f32>> = specs.iter().map(|spec| near_first(spec, random)).collect();
     let wanted = by_autodiff(&specs, &values, (&x, &dy), dims, stock);
-    let (found, mut differences) = in_halves(layer, &specs, &values, (x, dy), dims)?;
-    differences.extend(found.iter().zip(&wanted).filter_map(|((what, found), wanted)| {
-        let (largest, off) = largest_difference(found, wanted)?;
-        (off > TOLERANCE * largest || off.is_nan()).then(|| {
-            format!(
-                "{what} is off by {off:.2e} where its largest element is {largest:.2e}, against \
-                 Burn's autodiff of the same forward"
-            )
-        })
-    }));
+    let mut differences = Vec::new();
+    for selective in [false, true] {
+        let given = (x.clone(), dy.clone());
+        let (found, costs) = in_halves(layer, (&specs, &values), given, dims, selective)?;
+        let wrong = found.iter().zip(&wanted).filter_map(|((what, found), wanted)| {
+            let (largest, off) = largest_difference(found, wanted)?;
+            (off > TOLERANCE * largest || off.is_nan()).then(|| {
+                format!(
+                    "{what} is off by {off:.2e} where its largest element is {largest:.2e}, \
+                     against Burn's autodiff of the same forward"
+                )
+            })
+        });
+        for line in costs.into_iter().chain(wrong) {
+            // Most layers do the same in both.
+            if !differences.contains(&line) {
+                differences.push(line);
+            }
+        }
+    }
     if differences.is_empty() { Ok(()) } else { Err(Differences(differences)) }
 }
 
@@ -193,12 +203,13 @@ fn by_autodiff(
 type Named = (String, Vec<f32>);
 
 /// The same by the layer's F, B and W, with their names; and what of its cost is not as metered.
+/// `selective` says whether attention is computed again.
 fn in_halves(
     layer: &dyn Layer,
-    specs: &[ParamSpec],
-    values: &[Vec<f32>],
+    (specs, values): (&[ParamSpec], &[Vec<f32>]),
     (x, dy): (Vec<f32>, Vec<f32>),
     dims: [usize; 3],
+    selective: bool,
 ) -> Result<(Vec<Named>, Vec<String>), Differences> {
     let device = Device::flex();
     let meter = Meter::new();
@@ -222,7 +233,7 @@ fn in_halves(
         queue: queue.clone(),
         meter: meter.clone(),
         token: recording.token(),
-        recompute_attention: false,
+        recompute_attention: selective,
         forward_grads: None,
         masks: Masks::default(),
     };
@@ -254,7 +265,7 @@ fn in_halves(
         let gradient = gradients[place.offset..][..spec.len()].to_vec();
         found.push((format!("the gradient of {} (W)", spec.name), gradient));
     }
-    Ok((found, costs(layer, dims, [kept, stashed])))
+    Ok((found, costs(layer, dims, [kept, stashed], selective)))
 }
 
 /// What of a layer's cost is not what the meter has counted.
@@ -262,6 +273,7 @@ fn costs(
     layer: &dyn Layer,
     [samples, seq, _]: [usize; 3],
     [kept, stashed]: [u64; 2],
+    selective: bool,
 ) -> Vec<String> {
     let batch = BatchShape {
         samples,
@@ -271,10 +283,11 @@ fn costs(
         kernels: true,
     };
     let cost = layer.cost(batch);
-    let sides = [
-        ("activation_bytes", cost.activation_bytes, kept, "F to B"),
-        ("stash_bytes", cost.stash_bytes, stashed, "B to W"),
-    ];
+    let activation = match selective {
+        true => ("activation_bytes_selective", cost.activation_bytes_selective, kept, "F to B"),
+        false => ("activation_bytes", cost.activation_bytes, kept, "F to B"),
+    };
+    let sides = [activation, ("stash_bytes", cost.stash_bytes, stashed, "B to W")];
     let differ = sides.into_iter().filter(|(_, said, counted, _)| said != counted);
     let line = |(field, said, counted, when): (&str, u64, u64, &str)| {
         format!("its cost says {field} = {said}, and {counted} bytes are kept from {when}")

@@ -48,7 +48,12 @@ impl Layer for Scaled {
     }
     fn cost(&self, batch: BatchShape) -> LayerCost {
         let x = (batch.tokens() * 16 * batch.element_bytes) as u64;
-        LayerCost { activation_bytes: x - self.forgets, stash_bytes: 2 * x, ..LayerCost::default() }
+        LayerCost {
+            activation_bytes: x - self.forgets,
+            activation_bytes_selective: x,
+            stash_bytes: 2 * x,
+            ..LayerCost::default()
+        }
     }
 }
 
