@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use zeropp::config::EngineKind;
 use zeropp::{Config, StepMetrics};
 
 use crate::figures::{duration, grouped, percent};
@@ -16,8 +17,9 @@ pub(crate) struct Pace {
     steps: u64,
     /// Steps from one line to the next; none for a line a second.
     every: Option<u64>,
-    /// Whether a rank waits for no other within a step, so that there is no bubble to tell of.
-    alone: bool,
+    /// Whether a line has the bubble: not where a rank waits for no other within a step, and not
+    /// where it waits for a core.
+    has_bubble: bool,
     /// When the last line came; none before the first.
     last_line: Option<Instant>,
     /// Sum and number of the losses since, of steps that had one.
@@ -38,7 +40,7 @@ impl Pace {
         Pace {
             steps,
             every,
-            alone: false,
+            has_bubble: true,
             last_line: None,
             losses: (0.0, 0),
             mean: None,
@@ -50,12 +52,12 @@ impl Pace {
 
     /// The same, of the ranks of `config`.
     pub(crate) fn on(self, config: &Config) -> Pace {
-        Pace { alone: is_alone(config), ..self }
+        Pace { has_bubble: !is_alone(config) && shared_cores(config).is_none(), ..self }
     }
 
     /// The same run, with a line every `every` steps.
     pub(crate) fn every(&self, every: u64) -> Pace {
-        Pace { alone: self.alone, ..Pace::new(self.steps, Some(every)) }
+        Pace { has_bubble: self.has_bubble, ..Pace::new(self.steps, Some(every)) }
     }
 
     /// Takes a step that was done at `now`; its line, if it has one.
@@ -106,7 +108,7 @@ impl Pace {
             0 => "loss - (no token was scored)".into(),
             _ => mean_loss(sum / steps as f64, steps, ""),
         };
-        let bubble = (!self.alone).then(|| format!("  bubble {}", percent(m.bubble)));
+        let bubble = self.has_bubble.then(|| format!("  bubble {}", percent(m.bubble)));
         let left = self.left_s(m.step).map(|s| format!("  {} left", duration(s)));
         Some(format!(
             "step {}/{}  {loss}  norm {:.3}  lr {:.2e}  {} tokens/s{}{}",
@@ -125,6 +127,14 @@ impl Pace {
 /// waits for another one within a step.
 pub(crate) fn is_alone(config: &Config) -> bool {
     config.pp * config.zero3 == 1
+}
+
+/// The cores of this machine, where the ranks of a run are its threads and share them: their waiting
+/// for a core would be most of a measured bubble.
+pub(crate) fn shared_cores(config: &Config) -> Option<usize> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let is_shared = config.engine == EngineKind::Threads && config.mesh().world() > cores;
+    is_shared.then_some(cores)
 }
 
 /// A loss, and of how many steps it is the mean where it is one; `from` is what it was before.

@@ -13,7 +13,7 @@ use crate::figures::{say, speak_on_stderr, speaks_on_stderr};
 use crate::log::Voice;
 use crate::log_file;
 use crate::output::write;
-use crate::pace::Pace;
+use crate::pace::{Pace, shared_cores};
 use crate::plot::chart::{self, Curve, Mark, Panel};
 use crate::plot::look::Look;
 use crate::progress::Progress;
@@ -280,10 +280,8 @@ fn show_sample(
 
 /// Says what came of a run.
 fn conclude(config: &Config, summary: &Summary, mean: Option<(f64, u64)>) {
-    // Of several processes this one knows its own cores only.
-    let own = std::thread::available_parallelism().map_or(1, usize::from);
-    let cores = if config.engine == EngineKind::Threads { own } else { usize::MAX };
-    say(format_args!("\n{}", summary::text(summary, (config, cores), mean)));
+    let text = summary::text(summary, (config, shared_cores(config)), mean);
+    say(format_args!("\n{text}"));
     if let Some(path) = &summary.checkpoint {
         say(format_args!("\ncheckpoint {}", path.display()));
     }

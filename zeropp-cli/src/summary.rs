@@ -6,37 +6,20 @@ use zeropp_core::meter::MemoryKind;
 use crate::figures::{bytes, count, duration, grouped, percent, scaled, table};
 use crate::pace::{is_alone, mean_loss};
 
-/// The summary of a run of `config`, whose ranks are threads of a machine with this many cores;
+/// The summary of a run of `config`, whose ranks share `cores` of them where there are that few;
 /// `mean` is the loss of the last line, and of how many steps.
 pub(crate) fn text(
     s: &Summary,
-    (config, cores): (&Config, usize),
+    (config, cores): (&Config, Option<usize>),
     mean: Option<(f64, u64)>,
 ) -> String {
     let (loss, of) = mean.unwrap_or((s.last_loss, 1));
     let loss = mean_loss(loss, of, &format!("{:.4} to ", s.first_loss));
     let ranks = config.mesh().world();
-    let shared = if ranks > cores {
-        format!(
-            "\n{} share {}: waiting for a core counts as idle",
-            count(ranks, "rank"),
-            count(cores, "core")
-        )
-    } else {
-        String::new()
-    };
     let (bubbles, gathers) = match is_alone(config) {
         true => Default::default(),
         false => (
-            format!(
-                "bubble {} measured, {} simulated with the measured times, {} before the run\n\
-                 bubble_own_span {}, bubble_step {} measured{shared}\n",
-                percent(s.bubble),
-                percent(s.timed_bubble),
-                percent(s.predicted_bubble),
-                percent(s.bubble_own_span),
-                percent(s.bubble_step),
-            ),
+            bubble(s, cores.map(|cores| (ranks, cores))),
             format!(
                 "{} all-gathers and {} reduce-scatters per rank and unit\n",
                 scaled(s.all_gathers_per_unit),
@@ -55,6 +38,26 @@ pub(crate) fn text(
         percent(s.flops_util),
         memory(s, ranks),
     )
+}
+
+/// The idle share. Where so many ranks share so many cores, that of the schedule with a core for
+/// each comes first: what was measured has their waiting for a core in it.
+fn bubble(s: &Summary, shared: Option<(usize, usize)>) -> String {
+    let [measured, timed, before] = [s.bubble, s.timed_bubble, s.predicted_bubble].map(percent);
+    let [own_span, step] = [s.bubble_own_span, s.bubble_step].map(percent);
+    match shared {
+        None => format!(
+            "bubble {measured} measured, {timed} simulated with the measured times, {before} \
+             before the run\nbubble_own_span {own_span}, bubble_step {step} measured\n"
+        ),
+        Some((ranks, cores)) => format!(
+            "bubble {timed} with a core per rank, simulated with the measured times; {before} \
+             before the run\ncores shared: {} on {}; measured, with the wait for a core as idle: \
+             bubble {measured}, bubble_own_span {own_span}, bubble_step {step}\n",
+            count(ranks, "rank"),
+            count(cores, "core")
+        ),
+    }
 }
 
 /// What saving took beside the steps.
@@ -173,27 +176,31 @@ mod tests {
         (s.saves, s.save_blocked_s, s.save_cpu_s) = (4, 0.25, 1.5);
         (s.recoveries, s.steps_redone, s.recovery_s) = (1, 3, 0.5);
         let of = |pp: usize, zero3: usize| Config { pp, zero3, ..Config::default() };
-        let alone = text(&s, (&of(2, 1), 2), Some((2.875, 9)));
+        let alone = text(&s, (&of(2, 1), None), Some((2.875, 9)));
         let line = "40 steps in 52.1 s: loss 5.5452 to 2.8750 (mean of 9)";
         assert!(alone.lines().any(|l| l == line), "{alone}");
         assert!(!alone.contains("share"), "{alone}");
+        let measured =
+            "bubble 5.0 % measured, 2.0 % simulated with the measured times, 1.0 % before the run";
+        assert!(alone.lines().any(|l| l == measured), "{alone}");
         let eval =
             |loss: f64| zeropp::Evaluation { loss, perplexity: loss.exp(), ..Default::default() };
         (s.last_eval, s.best_eval) = (Some((40, eval(2.5))), Some((30, eval(2.25))));
-        let one = text(&s, (&of(1, 1), 2), None);
+        let one = text(&s, (&of(1, 1), None), None);
         // Of a rank by itself nothing is said that others would have a part in.
         for word in ["bubble", "gathers", "unit", "messages"] {
             assert!(!one.contains(word), "{word} is in:\n{one}");
         }
-        let text = text(&s, (&of(4, 8), 2), None);
+        let text = text(&s, (&of(4, 8), Some(2)), None);
         for line in [
             "40 steps in 52.1 s: loss 5.5452 to 2.7500",
             "validation loss 2.5000, perplexity 12.182 after step 40; the lowest 2.2500 after \
              step 30",
             "6,310 tokens/s, 50.0 % of peak FLOP/s",
-            "bubble 5.0 % measured, 2.0 % simulated with the measured times, 1.0 % before the run",
-            "bubble_own_span 3.0 %, bubble_step 7.0 % measured",
-            "32 ranks share 2 cores: waiting for a core counts as idle",
+            "bubble 2.0 % with a core per rank, simulated with the measured times; 1.0 % before the \
+             run",
+            "cores shared: 32 ranks on 2 cores; measured, with the wait for a core as idle: bubble \
+             5.0 %, bubble_own_span 3.0 %, bubble_step 7.0 %",
             "3 all-gathers and 2 reduce-scatters per rank and unit",
             "4 checkpoints: a rank was kept from its work for 0.2 s, and writing took 1.5 s of CPU",
             "1 recovery: 0.5 s from failure to the next step, 3 steps done again",
