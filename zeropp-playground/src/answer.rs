@@ -1,13 +1,12 @@
 //! What the page asks, answered: one object in JSON in, one out.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use zeropp_schedule::costs::{ALONE, Table, layers_of};
 use zeropp_schedule::draw::{chrome_read, svg};
 use zeropp_schedule::exchange::csv::{self, Dialect};
 use zeropp_schedule::exchange::json::{self as document, Document};
 use zeropp_schedule::exchange::{self, Format};
-use zeropp_schedule::fields;
 use zeropp_schedule::ir::{Action, Schedule};
 use zeropp_schedule::lower::{LowerOptions, lower};
 use zeropp_schedule::metrics::Metrics;
@@ -27,7 +26,8 @@ const TABLE_COMPUTES: usize = 2_000_000;
 const FAULTS_MAX: usize = 8;
 
 /// What is asked, and what each question needs.
-#[derive(Default)]
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Request {
     ask: String,
     /// The schedule to draw, to tell in numbers or to write, and the costs of one in CSV.
@@ -41,13 +41,13 @@ struct Request {
     name: Option<String>,
 }
 
-fields!(Request { ask, wanted, csv, format, text, name } needs ["ask"]);
-
 /// A schedule and its costs.
-#[derive(Default)]
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Wanted {
     kind: String,
     pp: usize,
+    #[serde(rename = "virtual")]
     virtual_stages: Option<usize>,
     micro_batches: usize,
     unit: Option<usize>,
@@ -61,11 +61,6 @@ struct Wanted {
     recompute: bool,
     prefetch: usize,
 }
-
-fields!(Wanted {
-    kind, pp, virtual_stages = "virtual", micro_batches, unit, costs, layers, limit, lower,
-    recompute, prefetch,
-} needs ["kind", "pp", "micro_batches", "costs", "lower", "recompute", "prefetch"]);
 
 /// A schedule with its run.
 struct Made {

@@ -10,7 +10,6 @@ pub mod svg;
 
 use crate::{
     ir::Action,
-    sorting,
     timeline::{Lane, Span},
 };
 
@@ -31,7 +30,7 @@ struct Placed {
 fn place(spans: &[Span]) -> Vec<Placed> {
     let class = |s: &Span| (s.lane, matches!(s.action, Action::Recv { .. }));
     let mut order: Vec<usize> = (0..spans.len()).collect();
-    sorting::by_key(&mut order, |i| {
+    order.sort_by_key(|i| {
         let s = &spans[*i];
         (class(s), s.start_ns, s.end_ns.max(s.start_ns), *i)
     });

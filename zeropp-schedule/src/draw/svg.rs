@@ -17,7 +17,6 @@ use super::{
 };
 use crate::action::Texture;
 use crate::ir::Task;
-use crate::sorting;
 use crate::timeline::{Lane, RankTimeline, Timeline};
 use parts::{caption, clip, escape, fill, swatch, tick_step, tick_text};
 
@@ -180,7 +179,7 @@ impl<'a> Picture<'a> {
     fn patterns(&self, out: &mut impl Write) -> io::Result<()> {
         let mut shades: Vec<u32> = self.shades.iter().map(|s| (s * 1000.0) as u32).collect();
         shades.push(0);
-        sorting::plain(&mut shades);
+        shades.sort_unstable();
         shades.dedup();
         writeln!(out, "<defs>")?;
         for (style, s) in LOOKS.iter().enumerate() {
@@ -232,7 +231,7 @@ impl<'a> Picture<'a> {
         swatch(out, x, y, 12.0, &hex(IDLE))?;
         x = caption(out, x, y, "idle")?;
         let mut shades = self.shades.clone();
-        sorting::by(&mut shades, f64::total_cmp);
+        shades.sort_by(f64::total_cmp);
         shades.dedup();
         if shades.len() > 1 {
             for (i, shade) in shades.iter().enumerate() {
