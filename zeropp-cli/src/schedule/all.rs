@@ -1,10 +1,9 @@
 //! All kinds side by side: as a table, as data, and as a picture of bubble over memory.
 
-mod names;
-mod page;
 mod scatter;
 
 use serde::Serialize;
+use zeropp::pipeline::draw::{chart, page};
 use zeropp::pipeline::schedules::KINDS;
 use zeropp::pipeline::timeline::MemoryUnit;
 
@@ -31,6 +30,10 @@ pub(super) const COLUMNS: [&str; 10] = [
     "gathers",
     "reductions",
 ];
+
+/// Columns that a narrow window has no room for.
+const LESS: [&str; 6] =
+    ["V", "own span us", "bubble_own_span", "bubble_rate", "gathers", "reductions"];
 
 /// A kind in numbers.
 #[derive(Clone, Debug, Serialize)]
@@ -83,7 +86,7 @@ pub(super) fn render(
         "json" => serde_json::to_string_pretty(&all).map_err(Failure::failed_run)?,
         "csv" => all.csv(),
         "svg" => all.svg(),
-        "html" => page::html(&all),
+        "html" => all.html(),
         _ => all.text(),
     };
     Ok(format!("{}\n", text.trim_end()).into_bytes())
@@ -255,6 +258,19 @@ impl All {
     }
 
     fn svg(&self) -> String {
-        scatter::svg(self, &self.facts)
+        chart::svg(&[scatter::panel(self, &self.facts)], chart::WIDTHS[0])
+    }
+
+    /// A table that sorts, and the picture.
+    fn html(&self) -> String {
+        let rows: Vec<_> = self.kinds.iter().map(|row| row.cells(self.memory)).collect();
+        let misfits = self.misfits.iter().map(|(kind, why)| (*kind, why.as_str()));
+        let body = [
+            page::lines(&self.facts.join("\n")),
+            page::table(&self.head(), &rows, &LESS),
+            page::facts(misfits),
+            chart::both(&[scatter::panel(self, &[])]),
+        ];
+        page::page("All kinds of schedule", &body.concat())
     }
 }

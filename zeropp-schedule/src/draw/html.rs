@@ -6,7 +6,7 @@ use std::io::{self, BufWriter, Write};
 use serde::Serialize;
 
 use super::{
-    place,
+    escape, place,
     style::{LOOKS, extent, hex, look_of, makespan_ns, peak, rank_name, shades, time_text},
 };
 use crate::action::{Place, Texture};
@@ -305,10 +305,6 @@ fn rank(timeline: &Timeline, index: usize, bubble: f64, start: u64) -> Rank {
         pairs,
         memory: rank.memory.iter().flat_map(|m| [m.at_ns.saturating_sub(start), m.bytes]).collect(),
     }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('\0', "\u{fffd}")
 }
 
 #[cfg(test)]

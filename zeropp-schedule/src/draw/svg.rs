@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    place,
+    escape, place,
     style::{
         FORWARD, IDLE, LOOKS, OVERLAP, WHOLE_BACKWARD, extent, hex, look_of, makespan_ns, peak,
         rank_name, shaded, shades, time_text, wants_white_text,
@@ -18,7 +18,7 @@ use super::{
 use crate::action::Texture;
 use crate::ir::Task;
 use crate::timeline::{Lane, RankTimeline, Timeline};
-use parts::{caption, clip, escape, fill, swatch, tick_step, tick_text};
+use parts::{caption, clip, fill, swatch, tick_step, tick_text};
 
 /// Writes `timeline` as a self-contained SVG. Time starts at the first span.
 ///

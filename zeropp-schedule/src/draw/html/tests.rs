@@ -62,7 +62,7 @@ fn every_span_is_in_the_page() {
     let data = data_of(&page);
     assert_eq!(data["runs"][0]["ranks"].as_array().unwrap().len(), 6);
     check(&timeline, &data["runs"][0], &data["styles"]);
-    assert!(page.contains("<h1>gpipe \"3\" × 4</h1>"));
+    assert!(page.contains("<h1>gpipe &quot;3&quot; × 4</h1>"));
 }
 
 #[test]
