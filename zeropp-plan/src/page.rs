@@ -17,16 +17,19 @@ use crate::text;
 
 /// Spans of a schedule's picture: a larger one takes a browser too long.
 const SPANS_MAX: usize = 12_000;
-/// Kinds of memory that come and go, from the bottom up, above what is held all the time.
-const KINDS: [MemoryKind; 7] = [
-    MemoryKind::Gathered,
-    MemoryKind::PackedWeights,
-    MemoryKind::Gradient,
-    MemoryKind::GradientShard,
-    MemoryKind::Activation,
-    MemoryKind::WeightStash,
-    MemoryKind::Communication,
+/// Kinds of memory that come and go, from the bottom up, above what is held all the time, with the
+/// places of their colours.
+const KINDS: [(MemoryKind, usize); 7] = [
+    (MemoryKind::Gathered, 1),
+    (MemoryKind::PackedWeights, 3),
+    (MemoryKind::Gradient, 4),
+    (MemoryKind::GradientShard, 6),
+    (MemoryKind::Activation, 0),
+    (MemoryKind::WeightStash, 2),
+    (MemoryKind::Communication, 5),
 ];
+/// The place of the colour of what is held all the time.
+const HELD: usize = 7;
 /// Ranks whose memory is listed.
 const RANKS_MAX: usize = 16;
 /// Columns of a terminal in which the plan's paragraphs have no line feeds of their own.
@@ -202,9 +205,9 @@ fn is_best(ranked: &Ranked, layouts: &[Ranked]) -> bool {
 /// What a rank holds over its step, by kind, on top of what it holds all the time.
 fn areas(points: &[KindPoint], fixed: u64, limit: u64) -> Panel {
     let end = points.last().map_or(0, |p| p.at_ns);
-    let area = |kinds: usize, name: &str| {
+    let area = |kinds: usize, name: &str, color: usize| {
         let held = |p: &KindPoint| {
-            gib(fixed + KINDS[..kinds].iter().map(|kind| p.bytes.get(*kind)).sum::<u64>())
+            gib(fixed + KINDS[..kinds].iter().map(|(kind, _)| p.bytes.get(*kind)).sum::<u64>())
         };
         let seconds = |ns: u64| ns as f64 / 1e9;
         // A point holds until the next one.
@@ -215,11 +218,12 @@ fn areas(points: &[KindPoint], fixed: u64, limit: u64) -> Panel {
             name: name.into(),
             points: steps.collect(),
             mark: Mark::Area,
-            look: Look::one_of(kinds, KINDS.len() + 1),
+            look: Look::one_of(color, KINDS.len() + 1),
         }
     };
     // The highest is drawn first, so that of each the part above the next one is seen.
-    let kinds = (1..=KINDS.len()).rev().map(|n| area(n, KINDS[n - 1].name()));
+    let kinds = KINDS.iter().enumerate().rev();
+    let kinds = kinds.map(|(i, (kind, color))| area(i + 1, kind.name(), *color));
     let limit = Curve {
         name: format!("limit, {}", in_words(limit)),
         points: vec![(0.0, gib(limit)), (end as f64 / 1e9, gib(limit))],
@@ -227,7 +231,7 @@ fn areas(points: &[KindPoint], fixed: u64, limit: u64) -> Panel {
         look: Look::one_of(1, 2),
     };
     Panel {
-        curves: kinds.chain([area(0, "parameters, moments"), limit]).collect(),
+        curves: kinds.chain([area(0, "parameters, moments", HELD), limit]).collect(),
         covers: vec![(0.0, 0.0)],
         ..Panel::new("Memory, GiB", "seconds")
     }

@@ -2,6 +2,7 @@
 
 pub mod action;
 pub mod ascii;
+pub mod check;
 pub mod costs;
 pub mod draw;
 pub mod exchange;

@@ -31,7 +31,7 @@ pub fn svg(panels: &[Panel], wide: f64) -> String {
     let heads: Vec<Head> = panels.iter().map(|panel| Head::new(panel, wide)).collect();
     let height: f64 = heads.iter().map(|head| HEIGHT + head.height()).sum();
     let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" viewBox=\"0 0 {wide} {height}\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"chart\" role=\"img\" viewBox=\"0 0 {wide} {height}\" \
          width=\"{wide}\" height=\"{height}\"><style>{}</style>\
          <rect class=\"ground\" width=\"{wide}\" height=\"{height}\"/>\n",
         style()
@@ -58,13 +58,13 @@ pub fn both(panels: &[Panel]) -> String {
 
 fn style() -> String {
     format!(
-        "text{{font:{SIZE}px system-ui,sans-serif;fill:#222}}.title{{font-weight:600;\
+        ".chart text{{font:{SIZE}px system-ui,sans-serif;fill:#222}}.chart .title{{font-weight:600;\
          font-size:14px}}.ground{{fill:#fff}}.grid{{stroke:#ddd}}.axis{{stroke:#666;fill:none}}\
          .line{{fill:none;stroke:var(--c);stroke-width:1.6;stroke-linejoin:round}}\
          .faint{{stroke-width:1;opacity:.35}}.broken{{stroke-dasharray:5 4}}.dot{{fill:var(--c)}}\
          .area{{fill:var(--c)}}.to{{stroke:#999;stroke-width:.8}}\
          .place{{stroke:#d55e00;stroke-dasharray:3 3}}{}\
-         @media(prefers-color-scheme:dark){{text{{fill:#ddd}}.ground{{fill:#14161a}}\
+         @media(prefers-color-scheme:dark){{.chart text{{fill:#ddd}}.ground{{fill:#14161a}}\
          .grid{{stroke:#333}}.axis{{stroke:#999}}{}}}",
         look::style(false),
         look::style(true)

@@ -7,6 +7,7 @@ pub mod chart;
 pub mod chrome;
 pub mod chrome_read;
 pub mod html;
+pub mod kinds;
 pub mod page;
 mod style;
 pub mod svg;

@@ -1,9 +1,9 @@
 //! Bubble over memory, one point a kind.
 
-use zeropp::pipeline::draw::chart::{Dot, Look, Panel};
-use zeropp::pipeline::timeline::MemoryUnit;
+use zeropp::pipeline::draw::chart::Panel;
+use zeropp::pipeline::draw::kinds::{self, KindDot};
 
-use super::{All, Row, rate};
+use super::{All, Row};
 
 /// Size of the plot in characters.
 const COLUMNS: usize = 60;
@@ -67,25 +67,14 @@ pub(super) fn text(all: &All) -> String {
     lines.join("\n")
 }
 
-/// As a chart: bubble over memory, with what the numbers are of below its title.
+/// As a chart, with what the numbers are of below its title.
 pub(super) fn panel(all: &All, facts: &[String]) -> Panel {
-    let (size, unit) = match all.memory {
-        MemoryUnit::Units => (1.0, "units"),
-        MemoryUnit::Bytes => ((1u64 << 20) as f64, "MiB"),
+    let dot = |row: &Row| KindDot {
+        kind: row.kind.into(),
+        bubble: row.bubble,
+        peak: row.peak,
+        chosen: false,
     };
-    let dot = |row: &Row| Dot {
-        name: row.kind.into(),
-        about: format!("{}: {}, {}", row.kind, rate(row.bubble), all.memory.text(row.peak)),
-        at: (row.peak as f64 / size, 100.0 * row.bubble),
-        look: Look::one_of(0, 1),
-    };
-    Panel {
-        dots: all.kinds.iter().map(dot).collect(),
-        covers: vec![(0.0, 0.0), (0.0, 100.0 * BUBBLE_MIN)],
-        facts: facts.to_vec(),
-        ..Panel::new(
-            "Bubble, %, over memory",
-            &format!("most activations and weight stashes of a rank, {unit}"),
-        )
-    }
+    let dots: Vec<KindDot> = all.kinds.iter().map(dot).collect();
+    Panel { facts: facts.to_vec(), ..kinds::panel(&dots, all.memory) }
 }
