@@ -244,7 +244,9 @@ fn read(text: &str, name: &str) -> Result<Value, String> {
     let format = if is_json { Format::Json } else { Format::Csv };
     let parsed = check::parsed(text, format, FAULTS_MAX);
     let schedule = parsed.map_err(|faults| named(in_lines(faults)))?.schedule;
-    Ok(json!({ "csv": as_csv(&schedule)?, "pp": schedule.pp(),
+    let pp = schedule.pp();
+    Ok(json!({ "csv": as_csv(&schedule)?, "pp": pp,
+        "virtual": schedule.stages().div_ceil(pp.max(1)),
         "micro_batches": schedule.micro_batches(), "kind": schedule.kind }))
 }
 
