@@ -29,10 +29,10 @@ one page with both on one time axis.";
 
 const EXAMPLES: &str = "\
 A schedule is simulated with --costs or the cost flags if any are given, else with the costs in its
-file; two without any run the same model, each layer's F, B and W in 1 us. When it is compared with a trace and has no costs of its own, or costs of another scale (less
-than a tenth or more than ten times the run's work), it is simulated with the times of the trace;
-where the two have different stages, its times are scaled to the run's work. The titles say what was
-done.
+file; two without any run the same model, F, B and W of each layer in 1 us. When it is compared with
+a trace and has no costs of its own, or costs of another scale (less than a tenth or more than ten
+times the run's work), it is simulated with the times of the trace; where the two have different
+stages, its times are scaled to the run's work. The titles say what was done.
 A schedule's bubble_rate is counted as the paper of its kind does; below it stands the least that it
 can be, for those costs, in any order that holds no more activations and no more gathered stages.
 Of a trace of several steps one is compared, the last unless --step names another. Where one of the
@@ -172,6 +172,7 @@ fn in_one_unit(runs: [&mut Timeline; 2]) {
     }
     for run in runs.into_iter().filter(|run| run.memory_unit == MemoryUnit::Units) {
         run.ranks.iter_mut().for_each(|rank| rank.memory.clear());
+        run.memory_unit = MemoryUnit::Bytes;
         run.facts.push("memory: in no unit of the other run, and left out".into());
     }
 }

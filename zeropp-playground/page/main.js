@@ -5,9 +5,15 @@ const $ = (id) => document.getElementById(id);
 
 function fillControls() {
   for (const key of FIELDS) $(key).value = state[key];
+  showLists();
   for (const key of SWITCHES) $(key).checked = state[key];
   for (const key of ["t_f", "t_b", "t_w"]) slide(key);
   for (const box of $("others").querySelectorAll("input")) box.checked = state.others.includes(box.value);
+}
+
+// A list has a line of its own, so that it is not cut.
+function showLists() {
+  for (const key of [...TIMES, ...SIZES]) $(key).classList.toggle("list", state[key].includes(","));
 }
 
 // Sliders go from nothing to twice the largest of the three numbers that stood there when they were filled.
@@ -64,6 +70,7 @@ function stageRow(stage) {
 
 function readControls() {
   for (const key of FIELDS) state[key] = $(key).value;
+  showLists();
   for (const key of SWITCHES) state[key] = $(key).checked;
   state.others = [...$("others").querySelectorAll("input:checked")].map((box) => box.value);
 }

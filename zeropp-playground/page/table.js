@@ -51,7 +51,7 @@ function showTable(rows, chosen, choose) {
     });
     if (row.error) {
       const why = tr.insertCell();
-      why.colSpan = COLUMNS.length - 1;
+      why.colSpan = COLUMNS.length - 1 - (innerWidth > 820 ? 0 : LESS.length);
       why.className = "why";
       why.textContent = row.error;
     }

@@ -1,5 +1,5 @@
-//! Charts as SVG: curves, areas and dots with names over a pair of axes, in panels above each other,
-//! readable on light and dark ground.
+//! Charts as SVG: curves, areas and dots with names over a pair of axes, in panels above each
+//! other, readable on light and dark ground.
 
 mod head;
 mod labels;
@@ -31,8 +31,8 @@ pub fn svg(panels: &[Panel], wide: f64) -> String {
     let heads: Vec<Head> = panels.iter().map(|panel| Head::new(panel, wide)).collect();
     let height: f64 = heads.iter().map(|head| HEIGHT + head.height()).sum();
     let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"chart\" role=\"img\" viewBox=\"0 0 {wide} {height}\" \
-         width=\"{wide}\" height=\"{height}\"><style>{}</style>\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"chart\" role=\"img\" \
+         viewBox=\"0 0 {wide} {height}\" width=\"{wide}\" height=\"{height}\"><style>{}</style>\
          <rect class=\"ground\" width=\"{wide}\" height=\"{height}\"/>\n",
         style()
     );
@@ -113,10 +113,8 @@ impl Frame<'_> {
         }
         for mark in &self.axes[0].marks {
             let (at, low, text) = (self.x(*mark), BASE + 16.0, short(*mark));
-            let _ = write!(
-                out,
-                "<text x=\"{at:.1}\" y=\"{low}\" text-anchor=\"middle\">{text}</text>"
-            );
+            let _ =
+                write!(out, "<text x=\"{at:.1}\" y=\"{low}\" text-anchor=\"middle\">{text}</text>");
         }
         let _ = write!(
             out,
@@ -175,7 +173,8 @@ impl Frame<'_> {
         let shown = || self.panel.dots.iter().filter(|dot| self.panel.has(dot.at));
         for dot in shown() {
             let at = (self.x(dot.at.0), self.y(dot.at.1));
-            let near = |other: &(f64, f64)| (other.0 - at.0).abs().max((other.1 - at.1).abs()) < 1.5;
+            let near =
+                |other: &(f64, f64)| (other.0 - at.0).abs().max((other.1 - at.1).abs()) < 1.5;
             match named.iter_mut().find(|(_, other)| near(other)) {
                 Some((names, _)) => names.extend([", ", dot.name.as_str()]),
                 None => named.push((dot.name.clone(), at)),

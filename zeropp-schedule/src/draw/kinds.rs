@@ -27,12 +27,7 @@ pub fn panel(kinds: &[KindDot], memory: MemoryUnit) -> Panel {
     };
     let dot = |kind: &KindDot| Dot {
         name: kind.kind.clone(),
-        about: format!(
-            "{}: {:.2} %, {}",
-            kind.kind,
-            100.0 * kind.bubble,
-            memory.text(kind.peak)
-        ),
+        about: format!("{}: {:.2} %, {}", kind.kind, 100.0 * kind.bubble, memory.text(kind.peak)),
         at: (kind.peak as f64 / size, 100.0 * kind.bubble),
         look: Look::one_of(usize::from(kind.chosen), 2),
     };

@@ -1,6 +1,6 @@
 //! Pictures of a run: a Chrome trace for Perfetto, SVG, and a self-contained HTML page. All take a
-//! [`Timeline`](crate::timeline::Timeline), so a simulated and a measured run look alike. Beside them
-//! charts of numbers, and pages that hold both.
+//! [`Timeline`](crate::timeline::Timeline), so a simulated and a measured run look alike. Beside
+//! them charts of numbers, and pages that hold both.
 
 mod arrows;
 pub mod chart;

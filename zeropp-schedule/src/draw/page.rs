@@ -57,14 +57,14 @@ pub fn table(head: &[String], rows: &[Vec<String>], less: &[&str]) -> String {
         }
     };
     let cells = |tag: &str, row: &[String]| {
-        let cell = |(i, text): (usize, &String)| {
-            format!("<{tag}{}>{}</{tag}>", class(i), escape(text))
-        };
+        let cell =
+            |(i, text): (usize, &String)| format!("<{tag}{}>{}</{tag}>", class(i), escape(text));
         row.iter().enumerate().map(cell).collect::<String>()
     };
     let body: String = rows.iter().map(|row| format!("<tr>{}</tr>\n", cells("td", row))).collect();
     format!(
-        "<div class=\"wide\"><table><thead><tr>{}</tr></thead><tbody>\n{body}</tbody></table></div>",
+        "<div class=\"wide\"><table><thead><tr>{}</tr></thead>\n<tbody>{body}</tbody></table>\
+         </div>",
         cells("th", head)
     )
 }
@@ -80,7 +80,9 @@ mod tests {
         let body = [lines("x < y\nz"), command("run --x '<'"), table(&head, &rows, &["b"])];
         let page = page("t & u", &body.concat());
         assert!(page.contains("<p>x &lt; y<br>z</p>") && page.contains("<h1>t &amp; u</h1>"));
-        assert!(page.contains("<code><span>run</span> <span>--x</span> <span>'&lt;'</span></code><button>"));
+        assert!(page.contains(
+            "<code><span>run</span> <span>--x</span> <span>'&lt;'</span></code><button>"
+        ));
         assert!(page.contains("<th>&lt;a&gt;</th><th class=\"less long\">b</th>"));
         assert!(page.contains("<td class=\"less long\">w w"));
         for far in ["src=", "href=", "url("] {

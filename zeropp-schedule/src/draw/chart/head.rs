@@ -1,6 +1,5 @@
 //! What stands above a panel's axes: its title, and all its curves' names.
 
-use std::collections::HashSet;
 use std::fmt::Write;
 
 use super::letters::{shortened, width};
@@ -99,16 +98,23 @@ impl Head<'_> {
 
 /// The curves' names, long ones shortened.
 fn shown(curves: &[&Curve], room: f64) -> Vec<String> {
-    let whole: Vec<_> = curves.iter().map(|curve| &curve.name).collect();
-    let different = whole.iter().collect::<HashSet<_>>().len();
+    let whole: Vec<String> = curves.iter().map(|curve| curve.name.clone()).collect();
+    let different = count_different(&whole);
     let mut names: Vec<String> = Vec::new();
     for most in NAMES.into_iter().filter(|most| *most < room).chain([room]) {
         names = whole.iter().map(|name| shortened(name, SIZE, most)).collect();
-        if names.iter().collect::<HashSet<_>>().len() == different {
+        if count_different(&names) == different {
             break;
         }
     }
     names
+}
+
+fn count_different(names: &[String]) -> usize {
+    let mut names = names.to_vec();
+    names.sort_unstable();
+    names.dedup();
+    names.len()
 }
 
 #[cfg(test)]
@@ -149,7 +155,7 @@ mod tests {
                 assert!(*x >= if *y == BASE { title } else { SIDE }, "{name} at {x}");
                 let next = head.names.get(i + 1).filter(|next| next.2.1 == *y);
                 assert!(next.is_none_or(|next| next.2.0 > end), "{name}");
-                assert!(y - BASE <= head.height() , "{name}");
+                assert!(y - BASE <= head.height(), "{name}");
             }
         }
     }

@@ -283,7 +283,7 @@ function box(rank, style, stage, batch, from, top, wide, tall) {
     ink.lineWidth = 1.5;
     ink.strokeRect(from + 0.75, top + 0.75, wide - gap - 1.5, tall - 2);
   }
-  const most = Math.min(18, tall - 3);
+  const most = Math.min(13, tall - 3);
   if (wide < 6 || batch < 0 || most < 8 || (style > STEP && wide < 40)) return;
   const text = wide > 8 * most && style < STEP ? `${stage}${page.styles[style].name}${batch}` : String(batch);
   const size = Math.min(most, (wide - gap - 2) / (0.62 * text.length));
