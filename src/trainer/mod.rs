@@ -30,7 +30,7 @@ use crate::checkpoint::described::is_model;
 use crate::checkpoint::initial::{self, Initial};
 use crate::checkpoint::resume::{self, Found, Resumed};
 use crate::checkpoint::saved_cut;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, EngineKind};
 use crate::own::Own;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::copies;
@@ -428,7 +428,13 @@ fn facts(bp: &Blueprint) -> Vec<String> {
         Some(fewer) => format!("{} or {fewer}", deal.most),
         None => deal.most.to_string(),
     };
-    vec![
+    let world = bp.mesh.world();
+    let cores = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+    let of_threads = bp.config.engine == EngineKind::Threads;
+    let shared = (of_threads && world > cores).then(|| {
+        format!("{world} ranks share {cores} cores: what a rank computes takes longer than alone")
+    });
+    let mut facts = vec![
         format!(
             "{}; {} stages on each rank, {batches} micro-batches in {} units; times measured, \
              memory of activations and weight stashes as predicted",
@@ -437,5 +443,7 @@ fn facts(bp: &Blueprint) -> Vec<String> {
             bp.schedule().units.len(),
         ),
         format!("zeropp {}", env!("CARGO_PKG_VERSION")),
-    ]
+    ];
+    facts.extend(shared);
+    facts
 }

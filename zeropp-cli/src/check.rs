@@ -3,11 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use serde::Serialize;
-use zeropp::pipeline::exchange::{Format, Layout, csv, json::Document, read, spell};
+use zeropp::pipeline::check::{self, TextFault};
+use zeropp::pipeline::exchange::json::Document;
 use zeropp::pipeline::ir::{Action, Compute, Schedule};
-use zeropp::pipeline::simulate::simulate;
-use zeropp::pipeline::verify::{Place, VerifyError, VerifyLimits, Words, is_program, verify_all};
+use zeropp::pipeline::verify::{VerifyLimits, is_program};
 use zeropp::schedule_text;
 use zeropp_core::files::escaped_line;
 
@@ -91,119 +90,32 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
 /// More than anyone reads at once.
 const ERRORS_MAX: usize = 100;
 
-/// What is wrong at a place of a file.
-#[derive(Serialize)]
-struct CheckError {
-    /// Row and column of the file, from 1, where the error is at one place.
-    row: Option<usize>,
-    column: Option<usize>,
-    rank: Option<usize>,
-    /// The action as the file spells it.
-    action: Option<String>,
-    problem: String,
-    #[serde(skip)]
-    message: String,
-}
-
-impl CheckError {
-    fn of_file(message: impl ToString) -> CheckError {
-        let problem = escaped_line(&message.to_string()).into_owned();
-        let message = problem.clone();
-        CheckError { row: None, column: None, rank: None, action: None, problem, message }
-    }
-
-    fn new(error: &VerifyError, layout: &Layout) -> CheckError {
-        let words = FileWords(layout);
-        let place = error.place();
-        let at = place.and_then(|place| layout.place(place.rank, place.index)).unzip();
-        CheckError {
-            row: at.0,
-            column: at.1,
-            rank: place.map(|place| place.rank),
-            action: place.map(|place| spell(&place.action)),
-            problem: error.problem(&words),
-            message: error.message(&words),
-        }
-    }
-}
-
-/// The file's own spelling, and its rows and columns.
-struct FileWords<'a>(&'a Layout);
-
-impl Words for FileWords<'_> {
-    fn action(&self, action: &Action) -> String {
-        spell(action)
-    }
-
-    fn index(&self, rank: usize, index: usize) -> String {
-        match self.0.place(rank, index) {
-            Some((row, column)) => format!("row {row}, column {column}"),
-            None => format!("action {index}"),
-        }
-    }
-
-    fn place(&self, place: &Place) -> String {
-        let at = self.index(place.rank, place.index);
-        format!("{at} ({} of rank {})", spell(&place.action), place.rank)
-    }
-}
-
 /// What the file holds, or all that is wrong with it.
-fn check(path: &Path, matches: &ArgMatches) -> Result<Result<String, Vec<CheckError>>, Failure> {
+fn check(path: &Path, matches: &ArgMatches) -> Result<Result<String, Vec<TextFault>>, Failure> {
     let (text, format) = schedule_text(path).map_err(Failure::bad_input)?;
-    let Document { mut schedule, costs, .. } = match read(&text, format) {
-        Ok(document) => document,
-        Err(problem) => return Ok(Err(unreadable(&text, format, &problem))),
-    };
-    schedule.kind = escaped_line(&schedule.kind).into();
-    let of_zeropp = schedule.ranks.iter().flatten().any(|action| *action == Action::OptimizerStep);
     let limits = VerifyLimits {
         w_in_order: !matches.get_flag("any-w-order"),
-        // Programs of other tools have no such action; a program that has one needs it everywhere.
-        optimizer_step: of_zeropp,
-        forward_only: schedule.is_forward_only(),
         gathered_max: matches.get_one("gathered-max").copied(),
         activations_max: matches.get_one("activations-max").copied(),
+        ..VerifyLimits::default()
     };
-    let faults = verify_all(&schedule, &limits, ERRORS_MAX);
-    if !faults.is_empty() {
-        let layout = Layout::new(&text, format);
-        return Ok(Err(faults.iter().map(|fault| CheckError::new(fault, &layout)).collect()));
-    }
-    if let Some(costs) = costs {
-        let simulated = simulate(&schedule, &costs.for_simulator(schedule.stages()));
-        if let Err(error) = simulated {
-            return Ok(Err(vec![CheckError::of_file(error)]));
+    Ok(match check::check(&text, format, &limits, ERRORS_MAX) {
+        Ok(Document { mut schedule, .. }) => {
+            schedule.kind = escaped_line(&schedule.kind).into();
+            Ok(facts(&schedule))
         }
-    }
-    Ok(Ok(facts(&schedule)))
+        Err(faults) => Err(faults.into_iter().map(printable).collect()),
+    })
 }
 
-/// The cells that are no actions, or whatever else kept the file from being read.
-fn unreadable(text: &str, format: Format, problem: &str) -> Vec<CheckError> {
-    let mut errors = if format == Format::Csv { csv::cell_errors(text) } else { Vec::new() };
-    if errors.is_empty() && format == Format::Csv {
-        // Cells that are actions, and do not go together.
-        errors.extend(csv::read(text).err());
-    }
-    let error = |found: &csv::CsvError| {
-        let mut error = CheckError::of_file(found);
-        let (place, problem) = match found {
-            csv::CsvError::Cell { row, column, problem } => ((Some(*row), Some(*column)), problem),
-            csv::CsvError::Row { row, problem } => ((Some(*row), None), problem),
-            csv::CsvError::Whole(problem) => ((None, None), problem),
-        };
-        (error.row, error.column) = place;
-        error.problem = escaped_line(problem).into();
-        error
-    };
-    match errors.is_empty() {
-        true => vec![CheckError::of_file(problem)],
-        false => errors.iter().take(ERRORS_MAX).map(error).collect(),
-    }
+/// A fault that a terminal does not obey.
+fn printable(fault: TextFault) -> TextFault {
+    let [problem, message] =
+        [&fault.problem, &fault.message].map(|text| escaped_line(text).into_owned());
+    TextFault { problem, message, ..fault }
 }
 
-fn json(path: &Path, checked: &Result<String, Vec<CheckError>>) -> String {
+fn json(path: &Path, checked: &Result<String, Vec<TextFault>>) -> String {
     let (facts, errors) = match checked {
         Ok(facts) => (Some(facts), [].as_slice()),
         Err(errors) => (None, errors.as_slice()),

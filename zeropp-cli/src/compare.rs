@@ -6,6 +6,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use zeropp::pipeline::draw::chrome_read;
 use zeropp::pipeline::draw::html::{self, ratio};
 use zeropp::pipeline::exchange::json::Document;
+use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::report::{communication_ns, first_pipeline, makespan_ns, step, steps};
 use zeropp::pipeline::timeline::{MemoryUnit, RankTimeline, Timeline};
 use zeropp::read_schedule;
@@ -28,10 +29,10 @@ one page with both on one time axis.";
 
 const EXAMPLES: &str = "\
 A schedule is simulated with --costs or the cost flags if any are given, else with the costs in its
-file. When it is compared with a trace and has no costs of its own, or costs of another scale (less
-than a tenth or more than ten times the run's work), it is simulated with the times of the trace;
-where the two have different stages, its times are scaled to the run's work. The titles say what was
-done.
+file; two without any run the same model, F, B and W of each layer in 1 us. When it is compared with
+a trace and has no costs of its own, or costs of another scale (less than a tenth or more than ten
+times the run's work), it is simulated with the times of the trace; where the two have different
+stages, its times are scaled to the run's work. The titles say what was done.
 A schedule's bubble_rate is counted as the paper of its kind does; below it stands the least that it
 can be, for those costs, in any order that holds no more activations and no more gathered stages.
 Of a trace of several steps one is compared, the last unless --step names another. Where one of the
@@ -96,13 +97,17 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         a.timeline = one_pipeline(a.timeline);
         b.timeline = one_pipeline(b.timeline);
     }
+    let note = unlike(&a, &b);
     if let Some(out) = matches.get_one::<PathBuf>("out") {
+        in_one_unit([&mut a.timeline, &mut b.timeline]);
+        b.timeline.facts.extend(note.clone());
         b.timeline.facts.extend(made_by());
         let mut page = Vec::new();
         html::compare(&a.timeline, &b.timeline, &mut page).map_err(Failure::failed_run)?;
         write(out, &page)?;
     }
-    say(text(&a, &b));
+    let note = note.map_or(String::new(), |note| format!("\n\n{note}"));
+    say(format_args!("{}{note}", text(&a, &b).trim_end()));
     Ok(())
 }
 
@@ -123,8 +128,53 @@ fn simulated(a: Input, b: Input, matches: &ArgMatches) -> Result<(Run, Run), Fai
             let b = b.beside(&a, &flags)?;
             (Run::measured(a), b)
         }
-        (Input::Plan(a), Input::Plan(b)) => (a.alone(&flags)?, b.alone(&flags)?),
+        (Input::Plan(a), Input::Plan(b)) => {
+            // The same model for both, where no costs are given.
+            let flags = match a.costs.is_none() && b.costs.is_none() {
+                true => flags.or_of_layers(common_multiple(&a.schedule, &b.schedule)),
+                false => flags,
+            };
+            (a.alone(&flags)?, b.alone(&flags)?)
+        }
     })
+}
+
+/// The fewest layers that the stages of both share evenly.
+fn common_multiple(a: &Schedule, b: &Schedule) -> usize {
+    let (a, b) = (a.stages().max(1), b.stages().max(1));
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x).saturating_mul(b)
+}
+
+/// A warning where the two do not do the same work, so that their times say nothing of the kinds.
+fn unlike(a: &Run, b: &Run) -> Option<String> {
+    if a.rate.is_none() || b.rate.is_none() {
+        return None;
+    }
+    let work = |run: &Run| run.timeline.ranks.iter().map(RankTimeline::busy_ns).sum::<u64>();
+    let change = ratio(work(a), work(b))?;
+    let same = work(a).abs_diff(work(b)) * 20 <= work(a);
+    (!same).then(|| {
+        format!(
+            "note: B computes {change} against A: the two do not run the same model; --layers N \
+             --layer-f T, -b, -w prices the same one for both"
+        )
+    })
+}
+
+/// Memory in units and memory in bytes cannot be set side by side: that in units is left out.
+fn in_one_unit(runs: [&mut Timeline; 2]) {
+    if runs[0].memory_unit == runs[1].memory_unit {
+        return;
+    }
+    for run in runs.into_iter().filter(|run| run.memory_unit == MemoryUnit::Units) {
+        run.ranks.iter_mut().for_each(|rank| rank.memory.clear());
+        run.memory_unit = MemoryUnit::Bytes;
+        run.facts.push("memory: in no unit of the other run, and left out".into());
+    }
 }
 
 /// A run from a file; its title starts with the file's name.
@@ -230,6 +280,9 @@ fn text(of_a: &Run, of_b: &Run) -> String {
         share("bubble_rate".into(), of_a.rate, of_b.rate);
         let name = "bubble_rate, at least".into();
         share(name, of_a.rate_at_least, of_b.rate_at_least);
+    }
+    if html::is_even(a) && html::is_even(b) {
+        return format!("A: {}\nB: {}\n\n{}", a.title, b.title, table(&rows));
     }
     let (of_a, of_b) = (a.bubbles(), b.bubbles());
     for rank in 0..of_a.len().max(of_b.len()) {

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use zeropp::pipeline::draw::chart::{self, Curve, Look, Mark, Panel, Scale};
+use zeropp::pipeline::draw::page::{lines, page};
 use zeropp::{Config, Trainer};
 
 use crate::Failure;
@@ -9,8 +11,6 @@ use crate::figures::say;
 use crate::log::Voice;
 use crate::output::write;
 use crate::pace::Pace;
-use crate::plot::chart::{self, Curve, Mark, Panel, Scale};
-use crate::plot::look::Look;
 use crate::plot::smoothed;
 use crate::progress::Progress;
 use crate::trial::writing_nothing;
@@ -157,15 +157,10 @@ impl Test {
             curve("smoothed", self.smooth(), Mark::Line),
         ];
         let mark = self.found().map(|f| (f.steepest, format!("{:.1e}", f.steepest)));
-        let panel = Panel {
-            title: "Loss, nats a token".into(),
-            across: "learning rate".into(),
-            x: Scale::Log,
-            y: Scale::Linear,
-            curves,
-            mark,
-        };
-        chart::page(&format!("Learning rates of {name}"), &self.verdict(), &[panel])
+        let empty = Panel::new("Loss, nats a token", "learning rate");
+        let panel = Panel { x: Scale::Log, curves, mark, ..empty };
+        let body = lines(&self.verdict()) + &chart::both(&[panel]);
+        page(&format!("Learning rates of {name}"), &body)
     }
 }
 

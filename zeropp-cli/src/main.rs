@@ -18,7 +18,6 @@ mod fit;
 mod generate;
 mod inspect;
 mod large;
-mod letters;
 mod log;
 mod log_file;
 mod measure;

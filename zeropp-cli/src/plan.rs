@@ -1,5 +1,6 @@
 //! What `--dry-run` prints.
 
+use zeropp::pipeline::draw::page;
 use zeropp::{Config, EvaluationPlan, MemoryCheck, Plan};
 use zeropp_core::meter::MemoryKind;
 use zeropp_core::metrics::RankPlan;
@@ -33,6 +34,38 @@ pub(crate) fn notes(plan: &Plan) -> String {
 
 /// Everything known before a rank starts.
 pub(crate) fn text(config: &Config, plan: &Plan, check: &MemoryCheck) -> String {
+    let facts = facts(config, plan, check);
+    let facts: Vec<_> = facts.iter().map(|(name, fact)| format!("{name:8}  {fact}")).collect();
+    let stages = stages(&plan.ranks);
+    let stages: Vec<_> = stages.iter().map(|(rank, held)| format!("{rank}  {held}")).collect();
+    format!(
+        "{}{}\n\n{}\n\n{MEMORY}\n{}",
+        facts.join("\n"),
+        notes(plan),
+        stages.join("\n"),
+        table(&memory(plan)),
+    )
+}
+
+const MEMORY: &str = "Predicted peak memory of one rank, by pipeline rank";
+
+/// The same for a page, with the command that would run it.
+pub(crate) fn html(config: &Config, plan: &Plan, check: &MemoryCheck, command: &str) -> String {
+    let facts = facts(config, plan, check);
+    let (stages, rows) = (stages(&plan.ranks), memory(plan));
+    [
+        page::command(command),
+        page::facts(facts.iter().map(|(name, fact)| (*name, fact.as_str()))),
+        page::lines(notes(plan).trim_start()),
+        "<h2>Layers of each stage</h2>".into(),
+        page::facts(stages.iter().map(|(rank, held)| (rank.as_str(), held.as_str()))),
+        format!("<h2>{MEMORY}</h2>"),
+        page::table(&rows[0], &rows[1..], &[]),
+    ]
+    .concat()
+}
+
+fn facts(config: &Config, plan: &Plan, check: &MemoryCheck) -> Vec<(&'static str, String)> {
     let mut facts = vec![
         ("mesh", mesh(config, plan)),
         ("model", model(config, plan)),
@@ -48,14 +81,7 @@ pub(crate) fn text(config: &Config, plan: &Plan, check: &MemoryCheck) -> String 
         facts.retain(|(name, _)| !["schedule", "weights", "bubble"].contains(name));
     }
     facts.extend(plan.evaluation.as_ref().map(|eval| ("eval", evaluation(plan, eval))));
-    let facts: Vec<_> = facts.iter().map(|(name, fact)| format!("{name:8}  {fact}")).collect();
-    format!(
-        "{}{}\n\n{}\n\nPredicted peak memory of one rank, by pipeline rank\n{}",
-        facts.join("\n"),
-        notes(plan),
-        stages(&plan.ranks),
-        memory(plan),
-    )
+    facts
 }
 
 fn model(config: &Config, plan: &Plan) -> String {
@@ -176,17 +202,17 @@ fn units(sizes: &[usize]) -> String {
 }
 
 /// The layers of every stage, by pipeline rank.
-fn stages(ranks: &[RankPlan]) -> String {
+fn stages(ranks: &[RankPlan]) -> Vec<(String, String)> {
     let layers = |names: &[String]| match names {
         [] => String::new(),
         [one] => one.clone(),
         [first, .., last] => format!("{first} to {last}"),
     };
-    let lines = ranks.iter().map(|rank| {
+    let of_rank = |rank: &RankPlan| {
         let stages = rank.stages.iter().map(|(s, names)| format!("stage {s}: {}", layers(names)));
-        format!("rank {}  {}", rank.pp, stages.collect::<Vec<_>>().join("; "))
-    });
-    lines.collect::<Vec<_>>().join("\n")
+        (format!("rank {}", rank.pp), stages.collect::<Vec<_>>().join("; "))
+    };
+    ranks.iter().map(of_rank).collect()
 }
 
 fn of_peaks(rank: &RankPlan) -> u64 {
@@ -197,7 +223,8 @@ fn at_once(rank: &RankPlan) -> u64 {
     rank.at_once.total()
 }
 
-fn memory(plan: &Plan) -> String {
+/// A head and rows.
+fn memory(plan: &Plan) -> Vec<Vec<String>> {
     let ranks = &plan.ranks;
     let mut rows = vec![vec![String::new()]];
     rows[0].extend(ranks.iter().map(|rank| format!("rank {}", rank.pp)));
@@ -215,7 +242,7 @@ fn memory(plan: &Plan) -> String {
         let held = eval.held.iter().map(|held| bytes(*held));
         rows.push(std::iter::once("in an evaluation".to_string()).chain(held).collect());
     }
-    table(&rows)
+    rows
 }
 
 #[cfg(test)]

@@ -1,22 +1,18 @@
 //! `zeropp plot`: losses, gradient norms and learning rates of runs as a picture.
 
-pub(crate) mod chart;
-mod head;
-pub(crate) mod look;
-
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::Value;
+use zeropp::pipeline::draw::chart::{self, Curve, Look, Mark, Panel, Scale};
+use zeropp::pipeline::draw::page::{lines, page};
 use zeropp_core::files::open_regular;
 
 use crate::Failure;
 use crate::figures::{count, say};
 use crate::output::{keep_inputs, write};
-use crate::plot::chart::{Curve, Mark, Panel, Scale};
-use crate::plot::look::Look;
 
 const ABOUT: &str = "Draw the losses and learning rates of runs\n\n\
 Reads files that `zeropp run --metrics run.jsonl` wrote and draws the loss of each step with a \
@@ -82,10 +78,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let scale = if matches.get_flag("log") { Scale::Log } else { Scale::Linear };
     let panels = panels(&runs, scale);
     let text = match out.extension().is_some_and(|end| end.eq_ignore_ascii_case("svg")) {
-        true => chart::svg(&panels),
+        true => chart::svg(&panels, chart::WIDTHS[0]),
         false => {
             let about: Vec<&str> = runs.iter().map(|run| run.about.as_str()).collect();
-            chart::page(&title(&runs), &about.join("\n"), &panels)
+            page(&title(&runs), &(lines(&about.join("\n")) + &chart::both(&panels)))
         }
     };
     write(&out, text.as_bytes())?;

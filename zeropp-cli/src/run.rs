@@ -4,6 +4,8 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use zeropp::config::{ConfigError, EngineKind, Resume};
+use zeropp::pipeline::draw::chart::{self, Curve, Look, Mark, Panel};
+use zeropp::pipeline::draw::page::page;
 use zeropp::{Config, Evaluation, Resumed, Steps, Stopped, Summary, Trainer};
 use zeropp_core::metrics::JsonLines;
 
@@ -14,11 +16,9 @@ use crate::log::Voice;
 use crate::log_file;
 use crate::output::write;
 use crate::pace::{Pace, shared_cores};
-use crate::plot::chart::{self, Curve, Mark, Panel};
-use crate::plot::look::Look;
 use crate::progress::Progress;
 use crate::samples::Samples;
-use crate::shell::quoted;
+use crate::shell::{command_line_without, quoted};
 use crate::supervise::COPIES_VARIABLE;
 use crate::{Failure, emulate, find_lr, large, pages, plan, stdout, summary};
 
@@ -118,7 +118,9 @@ fn show(config: &Config, trainer: &Trainer, page: Option<&Path>) -> Result<(), F
     if config.has_rank_0()? {
         let text = plan::text(config, trainer.plan(), &trainer.memory());
         if let Some(path) = page {
-            write(path, planned(config, &text).as_bytes())?;
+            let command = command_line_without("--dry-run");
+            let plan = plan::html(config, trainer.plan(), &trainer.memory(), &command);
+            write(path, planned(config, &plan).as_bytes())?;
         }
         say(text);
     }
@@ -235,8 +237,8 @@ fn tell_what_is_lost(config: &Config) {
     }
 }
 
-/// What `--dry-run=PAGE.html` writes: the plan, and the learning rate of every step.
-fn planned(config: &Config, text: &str) -> String {
+/// What `--dry-run=PAGE.html` writes: the plan in HTML, and the learning rate of every step.
+fn planned(config: &Config, plan: &str) -> String {
     let rate = config.learning_rate();
     // As many steps as a picture shows; a long run's curve is smooth.
     let apart = config.steps.div_ceil(PLANNED_POINTS).max(1);
@@ -248,7 +250,8 @@ fn planned(config: &Config, text: &str) -> String {
         look: Look::one_of(0, 1),
     };
     let title = format!("Plan of {}", config.run_name());
-    chart::page(&title, text, &[Panel::over_steps("Learning rate", vec![curve])])
+    let rate = chart::both(&[Panel::over_steps("Learning rate", vec![curve])]);
+    page(&title, &format!("{plan}<h2>Learning rate</h2>{rate}"))
 }
 
 /// Opens the log file, if there is to be one; it keeps what it has until the run begins.

@@ -72,8 +72,14 @@ fn write_pages(folder: &Path, whole: Command) -> io::Result<usize> {
 
 /// The command that runs, as a shell reads it back.
 pub(crate) fn command_line() -> String {
-    let words = std::env::args_os().skip(1);
-    let words = words.map(|word| quoted(&escaped_line(&word.to_string_lossy())));
+    command_line_without("\n")
+}
+
+/// The same without the words that begin so.
+pub(crate) fn command_line_without(flag: &str) -> String {
+    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    let words = words.filter(|word| !word.starts_with(flag));
+    let words = words.map(|word| quoted(&escaped_line(&word)));
     std::iter::once("zeropp".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }
 

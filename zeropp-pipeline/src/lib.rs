@@ -5,6 +5,6 @@ pub mod executor;
 pub mod flight;
 
 pub use zeropp_schedule::{
-    ascii, costs, draw, exchange, ir, links, lower, memory, metrics, report, schedules, simulate,
-    timeline, verify,
+    ascii, check, costs, draw, exchange, ir, links, lower, memory, metrics, report, schedules,
+    simulate, timeline, verify,
 };

@@ -7,12 +7,13 @@
 
 mod figures;
 mod megatron;
-mod picture;
 mod torchtitan;
 mod zero_bubble;
 mod zeropp;
 
 use std::fmt::Write;
+
+use zeropp_schedule::draw::chart::{self, Curve, Look, Mark, Panel};
 
 use crate::PlanError;
 use megatron::megatron;
@@ -90,12 +91,36 @@ pub fn text() -> Result<String, PlanError> {
 pub fn pictures() -> Result<[(&'static str, String); 2], PlanError> {
     let (lines, points) = figures::figure_4_series()?;
     let title = "ZeroPP, figure 4: 14.6B on 32 A800, P 4, batch 192";
-    let axes = ["memory of the worst rank, at most, GB", "seconds of a step"];
-    let four = picture::chart(title, axes, &lines, &points);
+    let axes = ["memory of the worst rank, at most, GB", "Seconds of a step"];
+    let four = picture(title, axes, &lines, &points);
     let title = "Zero Bubble, figure 7: bubble rate within a limit on activations";
-    let axes = ["limit, in p micro-batches", "bubble rate, %"];
-    let seven = picture::chart(title, axes, &zero_bubble::figure_7().curves, &[]);
+    let axes = ["limit, in p micro-batches", "Bubble rate, %"];
+    let seven = picture(title, axes, &zero_bubble::figure_7().curves, &[]);
     Ok([("zeropp-figure-4.svg", four), ("zero-bubble-figure-7.svg", seven)])
+}
+
+/// Points of a line, and what they are.
+#[derive(Clone, Debug, PartialEq)]
+struct Series {
+    name: String,
+    points: Vec<[f64; 2]>,
+}
+
+/// Lines, and points that nothing joins.
+fn picture(title: &str, [across, up]: [&str; 2], lines: &[Series], points: &[Series]) -> String {
+    let all = lines.iter().chain(points).enumerate().map(|(i, series)| Curve {
+        name: series.name.clone(),
+        points: series.points.iter().map(|[x, y]| (*x, *y)).collect(),
+        mark: if i < lines.len() { Mark::Line } else { Mark::Dots },
+        look: Look::one_of(i, lines.len() + points.len()),
+    });
+    let panel = Panel {
+        facts: vec![title.into()],
+        covers: vec![(0.0, 0.0)],
+        curves: all.collect(),
+        ..Panel::new(up, across)
+    };
+    chart::svg(&[panel], chart::WIDTHS[0])
 }
 
 #[cfg(test)]

@@ -238,6 +238,26 @@ fn rows(layouts: &[Ranked], columns: &[&Column]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
+/// The table with all its columns: their heads, a row for each layout, and the heads that a narrow
+/// page leaves out.
+pub(crate) fn cells(layouts: &[Ranked]) -> (Vec<String>, Vec<Vec<String>>, Vec<&'static str>) {
+    let tried = layouts.iter().any(|ranked| ranked.tried.is_some());
+    let columns: Vec<&Column> = COLUMNS.iter().filter(|c| tried || c.0 != TOOK).collect();
+    let heads = columns.iter().map(|c| c.0.to_string());
+    let heads = std::iter::once("layout".to_string()).chain(heads);
+    let row = |(i, ranked): (usize, &Ranked)| {
+        let cells = columns.iter().map(|c| c.1(ranked));
+        let all = std::iter::once((i + 1).to_string()).chain(cells);
+        all.chain([ranked.limit.clone()]).collect()
+    };
+    let less = columns.iter().filter(|c| c.2 > 0).map(|c| c.0);
+    (
+        heads.chain(["what limits it".to_string()]).collect(),
+        layouts.iter().enumerate().map(row).collect(),
+        less.chain(["what limits it"]).collect(),
+    )
+}
+
 /// Layout `index`, from 0, in full: what its step is made of, and every rank's memory.
 pub fn explain(plan: &Plan, index: usize, width: usize) -> Option<String> {
     let ranked = plan.layouts.get(index)?;
@@ -292,7 +312,7 @@ fn wrap(line: &str, width: usize) -> String {
 }
 
 /// With three significant digits.
-fn figure(x: f64) -> String {
+pub(crate) fn figure(x: f64) -> String {
     let decimals = match x.abs() {
         x if x >= 99.95 => 0,
         x if x >= 9.995 => 1,
@@ -304,7 +324,7 @@ fn figure(x: f64) -> String {
     format!("{x:.decimals$}")
 }
 
-fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 

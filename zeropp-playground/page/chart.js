@@ -291,7 +291,8 @@ class Chart {
         [`V ${n.virtual}`, "Stages on each rank"]);
       if (n.gathers) told.push([`${n.gathers} gathers, ${n.reductions} reductions`, "Of the program, over all pipeline ranks"]);
     } else {
-      told.push(["bubble " + share(this.answer.bubble), "Idle share of all ranks, measured"], ["own-span bubble " + share(this.answer.own_span), "Measured"]);
+      told.push(["bubble " + share(this.answer.bubble), "Idle share of all ranks, measured"], ["own-span bubble " + share(this.answer.own_span), "Measured"],
+        ...this.answer.facts.map((fact) => [fact, "As the trace says"]));
     }
     const title = document.createElement("b");
     title.textContent = this.title;

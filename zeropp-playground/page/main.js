@@ -5,9 +5,15 @@ const $ = (id) => document.getElementById(id);
 
 function fillControls() {
   for (const key of FIELDS) $(key).value = state[key];
+  showLists();
   for (const key of SWITCHES) $(key).checked = state[key];
   for (const key of ["t_f", "t_b", "t_w"]) slide(key);
   for (const box of $("others").querySelectorAll("input")) box.checked = state.others.includes(box.value);
+}
+
+// A list has a line of its own, so that it is not cut.
+function showLists() {
+  for (const key of [...TIMES, ...SIZES]) $(key).classList.toggle("list", state[key].includes(","));
 }
 
 // Sliders go from nothing to twice the largest of the three numbers that stood there when they were filled.
@@ -25,7 +31,7 @@ function slide(key) {
 function showStages() {
   const host = $("stages");
   const n = lacking || !charts.length ? 0 : charts[0].answer.placement.length;
-  $("each").hidden = state.per_layer || !n || n > STAGES_MAX;
+  $("each").hidden = !n || n > STAGES_MAX;
   if ($("each").hidden || !$("each").open) return;
   const list = (key) => { const x = numbers(state[key]); return Array.isArray(x) ? x : Array(n).fill(x); };
   if (host.childElementCount !== n) host.replaceChildren(...Array.from({ length: n }, (_, stage) => stageRow(stage)));
@@ -64,6 +70,7 @@ function stageRow(stage) {
 
 function readControls() {
   for (const key of FIELDS) state[key] = $(key).value;
+  showLists();
   for (const key of SWITCHES) state[key] = $(key).checked;
   state.others = [...$("others").querySelectorAll("input:checked")].map((box) => box.value);
 }
@@ -72,6 +79,9 @@ function say(text, bad) {
   $("message").textContent = text;
   $("message").className = bad ? "bad" : "";
 }
+
+// What was wrong with the address or a file, until something else is asked for.
+let notice = "";
 
 // Why the first chart is not what the controls ask for; nothing where it is.
 let lacking = "";
@@ -154,7 +164,7 @@ function redraw(keepView) {
   grey(!shown.length, false);
   if (shown.length) show(shown, keepView);
   showStages();
-  say("", false);
+  say(notice, Boolean(notice));
   if (failed) fault({ field: fieldOf(failed[1].error), text: told(failed) });
   if (!editor.on) { editor.csv = ""; fillCsv(lacking ? "" : first[1].csv); }
   const ms = performance.now() - began;
@@ -230,7 +240,10 @@ function faults(answer) {
 // A schedule by hand has its own shape: another one leaves it, other prices price it anew.
 const SHAPE = ["kind", "pp", "virtual", "micro_batches", "unit"];
 function changed(key) {
+  notice = "";
   readControls();
+  // A list is of stages, which have no layers in common.
+  if ([...TIMES, ...SIZES].some((one) => state[one].includes(","))) $("per_layer").checked = state.per_layer = false;
   if (editor.on && SHAPE.includes(key)) stopEditing();
   saveAddress();
   redrawSoon();
@@ -330,13 +343,11 @@ function download(format) {
 
 async function open(file) {
   const answer = program.ask({ ask: "read", text: await file.text(), name: file.name });
+  notice = "";
   if (answer.error) return say(answer.error, true);
-  if (answer.trace) {
-    trace = answer;
-    $("untrace").hidden = false;
-    return redraw(false);
-  }
-  Object.assign(state, { pp: String(answer.pp), micro_batches: String(answer.micro_batches) });
+  if (answer.trace) return openTrace(answer);
+  const { pp, micro_batches } = answer;
+  Object.assign(state, { pp: String(pp), virtual: String(answer.virtual), micro_batches: String(micro_batches) });
   fillControls();
   editor.on = true;
   editor.csv = answer.csv;
@@ -344,6 +355,22 @@ async function open(file) {
   $("csv").value = answer.csv;
   $("editor").open = true;
   redraw(false);
+}
+
+// A trace's step, below a schedule of the same shape that is simulated with the same times.
+function openTrace(answer) {
+  trace = answer;
+  $("untrace").hidden = false;
+  const { kind, lower, ...shape } = answer.shape;
+  for (const key in shape) state[key] = String(shape[key]);
+  for (const key in answer.times ?? {}) state[key] = String(answer.times[key]);
+  if (kind) Object.assign(state, { kind, others: [] });
+  else notice = `${answer.trace}: of no kind that this page has; ${state.kind} is drawn in its shape`;
+  Object.assign(state, { lower, per_layer: false });
+  stopEditing();
+  fillControls();
+  saveAddress();
+  redrawSoon();
 }
 
 async function copyCommand() {
@@ -355,10 +382,7 @@ async function copyCommand() {
 
 // The state that an address tells, as far as there are such kinds.
 function fromAddress() {
-  loadAddress();
-  const known = (name) => kinds.some((k) => k.name === name);
-  if (!known(state.kind)) state.kind = DEFAULTS.kind;
-  state.others = state.others.filter(known);
+  notice = loadAddress(kinds);
   fillControls();
 }
 
@@ -429,6 +453,7 @@ async function start() {
     item.hidden = i === 11 || i === 15;
     return item;
   }));
+  for (const group of document.querySelectorAll("details.group")) group.open = innerWidth > 820;
   fromAddress();
   listenToPage();
   redrawSoon();
@@ -447,6 +472,7 @@ function listenToPage() {
   $("each").addEventListener("toggle", showStages);
   $("controls").addEventListener("submit", (e) => e.preventDefault());
   $("preset").onchange = () => {
+    notice = "";
     state = { ...DEFAULTS, others: [], ...PRESETS[$("preset").value] };
     stopEditing();
     fillControls();
@@ -483,7 +509,10 @@ function listenToPage() {
     if (e.dataTransfer.files[0]) open(e.dataTransfer.files[0]);
   });
   addEventListener("hashchange", () => { stopEditing(); fromAddress(); redrawSoon(); });
-  addEventListener("resize", () => { for (const chart of charts) chart.draw(); });
+  addEventListener("resize", () => {
+    for (const chart of charts) chart.draw();
+    scatter(state.kind);
+  });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { for (const chart of charts) chart.draw(); });
 }
 

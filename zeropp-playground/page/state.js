@@ -2,17 +2,19 @@
 const FIELDS = ["kind", "pp", "virtual", "micro_batches", "unit", "layers", "t_f", "t_b", "t_w", "t_comm",
   "t_gather", "t_reduce", "t_step", "mem_f", "mem_w", "mem_input", "limit", "prefetch"];
 const SWITCHES = ["per_layer", "lower", "recompute"];
-const DEFAULTS = { kind: "zeropp", pp: "4", virtual: "", micro_batches: "14", unit: "7", layers: "24", t_f: "100",
+const DEFAULTS = { kind: "zeropp", pp: "4", virtual: "", micro_batches: "14", unit: "7", layers: "", t_f: "100",
   t_b: "100", t_w: "100", t_comm: "0", t_gather: "0", t_reduce: "0", t_step: "0", mem_f: "2", mem_w: "-1",
-  mem_input: "0", limit: "", prefetch: "1", per_layer: false, lower: false, recompute: false, others: [] };
-const ZERO_BUBBLE = { t_f: "18522", t_b: "18086", t_w: "9337", t_comm: "601", pp: "8", micro_batches: "24", unit: "" };
-const BIG = { t_f: "11347", t_b: "11248", t_w: "8132", t_comm: "377", pp: "16", micro_batches: "48", unit: "", virtual: "" };
+  mem_input: "0", limit: "", prefetch: "1", per_layer: true, lower: false, recompute: false, others: [] };
+// The papers give times of a stage of each kind.
+const PAPER = { per_layer: false };
+const ZERO_BUBBLE = { ...PAPER, t_f: "18522", t_b: "18086", t_w: "9337", t_comm: "601", pp: "8", micro_batches: "24", unit: "" };
+const BIG = { ...PAPER, t_f: "11347", t_b: "11248", t_w: "8132", t_comm: "377", pp: "16", micro_batches: "48", unit: "", virtual: "" };
 const PRESETS = {
   "": {},
-  "ZeroPP, figure 2: three schedules": { kind: "zeropp", pp: "4", virtual: "2", micro_batches: "14", unit: "7",
+  "ZeroPP, figure 2: three schedules": { ...PAPER, kind: "zeropp", pp: "4", virtual: "2", micro_batches: "14", unit: "7",
     others: ["bf-pp", "gpipe"] },
-  "ZeroPP: units too small, right, too large": { kind: "zeropp", pp: "4", virtual: "2", micro_batches: "16", unit: "4" },
-  "Zero Bubble: 1F1B, ZB-H1, ZB-H2": { kind: "1f1b", pp: "4", micro_batches: "8", others: ["zb-h1", "zb-h2"] },
+  "ZeroPP: units too small, right, too large": { ...PAPER, kind: "zeropp", pp: "4", virtual: "2", micro_batches: "16", unit: "4" },
+  "Zero Bubble: 1F1B, ZB-H1, ZB-H2": { ...PAPER, kind: "1f1b", pp: "4", micro_batches: "8", others: ["zb-h1", "zb-h2"] },
   "Zero Bubble: the 1.5B profile": { ...ZERO_BUBBLE, kind: "zb-2p", others: ["1f1b", "zb-1p"] },
   "Zero Bubble: the 14.6B profile": { ...BIG, kind: "zb-2p", others: ["1f1b", "zb-1p"] },
   "14.6B: ZeroPP with gathers and recomputation": { ...BIG, kind: "zeropp", pp: "4", virtual: "2", micro_batches: "24",
@@ -27,12 +29,29 @@ const PRESETS = {
 };
 let state = { ...DEFAULTS };
 
-function loadAddress() {
-  const given = new URLSearchParams(location.hash.slice(1));
+// Takes the state that an address has; what is wrong with it, in a line each.
+function loadAddress(kinds) {
+  const given = new URLSearchParams(location.hash.slice(1)), wrong = [];
   state = { ...DEFAULTS, others: [] };
   for (const key of FIELDS) if (given.has(key)) state[key] = given.get(key);
   for (const key of SWITCHES) if (given.has(key)) state[key] = given.get(key) === "1";
   if (given.has("others")) state.others = given.get("others").split(",").filter(Boolean);
+  const names = kinds.map((k) => k.name), known = (name) => names.includes(name);
+  const works = `use ${names.join(", ")}`;
+  if (!known(state.kind)) wrong.push(`kind = ${state.kind}: no such kind, ${DEFAULTS.kind} is drawn; ${works}`);
+  for (const name of state.others.filter((name) => !known(name))) wrong.push(`others = ${name}: no such kind; ${works}`);
+  for (const key of given.keys()) {
+    if (![...FIELDS, ...SWITCHES, "others"].includes(key)) wrong.push(`${key}: the address has no such field`);
+  }
+  if (!known(state.kind)) state.kind = DEFAULTS.kind;
+  state.others = state.others.filter(known);
+  return wrong.join("\n");
+}
+
+// Layers of which stages of one and of two a rank, and of V, have the same number each: all kinds run
+// the same model.
+function fewestLayers(pp, v) {
+  return pp * (v % 2 ? 2 * v : v);
 }
 
 function saveAddress() {
@@ -119,7 +138,9 @@ function wanted(kind, byHand) {
   const shape = byHand ? { pp: 1, virtual: null, micro_batches: 1, unit: null }
     : { pp: whole("pp"), virtual: perhaps("virtual"), micro_batches: whole("micro_batches"),
       unit: perhaps("unit") };
-  const layers = state.per_layer ? whole("layers") : null, { lower, recompute } = state;
+  // A schedule by hand has the times of the one that it was made from.
+  const fewest = fewestLayers(whole("pp"), perhaps("virtual") ?? 2), { lower, recompute } = state;
+  const layers = state.per_layer ? whole("layers", true) ?? fewest : null;
   return { kind, ...shape, costs: costsOfControls(), layers, limit: whole("limit", true), lower,
     recompute, prefetch: whole("prefetch") };
 }

@@ -1,22 +1,23 @@
 //! What the page asks, answered: one object in JSON in, one out.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use zeropp_schedule::costs::{ALONE, Table, layers_of};
-use zeropp_schedule::draw::{chrome_read, svg};
+use zeropp_schedule::check::{self, TextFault};
+use zeropp_schedule::costs::{ALONE, Table, layers_of, measured};
+use zeropp_schedule::draw::kinds::KindDot;
+use zeropp_schedule::draw::{self, chart, chrome_read, svg};
+use zeropp_schedule::exchange::Format;
 use zeropp_schedule::exchange::csv::{self, Dialect};
 use zeropp_schedule::exchange::json::{self as document, Document};
-use zeropp_schedule::exchange::{self, Format};
-use zeropp_schedule::fields;
 use zeropp_schedule::ir::{Action, Schedule};
 use zeropp_schedule::lower::{LowerOptions, lower};
 use zeropp_schedule::metrics::Metrics;
-use zeropp_schedule::report::measures;
+use zeropp_schedule::report::{first_pipeline, measures, step, steps};
 use zeropp_schedule::schedules::default_unit;
 use zeropp_schedule::schedules::{self, KINDS, Limits, Shape, StagesPerRank, StepForm};
-use zeropp_schedule::simulate::{Costs, simulate};
-use zeropp_schedule::timeline::Timeline;
-use zeropp_schedule::verify::{VerifyLimits, verify_all};
+use zeropp_schedule::simulate::{Costs, StageCosts, simulate};
+use zeropp_schedule::timeline::{MemoryUnit, Span, Timeline};
+use zeropp_schedule::verify::VerifyLimits;
 use zeropp_search::generate_with_costs;
 
 /// Most micro-batches times stages of a picture: beyond it a slip of the hand is likelier.
@@ -27,7 +28,8 @@ const TABLE_COMPUTES: usize = 2_000_000;
 const FAULTS_MAX: usize = 8;
 
 /// What is asked, and what each question needs.
-#[derive(Default)]
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Request {
     ask: String,
     /// The schedule to draw, to tell in numbers or to write, and the costs of one in CSV.
@@ -39,15 +41,28 @@ struct Request {
     /// A file's content and its name.
     text: Option<String>,
     name: Option<String>,
+    /// Kinds side by side, and how wide their picture is.
+    dots: Option<Vec<Point>>,
+    wide: Option<f64>,
 }
 
-fields!(Request { ask, wanted, csv, format, text, name } needs ["ask"]);
+/// A kind in the picture of all kinds.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Point {
+    kind: String,
+    bubble: f64,
+    peak: u64,
+    chosen: bool,
+}
 
 /// A schedule and its costs.
-#[derive(Default)]
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Wanted {
     kind: String,
     pp: usize,
+    #[serde(rename = "virtual")]
     virtual_stages: Option<usize>,
     micro_batches: usize,
     unit: Option<usize>,
@@ -61,11 +76,6 @@ struct Wanted {
     recompute: bool,
     prefetch: usize,
 }
-
-fields!(Wanted {
-    kind, pp, virtual_stages = "virtual", micro_batches, unit, costs, layers, limit, lower,
-    recompute, prefetch,
-} needs ["kind", "pp", "micro_batches", "costs", "lower", "recompute", "prefetch"]);
 
 /// A schedule with its run.
 struct Made {
@@ -86,7 +96,7 @@ pub fn answer(request: &str) -> String {
 }
 
 fn answered(request: Request) -> Result<Value, String> {
-    let Request { ask, wanted, csv, format, text, name } = request;
+    let Request { ask, wanted, csv, format, text, name, dots, wide } = request;
     let needs = |what: &str| format!("{ask}: {what} is missing");
     let wanted = || wanted.as_ref().ok_or_else(|| needs("wanted"));
     match ask.as_str() {
@@ -113,7 +123,14 @@ fn answered(request: Request) -> Result<Value, String> {
             let text = written(&made, &format.ok_or_else(|| needs("format"))?)?;
             Ok(json!({ "text": text }))
         }
-        _ => Err(format!("{ask}: not a question; ask kinds, draw, row, edit, read or write")),
+        // Bubble over memory of all kinds, as SVG.
+        "scatter" => {
+            let dots = dots.ok_or_else(|| needs("dots"))?;
+            Ok(json!({ "svg": scatter(dots, wide.ok_or_else(|| needs("wide"))?) }))
+        }
+        _ => Err(format!(
+            "{ask}: not a question; ask kinds, draw, row, edit, read, write or scatter"
+        )),
     }
 }
 
@@ -196,13 +213,9 @@ fn run(shape: Shape, schedule: Schedule, costs: Costs) -> Result<Made, String> {
 
 /// A schedule by hand: every fault that the verifier finds, or its run.
 fn edited(text: &str, wanted: &Wanted) -> Result<Made, String> {
-    let schedule = csv::read(text).map_err(|e| e.to_string())?;
-    let limits = VerifyLimits { optimizer_step: false, ..VerifyLimits::default() };
-    let faults = verify_all(&schedule, &limits, FAULTS_MAX);
-    if !faults.is_empty() {
-        let told: Vec<String> = faults.iter().map(ToString::to_string).collect();
-        return Err(told.join("\n"));
-    }
+    let limits = VerifyLimits::default();
+    let checked = check::check(text, Format::Csv, &limits, FAULTS_MAX).map_err(in_lines)?;
+    let schedule = checked.schedule;
     let pp = schedule.pp();
     let shape = Shape {
         pp,
@@ -214,19 +227,110 @@ fn edited(text: &str, wanted: &Wanted) -> Result<Made, String> {
     run(shape, schedule, costs)
 }
 
+fn in_lines(faults: Vec<TextFault>) -> String {
+    faults.into_iter().map(|fault| fault.message).collect::<Vec<_>>().join("\n")
+}
+
 fn read(text: &str, name: &str) -> Result<Value, String> {
     let named = |e: String| format!("{name}: {e}");
     if chrome_read::is_trace(text) {
         let timeline = chrome_read::read(text).map_err(|e| named(e.to_string()))?;
-        let ranks = spans(&timeline);
-        return Ok(json!({ "trace": timeline.title, "ranks": ranks, "bubble": timeline.bubble(),
-            "own_span": timeline.bubble_own_span(), "placement": timeline.placement }));
+        return Ok(traced(&timeline));
+    }
+    if let Some(what) = other_file(text) {
+        return Err(named(what.into()));
     }
     let is_json = text.trim_start().starts_with('{');
     let format = if is_json { Format::Json } else { Format::Csv };
-    let schedule = exchange::read(text, format).map_err(named)?.schedule;
-    Ok(json!({ "csv": as_csv(&schedule)?, "pp": schedule.pp(),
+    let parsed = check::parsed(text, format, FAULTS_MAX);
+    let schedule = parsed.map_err(|faults| named(in_lines(faults)))?.schedule;
+    let pp = schedule.pp();
+    Ok(json!({ "csv": as_csv(&schedule)?, "pp": pp,
+        "virtual": schedule.stages().div_ceil(pp.max(1)),
         "micro_batches": schedule.micro_batches(), "kind": schedule.kind }))
+}
+
+/// What a file is that is neither a schedule nor a trace.
+fn other_file(text: &str) -> Option<&'static str> {
+    let first_line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    let object = |text: &str| serde_json::from_str::<Map<String, Value>>(text).ok();
+    let (whole, first) = (object(text), object(first_line));
+    let has = |object: &Option<Map<String, Value>>, key: &str| {
+        object.as_ref().is_some_and(|object| object.contains_key(key))
+    };
+    let is_toml = text.lines().any(|line| line.trim_start().starts_with("t_f ="));
+    if has(&whole, "actions") {
+        None
+    } else if is_toml || ["t_f", "measured", "t_comm"].iter().any(|key| has(&whole, key)) {
+        Some("a file of costs, which this page does not read; `zeropp schedule --costs` does")
+    } else if ["run", "step"].iter().any(|key| has(&first, key)) {
+        Some("the metrics of a run; `zeropp plot` draws them")
+    } else if whole.is_some() {
+        Some(
+            "neither a schedule nor a trace; use a schedule (CSV, or JSON of `zeropp schedule -o`) \
+             or a trace of `zeropp run --trace`",
+        )
+    } else {
+        None
+    }
+}
+
+/// The last whole step of a trace's first pipeline, from time 0, and what the controls have to say
+/// for a schedule of the same shape and times.
+fn traced(trace: &Timeline) -> Value {
+    let number = steps(trace);
+    let mut one = first_pipeline(&match number {
+        0 => trace.clone(),
+        n => step(trace, n - 1),
+    });
+    let spans_of = |one: &Timeline| one.ranks.iter().flat_map(|r| r.spans.clone()).collect();
+    let all: Vec<Span> = spans_of(&one);
+    let start = all.iter().map(|span| span.start_ns).min().unwrap_or(0);
+    for span in one.ranks.iter_mut().flat_map(|rank| &mut rank.spans) {
+        span.start_ns -= start;
+        span.end_ns -= start;
+    }
+    let (pp, stages) = (one.ranks.len(), one.placement.len());
+    let micro_batches = all.iter().filter_map(|span| span.action.micro_batch()).max();
+    let units = all.iter().filter(|s| s.action == Action::ReduceScatter { stage: 0 }).count();
+    let micro_batches = micro_batches.map_or(1, |last| last + 1);
+    let kind = one.title.split(" · ").next().and_then(schedules::Kind::find);
+    let which = if number > 1 { format!(", step {number} of {number}") } else { String::new() };
+    json!({
+        "trace": format!("{}{which}", one.title), "facts": one.facts, "ranks": spans(&one),
+        "bubble": one.bubble(), "own_span": one.bubble_own_span(), "placement": one.placement,
+        "shape": {
+            "kind": kind.map(|kind| kind.name), "pp": pp, "virtual": stages.div_ceil(pp.max(1)),
+            "micro_batches": micro_batches, "unit": micro_batches.div_ceil(units.max(1)),
+            "lower": units > 0,
+        },
+        "times": times(&one),
+    })
+}
+
+/// What a step's actions took, µs: one number, or one for each stage.
+fn times(one: &Timeline) -> Value {
+    let Ok(costs) = measured(one) else { return Value::Null };
+    let of_stages = |of: fn(&StageCosts) -> u64| {
+        let all: Vec<Value> = costs.stages.iter().map(|s| micros(of(s)).into()).collect();
+        let same = all.iter().all(|time| *time == all[0]);
+        if same { all[0].clone() } else { Value::Array(all) }
+    };
+    json!({
+        "t_f": of_stages(|s| s.f_ns), "t_b": of_stages(|s| s.b_ns), "t_w": of_stages(|s| s.w_ns),
+        "t_gather": of_stages(|s| s.all_gather_ns), "t_reduce": of_stages(|s| s.reduce_scatter_ns),
+        "t_comm": micros(costs.link.latency_ns), "t_step": micros(costs.step_ns),
+    })
+}
+
+fn micros(ns: u64) -> f64 {
+    ns as f64 / 1000.0
+}
+
+fn scatter(dots: Vec<Point>, wide: f64) -> String {
+    let dot = |Point { kind, bubble, peak, chosen }| KindDot { kind, bubble, peak, chosen };
+    let dots: Vec<KindDot> = dots.into_iter().map(dot).collect();
+    chart::svg(&[draw::kinds::panel(&dots, MemoryUnit::Units)], wide)
 }
 
 fn as_csv(schedule: &Schedule) -> Result<String, String> {
@@ -242,11 +346,10 @@ fn written(made: &Made, format: &str) -> Result<String, String> {
         "torch" => csv::write(&made.schedule, Dialect::Torch, &mut out),
         "svg" => svg::write(&made.timeline, &mut out),
         _ => {
-            let micros = |ns: u64| ns as f64 / 1000.0;
-            let measured = measures(&made.schedule, &made.timeline, &made.costs, micros);
+            let measures = measures(&made.schedule, &made.timeline, &made.costs, micros);
             let costs = document::Costs::from(&made.costs);
             let schedule = made.schedule.clone();
-            let whole = Document { schedule, costs: Some(costs), measures: Some(measured) };
+            let whole = Document { schedule, costs: Some(costs), measures: Some(measures) };
             document::write(&whole, &mut out)
         }
     };
@@ -307,7 +410,7 @@ fn drawn(made: &Made) -> Value {
 /// the stage and micro-batch of an overlap's backward; -1 where there is none. Times are ns.
 fn spans(timeline: &Timeline) -> Vec<Vec<Vec<i64>>> {
     let number = |n: Option<usize>| n.map_or(-1, |n| n as i64);
-    let span = |s: &zeropp_schedule::timeline::Span| {
+    let span = |s: &Span| {
         let action = &s.action;
         let mut row = vec![
             action.kind() as i64,

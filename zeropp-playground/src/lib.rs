@@ -3,8 +3,6 @@
 mod answer;
 #[cfg(target_arch = "wasm32")]
 pub mod exports;
-#[cfg(any(target_arch = "wasm32", test))]
-mod memory;
 #[cfg(not(target_arch = "wasm32"))]
 mod page;
 

@@ -2,10 +2,10 @@
 
 pub mod action;
 pub mod ascii;
+pub mod check;
 pub mod costs;
 pub mod draw;
 pub mod exchange;
-pub mod fields;
 pub mod ir;
 pub mod links;
 pub mod lower;
@@ -14,6 +14,5 @@ pub mod metrics;
 pub mod report;
 pub mod schedules;
 pub mod simulate;
-mod sorting;
 pub mod timeline;
 pub mod verify;

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::Lowering;
 use crate::ir::{Action, Compute, Message, Schedule, Task};
-use crate::sorting;
 
 mod issue;
 mod replicas;
@@ -170,7 +169,7 @@ impl Inserts {
     /// The whole program. What goes to one place has the order of the actions' rows, then that of
     /// its insertion.
     fn merge(mut self, program: &[Action]) -> Vec<Action> {
-        sorting::by_key(&mut self.0, |(slot, order, _)| (*slot, *order));
+        self.0.sort_by_key(|(slot, order, _)| (*slot, *order));
         let mut merged = Vec::with_capacity(program.len() + self.0.len());
         let mut inserts = self.0.into_iter().peekable();
         for (position, compute) in program.iter().enumerate() {

@@ -1,11 +1,10 @@
 //! All kinds side by side: as a table, as data, and as a picture of bubble over memory.
 
-mod names;
-mod page;
 mod scatter;
 
 use serde::Serialize;
-use zeropp::pipeline::schedules::KINDS;
+use zeropp::pipeline::draw::{chart, page};
+use zeropp::pipeline::schedules::{KINDS, Shape};
 use zeropp::pipeline::timeline::MemoryUnit;
 
 use super::args::Request;
@@ -32,6 +31,10 @@ pub(super) const COLUMNS: [&str; 10] = [
     "reductions",
 ];
 
+/// Columns that a narrow window has no room for.
+const LESS: [&str; 6] =
+    ["V", "own span us", "bubble_own_span", "bubble_rate", "gathers", "reductions"];
+
 /// A kind in numbers.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
@@ -56,6 +59,9 @@ struct Row {
 #[derive(Debug, Serialize)]
 struct All {
     facts: Vec<String>,
+    /// What makes the numbers of kinds unlike, if anything does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
     /// What peaks count.
     memory: MemoryUnit,
     kinds: Vec<Row>,
@@ -83,7 +89,7 @@ pub(super) fn render(
         "json" => serde_json::to_string_pretty(&all).map_err(Failure::failed_run)?,
         "csv" => all.csv(),
         "svg" => all.svg(),
-        "html" => page::html(&all),
+        "html" => all.html(),
         _ => all.text(),
     };
     Ok(format!("{}\n", text.trim_end()).into_bytes())
@@ -93,7 +99,9 @@ pub(super) fn render(
 fn all(request: &Request) -> Result<All, Failure> {
     // Gathers and reductions are part of the same program everywhere.
     let lower = request.lower.unwrap_or_default();
-    let request = &Request { lower: Some(lower), ..request.clone() };
+    let typical = shape(request, "zeropp", true);
+    let costs = request.costs.clone().or_of_layers(same_model(&typical));
+    let request = &Request { lower: Some(lower), costs, ..request.clone() };
     let (mut kinds, mut misfits, mut first) = (Vec::new(), Vec::new(), None);
     for kind in KINDS {
         match make(request, kind.name, shape(request, kind.name, true)) {
@@ -109,19 +117,35 @@ fn all(request: &Request) -> Result<All, Failure> {
         // Nothing fits: one message says more than a table of complaints.
         return Err(Failure::bad_input(&misfits[0].1));
     };
-    let shape = shape(request, "zeropp", true);
     let whose = match &request.costs.layer {
         Some(layer) => format!("{} layers, the same for every kind", layer.layers),
         None => "times and memory are of one stage".into(),
     };
     let head = format!(
         "P = {}, {}, units of at most {} for zeropp; {whose}",
-        shape.pp,
-        micro_batches(&[shape.micro_batches]),
-        shape.unit.min(shape.micro_batches),
+        typical.pp,
+        micro_batches(&[typical.micro_batches]),
+        typical.unit.min(typical.micro_batches),
     );
     let facts = vec![head, first.costs.clone()].into_iter().chain(made_by()).collect();
-    Ok(All { facts, memory: first.timeline.memory_unit, kinds, misfits })
+    let note = (request.costs.has_times_of_stages() && differ(&kinds)).then(|| {
+        "with times of one stage, kinds with more stages run a larger model; --layers N --layer-f \
+         T, -b, -w is the same model for all"
+            .to_string()
+    });
+    Ok(All { facts, note, memory: first.timeline.memory_unit, kinds, misfits })
+}
+
+/// The fewest layers that all stages of a shape have evenly, and those of kinds with one and with
+/// two stages a rank.
+fn same_model(shape: &Shape) -> usize {
+    let v = shape.virtual_stages;
+    shape.pp.saturating_mul(if v.is_multiple_of(2) { v } else { v.saturating_mul(2) })
+}
+
+/// Whether some kinds have more stages a rank than others.
+fn differ(kinds: &[Row]) -> bool {
+    kinds.iter().any(|row| row.virtual_stages != kinds[0].virtual_stages)
 }
 
 impl Row {
@@ -220,7 +244,8 @@ impl All {
             line.push_str(&format!("  {why}"));
         }
         let head = self.facts[..2].join("\n");
-        format!("{head}\n{}\n\n{}", lines.join("\n"), scatter::text(self))
+        let note = self.note.as_ref().map_or(String::new(), |note| format!("\nnote: {note}"));
+        format!("{head}{note}\n{}\n\n{}", lines.join("\n"), scatter::text(self))
     }
 
     /// Numbers as they are: times in us, shares from 0 to 1.
@@ -255,6 +280,20 @@ impl All {
     }
 
     fn svg(&self) -> String {
-        scatter::svg(self, &self.facts)
+        chart::svg(&[scatter::panel(self, &self.facts)], chart::WIDTHS[0])
+    }
+
+    /// A table that sorts, and the picture.
+    fn html(&self) -> String {
+        let rows: Vec<_> = self.kinds.iter().map(|row| row.cells(self.memory)).collect();
+        let misfits = self.misfits.iter().map(|(kind, why)| (*kind, why.as_str()));
+        let body = [
+            page::lines(&self.facts.join("\n")),
+            page::lines(self.note.as_deref().unwrap_or_default()),
+            page::table(&self.head(), &rows, &LESS),
+            page::facts(misfits),
+            chart::both(&[scatter::panel(self, &[])]),
+        ];
+        page::page("All kinds of schedule", &body.concat())
     }
 }

@@ -42,7 +42,8 @@ Numbers (--format json has them all, times in us):
                    {own},
                    and the makespan for all others. For {printed} it follows the papers'
                    tables, which count P times t-comm less than any run takes; the makespan is
-                   that of a run.
+                   that of a run. \"at least\" is a bound: for these costs no order that holds no
+                   more activations and no more gathered stages has a lower rate.
   idle, ends       per rank: idle time within its own span, and the end of its last action
   peak_activation  per rank: most activations and weight stashes at once
   all_gathers, reduce_scatters
@@ -68,7 +69,8 @@ Examples:
   All kinds side by side, and as a page that sorts:
       zeropp schedule --all --pp 8 --micro-batches 24 --t-f 18522 --t-b 18086 --t-w 9337
       zeropp schedule --all --pp 8 --micro-batches 24 --sort peak -o kinds.html
-  The same model of 48 layers under all kinds, however many stages each has:
+  A model of 48 layers under all kinds (without costs all kinds run the same model, too; times of
+  a stage, --t-f, make kinds with more stages run more layers):
       zeropp schedule --all --pp 4 --micro-batches 16 --layers 48 --layer-f 946 --layer-b 937 \\
           --layer-w 678
   The whole program with gathers, sends and reductions, as a page to zoom in:

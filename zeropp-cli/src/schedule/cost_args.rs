@@ -56,7 +56,7 @@ impl LayerTimes {
         let layers = *matches.get_one::<usize>("layers")?;
         // Where one is given, the others are as long.
         let [f, b, w] = LAYER.map(time);
-        let any = f.or(b).or(w)?;
+        let any = f.or(b).or(w).unwrap_or(Decimal::ONE);
         Some(LayerTimes { layers, times: [f, b, w].map(|t| t.unwrap_or(any)) })
     }
 }
@@ -156,10 +156,12 @@ fn layer_args() -> Vec<Arg> {
         .value_name("N")
         .value_parser(whole::<usize>(1))
         .help_heading(COSTS)
-        .help("Layers of the model, with --layer-f, -b and -w")
+        .conflicts_with_all(["t-f", "t-b", "t-w", "costs"])
+        .help("Layers of the model, with --layer-f, -b and -w [default of these: 1]")
         .long_help(
-            "Layers of the model, with --layer-f, --layer-b and --layer-w. A stage costs what its \
-             layers do, so that every kind runs the same model however many stages it has. \
+            "Layers of the model, with --layer-f, --layer-b and --layer-w, 1 by default. A stage \
+             costs what its layers do, so that every kind runs the same model however many stages \
+             it has. \
              Gathers, reductions and memory are then those of a layer, too; --mem-input and \
              --t-comm are not.",
         );
@@ -184,9 +186,24 @@ impl CostFlags {
         }
     }
 
+    /// The same where anything was given; else costs of one of so many layers, so that schedules
+    /// with more and with fewer stages run the same model.
+    pub(crate) fn or_of_layers(self, layers: usize) -> CostFlags {
+        if self.is_given() {
+            return self;
+        }
+        CostFlags { layer: Some(LayerTimes { layers, times: [Decimal::ONE; 3] }), ..self }
+    }
+
+    /// Whether times of stages were given, which make kinds with more stages run a larger model.
+    pub(crate) fn has_times_of_stages(&self) -> bool {
+        let of_stages = |flag: &&str| ["t-f", "t-b", "t-w"].contains(flag);
+        self.file.is_none() && self.layer.is_none() && self.typed.iter().any(|f| of_stages(&f))
+    }
+
     /// Whether anything was given.
     pub(crate) fn is_given(&self) -> bool {
-        self.file.is_some() || !self.typed.is_empty()
+        self.file.is_some() || self.layer.is_some() || !self.typed.is_empty()
     }
 }
 

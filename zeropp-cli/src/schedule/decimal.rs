@@ -55,6 +55,9 @@ impl FromStr for Decimal {
 }
 
 impl Decimal {
+    /// 1 us.
+    pub(crate) const ONE: Decimal = Decimal { digits: 1, decimals: 0 };
+
     /// So many times as much.
     pub(crate) fn times(self, n: usize) -> Decimal {
         Decimal { digits: self.digits * n as u128, ..self }

@@ -17,7 +17,8 @@ fn two_schedules_side_by_side() {
     );
     // (m + p − 1) · 15 and m · 15 + (p − 1) · 7.
     assert!(row("makespan").ends_with("165 us   141 us  -24 us (-14.5 %)"), "{text}");
-    assert!(row("bubble, pp 0").ends_with("27.27 %  14.89 %     -12.38 points"), "{text}");
+    assert!(row("bubble ").ends_with("27.27 %  14.89 %     -12.38 points"), "{text}");
+    assert!(!text.contains("bubble, pp"), "ranks that idle as long as all are not listed: {text}");
     // zb-h1 is the best there is in the memory of 1F1B: (p − 1)(F + B − W) for these times.
     assert!(row("bubble_rate, at").ends_with("14.89 %  14.89 %      +0.00 points"), "{text}");
     let page = std::fs::read_to_string(dir.path().join("page.html")).unwrap();
@@ -26,6 +27,42 @@ fn two_schedules_side_by_side() {
     works(dir.path(), &format!("schedule --kind 1f1b {made} --format chrome -o trace.json"));
     let same = works(dir.path(), "compare a.json trace.json");
     assert!(same.contains("0 us (+0.0 %)") && same.matches("165 us").count() == 4, "{same}");
+}
+
+#[test]
+fn two_schedules_run_the_same_model_or_a_warning_says_that_they_do_not() {
+    let dir = tempfile::tempdir().unwrap();
+    for kind in ["1f1b", "zb-v"] {
+        for end in ["csv", "json"] {
+            let made = format!("schedule --kind {kind} --pp 4 --micro-batches 8 -o {kind}.{end}");
+            works(dir.path(), &made);
+        }
+    }
+    let text = works(dir.path(), "compare 1f1b.csv zb-v.csv");
+    let busiest = |text: &str| {
+        let row = text.lines().find(|l| l.starts_with("busiest rank")).unwrap();
+        row.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(busiest(&text), "busiest rank 48 us 48 us 0 us (+0.0 %)");
+    assert!(!text.contains("note:"), "{text}");
+    // The files have times of a stage, of which zb-v has twice as many.
+    let text = works(dir.path(), "compare 1f1b.json zb-v.json");
+    assert!(text.contains("note: B computes +100.0 % against A"), "{text}");
+    let text = works(dir.path(), "compare 1f1b.json zb-v.json --layers 8");
+    assert_eq!(busiest(&text), "busiest rank 48 us 48 us 0 us (+0.0 %)");
+    assert!(!text.contains("note:"), "{text}");
+}
+
+#[test]
+fn memory_in_units_is_not_drawn_beside_memory_in_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    works(dir.path(), "schedule --kind 1f1b --pp 2 --micro-batches 4 -o units.json");
+    let bytes = "schedule --kind 1f1b --pp 2 --micro-batches 4 --mem-f 2MiB --format chrome";
+    works(dir.path(), &format!("{bytes} -o bytes.json"));
+    works(dir.path(), "compare units.json bytes.json -o page.html");
+    let page = std::fs::read_to_string(dir.path().join("page.html")).unwrap();
+    assert!(page.contains("MiB") && !page.contains(" units\""), "{page}");
+    assert!(page.contains("memory: in no unit of the other run"));
 }
 
 /// A measured run against its plan: one step of the trace, one of its two pipelines.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::picture::Series;
+use super::Series;
 use super::zeropp::{INSIDE, PP, TABLE_4, by_the_formula, gb, job, simulated, tensor_layout};
 use crate::PlanError;
 use crate::baselines::{Saving, TensorLayout, step};

@@ -10,7 +10,7 @@ use zeropp_schedule::simulate::{Costs, simulate};
 use zeropp_search::generate_with_costs;
 
 use super::Cell;
-use super::picture::Series;
+use super::Series;
 use crate::baselines::{self, Kernels, Saving, TensorLayout, UPDATE_BYTES};
 use crate::machines;
 use crate::model::ModelSizes;

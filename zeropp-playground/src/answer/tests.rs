@@ -1,5 +1,7 @@
 use super::*;
 use zeropp_schedule::action::ACTIONS;
+use zeropp_schedule::draw::chrome;
+use zeropp_schedule::simulate::simulate_steps;
 
 fn ask(request: Value) -> Value {
     serde_json::from_str(&answer(&request.to_string())).unwrap()
@@ -44,6 +46,65 @@ fn an_edited_schedule_is_proven_at_once() {
     let said = edit(&lost)["error"].as_str().unwrap().to_string();
     assert!(said.contains("rank") || said.contains("0F0"), "{said}");
     assert!(edit("nonsense")["error"].is_string());
+}
+
+#[test]
+fn a_fault_of_an_edited_schedule_reads_as_the_command_says_it() {
+    let csv = "0F0,1F0,0B0,1B0\n";
+    let mut one = wanted("1f1b");
+    one["pp"] = 1.into();
+    let said = ask(json!({ "ask": "edit", "csv": csv, "wanted": one }))["error"].clone();
+    let faults = check::check(csv, Format::Csv, &VerifyLimits::default(), FAULTS_MAX).unwrap_err();
+    assert_eq!(said, in_lines(faults));
+    assert!(said.as_str().unwrap().contains("row 1, column 3 (0B0 of rank 0)"), "{said}");
+}
+
+#[test]
+fn the_last_step_of_a_trace_gives_its_shape_and_its_times() {
+    let mut whole = wanted("zb-v");
+    (whole["lower"], whole["costs"]["t_f"]) = (true.into(), 2.into());
+    let made = serde_json::from_value::<Wanted>(whole).unwrap().make("zb-v").unwrap();
+    let mut run = simulate_steps(&made.schedule, &made.costs, 3).unwrap();
+    run.title = "zb-v · pp 4 x zero3 1 x dp 1".into();
+    run.facts = vec!["4 ranks share 2 cores".into()];
+    let mut text = Vec::new();
+    chrome::write(&run, &mut text).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    let read = ask(json!({ "ask": "read", "text": text, "name": "run.json" }));
+    let shape = json!({ "kind": "zb-v", "pp": 4, "virtual": 2, "micro_batches": 8, "unit": 8,
+        "lower": true });
+    assert_eq!(read["shape"], shape, "{read}");
+    assert_eq!((&read["times"]["t_f"], &read["times"]["t_w"]), (&json!(2.0), &json!(1.0)));
+    assert!(read["trace"].as_str().unwrap().ends_with(", step 3 of 3"), "{}", read["trace"]);
+    assert_eq!(read["facts"][0], "4 ranks share 2 cores");
+    let spans = || read["ranks"].as_array().unwrap().iter().flat_map(|r| r.as_array().unwrap());
+    let ends = |at: usize| spans().map(move |s| s[at].as_u64().unwrap());
+    assert_eq!(ends(3).min(), Some(0));
+    assert!(ends(4).max().unwrap() < 2 * made.timeline.ranks[0].own_span().unwrap().1);
+}
+
+#[test]
+fn files_that_are_no_schedule_and_no_trace_are_refused_by_what_they_are() {
+    for (text, said) in [
+        ("{\"t_f\": [1, 2], \"t_comm\": 0}", "a file of costs"),
+        ("# measured\nt_f = [1, 2]\nt_b = 1\n", "a file of costs"),
+        ("{\"run\": {\"name\": \"a\"}}\n{\"step\": 1, \"loss\": 5.5}\n", "the metrics of a run"),
+        ("{\"step\": 1, \"loss\": 5.5}\n{\"step\": 2}\n", "the metrics of a run"),
+        ("{\"no\": \"schedule\"}", "neither a schedule nor a trace; use a schedule"),
+    ] {
+        let error = ask(json!({ "ask": "read", "text": text, "name": "a.x" }))["error"].clone();
+        assert!(error.as_str().unwrap().starts_with(&format!("a.x: {said}")), "{error}");
+    }
+}
+
+#[test]
+fn the_picture_of_all_kinds_is_that_of_the_command() {
+    let dots = json!([{ "kind": "1f1b", "bubble": 0.25, "peak": 8, "chosen": true },
+        { "kind": "zb-h1", "bubble": 0.1, "peak": 8, "chosen": false }]);
+    let svg = ask(json!({ "ask": "scatter", "dots": dots, "wide": 400.0 }))["svg"].clone();
+    let svg = svg.as_str().unwrap();
+    assert!(svg.starts_with("<svg") && svg.contains("viewBox=\"0 0 400 300\""), "{svg}");
+    assert_eq!((svg.matches("<circle").count(), svg.matches(">zb-h1</text>").count()), (2, 1));
 }
 
 #[test]

@@ -7,9 +7,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::action::{ACTIONS, Names, Place};
-use crate::fields;
 use crate::ir::Action;
-use crate::sorting;
 use crate::timeline::{Lane, MemoryPoint, MemoryUnit, RankTimeline, SaveSpan, Span, Timeline};
 
 /// A text that is no trace of zeropp.
@@ -28,60 +26,60 @@ pub enum TraceError {
     },
 }
 
-#[derive(Default)]
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Raw {
+    #[serde(rename = "displayTimeUnit")]
     _unit: IgnoredAny,
+    #[serde(rename = "otherData")]
     other: Other,
+    #[serde(rename = "traceEvents")]
     events: Vec<Event>,
 }
 
-fields!(Raw {
-    _unit = "displayTimeUnit", other = "otherData", events = "traceEvents",
-} needs ["displayTimeUnit", "otherData", "traceEvents"]);
-
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Other {
     title: String,
+    #[serde(default)]
     facts: Vec<String>,
+    /// Traces of earlier versions name no unit; theirs are bytes.
+    #[serde(default = "bytes")]
     memory: MemoryUnit,
     placement: Vec<usize>,
     /// Pipeline rank and group of each rank.
     ranks: Vec<(usize, usize)>,
 }
 
-impl Default for Other {
-    /// Traces of earlier versions name no unit; theirs are bytes.
-    fn default() -> Other {
-        let (title, facts, placement, ranks) = Default::default();
-        Other { title, facts, memory: MemoryUnit::Bytes, placement, ranks }
-    }
+fn bytes() -> MemoryUnit {
+    MemoryUnit::Bytes
 }
 
-fields!(Other {
-    title, facts, memory, placement, ranks,
-} needs ["title", "placement", "ranks"]);
-
-#[derive(Default)]
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Event {
     ph: String,
     name: String,
     pid: usize,
+    #[serde(rename = "tid")]
     _tid: Option<usize>,
     cat: Option<String>,
     ts: Option<f64>,
     dur: Option<f64>,
+    #[serde(rename = "id")]
     _id: Option<usize>,
+    #[serde(rename = "bp")]
     _bind: Option<IgnoredAny>,
+    #[serde(default)]
     args: Args,
 }
 
-fields!(Event {
-    ph, name, pid, _tid = "tid", cat, ts, dur, _id = "id", _bind = "bp", args,
-} needs ["ph", "name", "pid"]);
-
 /// The arguments of all events; each has some. Those of a span say which action it is.
-#[derive(Default)]
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Args {
     name: Option<String>,
+    #[serde(rename = "sort_index")]
     _sort_index: Option<usize>,
     bytes: Option<u64>,
     kind: Option<String>,
@@ -92,11 +90,6 @@ struct Args {
     step: Option<u64>,
     blocked_ns: Option<u64>,
 }
-
-fields!(Args {
-    name, _sort_index = "sort_index", bytes, kind, stage, micro_batch, backward_stage,
-    backward_micro_batch, step, blocked_ns,
-} needs []);
 
 /// True where `text` has the look of a Chrome trace and not of a schedule.
 pub fn is_trace(text: &str) -> bool {
@@ -124,8 +117,8 @@ pub fn read(text: &str) -> Result<Timeline, TraceError> {
         add(&mut timeline, event).map_err(|problem| TraceError::Event { index, problem })?;
     }
     for rank in &mut timeline.ranks {
-        sorting::by_key(&mut rank.spans, |s| (s.start_ns, s.end_ns));
-        sorting::by_key(&mut rank.saves, |s| (s.start_ns, s.end_ns));
+        rank.spans.sort_by_key(|s| (s.start_ns, s.end_ns));
+        rank.saves.sort_by_key(|s| (s.start_ns, s.end_ns));
     }
     Ok(timeline)
 }

@@ -6,7 +6,7 @@ use std::io::{self, BufWriter, Write};
 use serde::Serialize;
 
 use super::{
-    place,
+    escape, place,
     style::{LOOKS, extent, hex, look_of, makespan_ns, peak, rank_name, shades, time_text},
 };
 use crate::action::{Place, Texture};
@@ -36,11 +36,13 @@ fn page(timelines: &[&Timeline], out: impl Write) -> io::Result<()> {
     let mut out = BufWriter::new(out);
     let titles: Vec<String> = (0..timelines.len()).map(|i| run_title(timelines, i)).collect();
     let title = escape(&titles.join(" · "));
+    // The table below has the titles of two runs.
+    let heading = if timelines.len() == 1 { title.as_str() } else { "Two runs on one time axis" };
     writeln!(
         out,
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width\">\n<title>{title}</title>\n\
-         <style>\n{STYLE_SHEET}</style>\n</head>\n<body>\n<header>\n<h1>{title}</h1>"
+         <style>\n{STYLE_SHEET}</style>\n</head>\n<body>\n<header>\n<h1>{heading}</h1>"
     )?;
     facts(timelines, &mut out)?;
     table(timelines, &mut out)?;
@@ -82,7 +84,9 @@ fn table(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
     if in_steps {
         write!(out, "<th>bubble_step")?;
     }
-    (0..ranks).try_for_each(|r| write!(out, "<th>rank {r}"))?;
+    // Ranks that idle as long as all together say nothing more.
+    let ranks = if timelines.iter().all(|t| is_even(t)) { 0 } else { ranks };
+    (0..ranks).try_for_each(|r| write!(out, "<th class=\"rank\">rank {r}"))?;
     writeln!(out)?;
     for (i, timeline) in timelines.iter().enumerate() {
         let bubbles = timeline.bubbles();
@@ -99,7 +103,7 @@ fn table(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
         }
         for r in 0..ranks {
             let bubble = bubbles.get(r).map_or(String::new(), |bubble| percent(*bubble));
-            write!(out, "<td>{bubble}")?;
+            write!(out, "<td class=\"rank\">{bubble}")?;
         }
         writeln!(out)?;
     }
@@ -107,6 +111,11 @@ fn table(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
         difference(first, second, (ranks, in_steps), out)?;
     }
     writeln!(out, "</table></div>")
+}
+
+/// Whether every rank's part of the bubble is that of all together, as far as it is shown.
+pub fn is_even(timeline: &Timeline) -> bool {
+    timeline.bubbles().iter().all(|bubble| (bubble - timeline.bubble()).abs() < 5e-5)
 }
 
 /// The run's title, with the letter that its lanes carry where there are several.
@@ -143,8 +152,8 @@ fn difference(
     let (first, second) = (first.bubbles(), second.bubbles());
     for r in 0..ranks {
         match (first.get(r), second.get(r)) {
-            (Some(a), Some(b)) => write!(out, "<td>{}", points(*a, *b))?,
-            _ => write!(out, "<td>")?,
+            (Some(a), Some(b)) => write!(out, "<td class=\"rank\">{}", points(*a, *b))?,
+            _ => write!(out, "<td class=\"rank\">")?,
         }
     }
     writeln!(out)
@@ -305,10 +314,6 @@ fn rank(timeline: &Timeline, index: usize, bubble: f64, start: u64) -> Rank {
         pairs,
         memory: rank.memory.iter().flat_map(|m| [m.at_ns.saturating_sub(start), m.bytes]).collect(),
     }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('\0', "\u{fffd}")
 }
 
 #[cfg(test)]

@@ -1,18 +1,39 @@
 //! Pictures of a run: a Chrome trace for Perfetto, SVG, and a self-contained HTML page. All take a
-//! [`Timeline`](crate::timeline::Timeline), so a simulated and a measured run look alike.
+//! [`Timeline`](crate::timeline::Timeline), so a simulated and a measured run look alike. Beside
+//! them charts of numbers, and pages that hold both.
 
 mod arrows;
+pub mod chart;
 pub mod chrome;
 pub mod chrome_read;
 pub mod html;
+pub mod kinds;
+pub mod page;
 mod style;
 pub mod svg;
 
 use crate::{
     ir::Action,
-    sorting,
     timeline::{Lane, Span},
 };
+
+/// Text for SVG and HTML, also within quotes: no markup, and no character that XML cannot hold or a
+/// terminal would obey.
+pub fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\n' => out.push(c),
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
 
 /// A span's place in a picture: communication may overlap itself, so a lane has as many rows as
 /// it takes to draw no two spans of it over each other.
@@ -31,7 +52,7 @@ struct Placed {
 fn place(spans: &[Span]) -> Vec<Placed> {
     let class = |s: &Span| (s.lane, matches!(s.action, Action::Recv { .. }));
     let mut order: Vec<usize> = (0..spans.len()).collect();
-    sorting::by_key(&mut order, |i| {
+    order.sort_by_key(|i| {
         let s = &spans[*i];
         (class(s), s.start_ns, s.end_ns.max(s.start_ns), *i)
     });

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    place,
+    escape, place,
     style::{
         FORWARD, IDLE, LOOKS, OVERLAP, WHOLE_BACKWARD, extent, hex, look_of, makespan_ns, peak,
         rank_name, shaded, shades, time_text, wants_white_text,
@@ -17,9 +17,8 @@ use super::{
 };
 use crate::action::Texture;
 use crate::ir::Task;
-use crate::sorting;
 use crate::timeline::{Lane, RankTimeline, Timeline};
-use parts::{caption, clip, escape, fill, swatch, tick_step, tick_text};
+use parts::{caption, clip, fill, swatch, tick_step, tick_text};
 
 /// Writes `timeline` as a self-contained SVG. Time starts at the first span.
 ///
@@ -180,7 +179,7 @@ impl<'a> Picture<'a> {
     fn patterns(&self, out: &mut impl Write) -> io::Result<()> {
         let mut shades: Vec<u32> = self.shades.iter().map(|s| (s * 1000.0) as u32).collect();
         shades.push(0);
-        sorting::plain(&mut shades);
+        shades.sort_unstable();
         shades.dedup();
         writeln!(out, "<defs>")?;
         for (style, s) in LOOKS.iter().enumerate() {
@@ -232,7 +231,7 @@ impl<'a> Picture<'a> {
         swatch(out, x, y, 12.0, &hex(IDLE))?;
         x = caption(out, x, y, "idle")?;
         let mut shades = self.shades.clone();
-        sorting::by(&mut shades, f64::total_cmp);
+        shades.sort_by(f64::total_cmp);
         shades.dedup();
         if shades.len() > 1 {
             for (i, shade) in shades.iter().enumerate() {

@@ -12,7 +12,6 @@ use std::io::{self, Write};
 use super::{check_places, clip, parse, spell};
 use crate::action::{Cost, Torch};
 use crate::ir::{Action, Compute, Schedule, Task};
-use crate::sorting;
 
 /// Who will read the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -309,7 +308,7 @@ fn units(ranks: &[Vec<Action>], micro_batches: usize) -> Result<Vec<usize>, Stri
         if let Some(stage) = reduced(action) {
             let (units, unit) = &mut open[place(&stages, stage)];
             let start = units.iter().sum::<usize>();
-            sorting::plain(unit);
+            unit.sort_unstable();
             if unit.is_empty() || !unit.iter().copied().eq(start..start + unit.len()) {
                 return Err(format!(
                     "stage {stage} reduces after the micro-batches {unit:?}, which are no unit \

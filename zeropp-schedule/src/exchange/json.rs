@@ -101,7 +101,8 @@ pub enum JsonError {
 }
 
 /// The top level; every value is looked at one by one, so that an error can name its field.
-#[derive(Default)]
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Raw {
     kind: Value,
     pp: Value,
@@ -121,11 +122,6 @@ struct Raw {
     reduce_scatters: Option<Value>,
     actions: Value,
 }
-
-crate::fields!(Raw {
-    kind, pp, stages, micro_batches, units, placement, costs, makespan, own_span_max,
-    bubble_rate, bubble_step, idle, ends, peak_activation, all_gathers, reduce_scatters, actions,
-} needs ["kind", "pp", "stages", "micro_batches", "placement", "actions"]);
 
 /// Reads a document. `units` may be missing (one unit of all micro-batches), as may `costs` and
 /// the measures, which come all or none.

@@ -11,7 +11,6 @@ use super::timing::{Timing, time};
 use super::zeropp_place::{Cutoff, Home, Policy, Score, Steps, limits};
 use super::{ScheduleError, Shape, zeropp};
 use crate::ir::{Action, Compute, Schedule, Task, looping};
-use crate::sorting;
 
 const KIND: &str = "zeropp-auto";
 
@@ -57,7 +56,7 @@ pub fn zeropp_auto_unit(shape: &Shape, costs: &Costs) -> Result<(usize, Schedule
 fn units(shape: &Shape) -> Vec<usize> {
     let m = shape.micro_batches;
     let mut units: Vec<usize> = (1..=m).map(|n| m.div_ceil(n)).collect();
-    sorting::plain(&mut units);
+    units.sort_unstable();
     units.dedup();
     units
 }

@@ -4,7 +4,6 @@
 use super::tables::Tables;
 use super::{Enough, Fault, Faults, VerifyError, fault};
 use crate::ir::{Action, Compute, Message, Schedule, Task};
-use crate::sorting;
 
 /// A message on a link: rank-local index of the action, and what it carries, named by its producer.
 type Entry = (usize, (Message, usize, usize));
@@ -42,7 +41,7 @@ pub(super) fn check(
     // Every message that some compute makes or takes has both ends by now, so that the lists of a
     // link are equally long.
     for messages in [&mut sends, &mut receives] {
-        sorting::by_key(messages, |(link, _)| *link);
+        messages.sort_by_key(|(link, _)| *link);
     }
     for received in receives.chunk_by(|a, b| a.0 == b.0) {
         let link = received[0].0;

@@ -6,7 +6,7 @@ const canvas = document.getElementById("canvas");
 const ink = canvas.getContext("2d");
 const FONT = 'system-ui, "DejaVu Sans", "Segoe UI", Helvetica, sans-serif';
 const FORWARD = 0, WHOLE_BACKWARD = 3, OVERLAP = 12, STEP = 5;
-const AXIS = 28, RIGHT = 140;
+const AXIS = 28, NARROW = 700;
 
 /** What is seen: time at the left edge and time per pixel (ns), and the pixels scrolled down. */
 const view = { start: 0, scale: 1, top: 0, zoom: 1, communication: true, memory: true, paired: page.runs.length > 1 };
@@ -118,7 +118,7 @@ for (const run of page.runs) {
 
 // ---- a frame ---------------------------------------------------------------------------------
 
-let width = 0, height = 0, left = 0;
+let width = 0, height = 0, left = 0, right = 140;
 
 function layout() {
   width = canvas.clientWidth;
@@ -131,20 +131,23 @@ function layout() {
   ink.setTransform(dots, 0, 0, dots, 0, 0);
   ink.font = `12px ${FONT}`;
   const names = lanes().map(l => ink.measureText(label(l)).width);
-  left = Math.min(Math.max(hasMemory ? 72 : 60, ...names) + 24, width / 3);
+  // A narrow window has no columns beside the lanes: the table above has their numbers.
+  right = width < NARROW ? 8 : 140;
+  const room = width < NARROW ? Math.max(40, ...names) : Math.max(hasMemory ? 72 : 60, ...names);
+  left = Math.min(room + (width < NARROW ? 14 : 24), width / (width < NARROW ? 4 : 3));
 }
 
 function label({ rank, r }) {
   return page.runs.length > 1 ? `${"ABCDEFGH"[r]}: ${rank.name}` : rank.name;
 }
 
-const plotWidth = () => Math.max(50, width - left - RIGHT);
+const plotWidth = () => Math.max(50, width - left - right);
 const x = time => left + (time - view.start) / view.scale;
 
 /** Heights of a rank's parts; they fill the window where the ranks are few. */
 function heights() {
   const room = (height - AXIS) / Math.max(1, lanes().length);
-  const unit = Math.min(64, Math.max(17, room)) * view.zoom;
+  const unit = Math.min(160, Math.max(17, room)) * view.zoom;
   const communication = hasCommunication && view.communication ? 0.24 * unit : 0;
   const memory = hasMemory && view.memory ? 0.24 * unit : 0;
   const gap = 0.12 * unit;
@@ -190,8 +193,8 @@ function drawAxis({ step, times }) {
     ink.fillText(text, Math.min(x(t), left + plotWidth() - ink.measureText(text).width / 2), AXIS / 2 - 2);
   }
   ink.textAlign = "right";
-  ink.fillText("bubble", width - RIGHT + 60, AXIS / 2 - 2);
-  if (hasMemory) ink.fillText("peak", width - 10, AXIS / 2 - 2);
+  if (width >= NARROW) ink.fillText("bubble", width - right + 60, AXIS / 2 - 2);
+  if (hasMemory && width >= NARROW) ink.fillText("peak", width - 10, AXIS / 2 - 2);
   ink.fillStyle = "#888";
   ink.fillRect(0, AXIS - 4, width, 1);
 }
@@ -210,15 +213,16 @@ function drawLane(lane, top, h) {
   if (h.communication) drawRows(rank, rank.rows[1], top + h.compute + 1, h.communication - 2);
   if (h.memory) drawMemory(rank, top + h.compute + h.communication, h.memory);
   ink.restore();
-  if (h.memory >= 12 && rank.memory.length) memoryAxis(rank, top + h.compute + h.communication, h.memory);
+  if (h.memory >= 12 && rank.memory.length && width >= NARROW) memoryAxis(rank, top + h.compute + h.communication, h.memory);
   ink.fillStyle = "#111";
   ink.font = `12px ${FONT}`;
   ink.textBaseline = "middle";
   ink.textAlign = "left";
   const middle = top + Math.max(h.compute / 2, 6);
-  ink.fillText(label(lane), 12, middle, left - 18);
+  ink.fillText(label(lane), width < NARROW ? 4 : 12, middle, left - (width < NARROW ? 8 : 18));
+  if (width < NARROW) return;
   ink.textAlign = "right";
-  ink.fillText(rank.bubble, width - RIGHT + 60, middle);
+  ink.fillText(rank.bubble, width - right + 60, middle);
   ink.fillText(rank.peak, width - 10, middle);
 }
 

@@ -77,7 +77,11 @@ function tools() {
 
 // ---- zoom and pan ----------------------------------------------------------------------------
 
+/** Whether all is in sight, as at first; it stays so where a window changes its size. */
+let fitted = true;
+
 function fit() {
+  fitted = true;
   layout();
   view.start = 0;
   view.zoom = 1;
@@ -88,6 +92,7 @@ function fit() {
 
 /** Keeps some of the run in sight. */
 function limit() {
+  fitted = false;
   const seen = plotWidth() * view.scale;
   view.start = Math.max(-0.1 * seen, Math.min(view.start, page.length - 0.9 * seen + 0.8 * Math.min(seen, page.length)));
 }
@@ -148,7 +153,7 @@ canvas.addEventListener("keydown", e => {
   else return;
   e.preventDefault();
 });
-window.addEventListener("resize", redraw);
+window.addEventListener("resize", () => { if (fitted) fit(); else redraw(); });
 
 // ---- hover -----------------------------------------------------------------------------------
 

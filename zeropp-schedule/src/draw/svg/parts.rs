@@ -4,7 +4,10 @@ use std::io::{self, Write};
 
 use super::Ink;
 use crate::action::Texture;
-use crate::draw::style::{LOOKS, hex, shaded};
+use crate::draw::{
+    escape,
+    style::{LOOKS, hex, shaded},
+};
 
 pub(super) fn fill((style, shade): Ink) -> String {
     match LOOKS[style].texture {
@@ -61,20 +64,4 @@ pub(super) fn clip(name: &str) -> String {
         Some((end, _)) => format!("{}…", &name[..end]),
         None => name.into(),
     }
-}
-
-/// Text for XML: no markup, and none of the characters that XML cannot hold.
-pub(super) fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
-            c => out.push(c),
-        }
-    }
-    out
 }

@@ -1,6 +1,6 @@
 //! The simulator's costs as a file has them: µs, and one list per cost.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::micros;
 use crate::{
@@ -10,7 +10,8 @@ use crate::{
 
 /// Costs of one micro-batch. Times are µs, fractions allowed, down to the nanosecond; memory is in
 /// any one unit. Each list has one entry per stage, or is empty where the cost is 0.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Costs {
     /// F.
     pub t_f: Vec<f64>,
@@ -65,11 +66,6 @@ pub struct Costs {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mem_message: Vec<i64>,
 }
-
-crate::fields!(Costs {
-    t_f, t_b, t_w, t_r, t_gather, t_reduce, t_replica_reduce, t_comm, bytes_per_s, links,
-    t_overlap, t_step, mem_f, mem_b, mem_w, mem_input, mem_weights, mem_gradient, mem_message,
-} needs []);
 
 /// The longest time a file may give: 10⁹ µs is a quarter of an hour for one action, and far from
 /// what nanoseconds in 64 bits can hold.

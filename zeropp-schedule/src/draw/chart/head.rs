@@ -1,12 +1,10 @@
 //! What stands above a panel's axes: its title, and all its curves' names.
 
-use std::collections::HashSet;
 use std::fmt::Write;
 
-use zeropp_core::files::escaped_line;
-
-use super::chart::{Curve, LEFT, Mark, Panel, RIGHT, WIDTH, escape};
-use crate::letters::{shortened, width};
+use super::letters::{shortened, width};
+use super::parts::{Curve, Mark, Panel};
+use crate::draw::escape;
 
 /// Height of letters, of those of a title, and of a line of names.
 const SIZE: f64 = 12.0;
@@ -19,12 +17,16 @@ const SAMPLE: f64 = 30.0;
 const NAME: f64 = SAMPLE + 5.0;
 /// Between two names.
 const GAP: f64 = 16.0;
-/// How wide a name may be: the first of these at which different names stay different.
-const NAMES: [f64; 3] = [260.0, 460.0, WIDTH - LEFT - RIGHT - NAME];
+/// How wide a name may be: the first of these at which different names stay different, or all of
+/// the picture.
+const NAMES: [f64; 2] = [260.0, 460.0];
+/// Left and right of all.
+const SIDE: f64 = 8.0;
 
 /// The head of a panel.
 pub(super) struct Head<'a> {
     panel: &'a Panel,
+    wide: f64,
     /// A curve, its name as it is shown, and where.
     names: Vec<(&'a Curve, String, (f64, f64))>,
     /// Of lines below the title.
@@ -32,26 +34,31 @@ pub(super) struct Head<'a> {
 }
 
 impl Head<'_> {
-    pub(super) fn new(panel: &Panel) -> Head<'_> {
-        let curves: Vec<_> = panel.curves.iter().filter(|c| c.mark != Mark::Faint).collect();
-        let names = shown(&curves);
+    /// In a picture that is so wide.
+    pub(super) fn new(panel: &Panel, all: f64) -> Head<'_> {
+        let named = |c: &&Curve| c.mark != Mark::Faint && !c.name.is_empty();
+        let curves: Vec<_> = panel.curves.iter().filter(named).collect();
+        let names = shown(&curves, all - 2.0 * SIDE - NAME);
+        let end = all - SIDE;
         let wide = |name: &String| NAME + width(name, SIZE) + GAP;
         // Bold letters are a tenth wider.
-        let title = LEFT + 1.1 * width(&panel.title, TITLE) + GAP;
-        let all: f64 = names.iter().map(wide).sum();
-        let beside = title + all - GAP <= WIDTH - RIGHT;
-        let mut at = if beside { (WIDTH - RIGHT + GAP - all, BASE) } else { (LEFT, BASE + LINE) };
+        let title = SIDE + 1.1 * width(&panel.title, TITLE) + GAP;
+        let together: f64 = names.iter().map(wide).sum();
+        let beside = title + together - GAP <= end;
+        let below = BASE + LINE * panel.facts.len() as f64;
+        let mut at = if beside { (end + GAP - together, BASE) } else { (SIDE, below + LINE) };
         let mut placed = Vec::new();
         for (curve, name) in curves.into_iter().zip(names) {
             let wide = wide(&name);
-            if at.0 > LEFT && at.0 + wide - GAP > WIDTH - RIGHT + 0.1 {
-                at = (LEFT, at.1 + LINE);
+            if at.0 > SIDE && at.0 + wide - GAP > end + 0.1 {
+                at = (SIDE, at.1 + LINE);
             }
             placed.push((curve, name, at));
             at.0 += wide;
         }
-        let lines = if beside { 0 } else { ((at.1 - BASE) / LINE).round() as usize };
-        Head { panel, names: placed, lines }
+        let last = if beside { below } else { at.1 };
+        let lines = ((last - BASE) / LINE).round() as usize;
+        Head { panel, wide: all, names: placed, lines }
     }
 
     /// By how much it moves the axes down.
@@ -60,8 +67,13 @@ impl Head<'_> {
     }
 
     pub(super) fn draw(&self, out: &mut String) {
-        let title = escape(&self.panel.title);
-        let _ = write!(out, "<text class=\"title\" x=\"{LEFT}\" y=\"{BASE}\">{title}</text>");
+        let title = escape(&shortened(&self.panel.title, 1.1 * TITLE, self.wide - 2.0 * SIDE));
+        let _ = write!(out, "<text class=\"title\" x=\"{SIDE}\" y=\"{BASE}\">{title}</text>");
+        for (i, fact) in self.panel.facts.iter().enumerate() {
+            let fact = escape(&shortened(fact, SIZE, self.wide - 2.0 * SIDE));
+            let y = BASE + LINE * (i + 1) as f64;
+            let _ = write!(out, "<text x=\"{SIDE}\" y=\"{y}\">{fact}</text>");
+        }
         for (curve, name, (x, y)) in &self.names {
             let middle = y - 4.0;
             let line = match curve.mark {
@@ -69,8 +81,13 @@ impl Head<'_> {
                 _ => curve.look.dashed("line"),
             };
             let _ = write!(out, "<g><title>{}</title>", escape(&curve.name));
-            let _ = write!(out, "<path {line} d=\"M{x:.0} {middle}h{SAMPLE}\"/>");
-            if curve.mark == Mark::Points {
+            if curve.mark == Mark::Area {
+                let (look, y) = (curve.look.colored("area"), middle - 5.0);
+                let _ = write!(out, "<path {look} d=\"M{x:.0} {y}h{SAMPLE}v10h-{SAMPLE}z\"/>");
+            } else if curve.mark != Mark::Dots {
+                let _ = write!(out, "<path {line} d=\"M{x:.0} {middle}h{SAMPLE}\"/>");
+            }
+            if matches!(curve.mark, Mark::Points | Mark::Dots) {
                 curve.look.point(out, (x + 0.5 * SAMPLE, middle));
             }
             let name = escape(name);
@@ -80,23 +97,32 @@ impl Head<'_> {
 }
 
 /// The curves' names, long ones shortened.
-fn shown(curves: &[&Curve]) -> Vec<String> {
-    let whole: Vec<_> = curves.iter().map(|curve| escaped_line(&curve.name)).collect();
-    let different = whole.iter().collect::<HashSet<_>>().len();
+fn shown(curves: &[&Curve], room: f64) -> Vec<String> {
+    let whole: Vec<String> = curves.iter().map(|curve| curve.name.clone()).collect();
+    let different = count_different(&whole);
     let mut names: Vec<String> = Vec::new();
-    for most in NAMES {
+    for most in NAMES.into_iter().filter(|most| *most < room).chain([room]) {
         names = whole.iter().map(|name| shortened(name, SIZE, most)).collect();
-        if names.iter().collect::<HashSet<_>>().len() == different {
+        if count_different(&names) == different {
             break;
         }
     }
     names
 }
 
+fn count_different(names: &[String]) -> usize {
+    let mut names = names.to_vec();
+    names.sort_unstable();
+    names.dedup();
+    names.len()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plot::look::Look;
+    use crate::draw::chart::look::Look;
+
+    const WIDE: f64 = 860.0;
 
     fn panel(names: &[String]) -> Panel {
         let curve = |(i, name): (usize, &String)| Curve {
@@ -119,30 +145,30 @@ mod tests {
         ];
         for (names, beside) in cases {
             let panel = panel(&names);
-            let head = Head::new(&panel);
+            let head = Head::new(&panel, WIDE);
             assert_eq!(head.names.len(), names.len());
             assert_eq!(head.height() == 0.0, beside, "{}", names.len());
-            let title = LEFT + 1.1 * width(&panel.title, TITLE);
+            let title = SIDE + 1.1 * width(&panel.title, TITLE);
             for (i, (_, name, (x, y))) in head.names.iter().enumerate() {
                 let end = x + NAME + width(name, SIZE);
-                assert!(end < WIDTH, "{name}");
-                assert!(*x >= if *y == BASE { title } else { LEFT }, "{name} at {x}");
+                assert!(end < WIDE, "{name}");
+                assert!(*x >= if *y == BASE { title } else { SIDE }, "{name} at {x}");
                 let next = head.names.get(i + 1).filter(|next| next.2.1 == *y);
                 assert!(next.is_none_or(|next| next.2.0 > end), "{name}");
-                assert!(y - BASE <= head.height() && !name.contains('\u{1b}'), "{name}");
+                assert!(y - BASE <= head.height(), "{name}");
             }
         }
     }
 
     #[test]
-    fn a_long_name_is_shortened_as_far_as_it_stays_one_of_its_own_and_told_whole() {
+    fn a_long_name_is_shortened_as_far_as_it_stays_one_of_its_own_and_is_shown_whole_on_hover() {
         let names = ["x", "y"].map(|m| format!("{}{m}{}", "a".repeat(35), "b".repeat(35)));
         let panel = panel(&names);
-        let head = Head::new(&panel);
+        let head = Head::new(&panel, WIDE);
         assert_ne!(head.names[0].1, head.names[1].1);
         let names = ["x", "y"].map(|m| format!("{m}{}", "b".repeat(70)));
         let panel = self::panel(&names);
-        let (head, mut text) = (Head::new(&panel), String::new());
+        let (head, mut text) = (Head::new(&panel, WIDE), String::new());
         head.draw(&mut text);
         assert!(head.names[0].1.contains('…'));
         assert!(names.iter().all(|name| text.contains(&format!("<title>{name}</title>"))));

@@ -1,4 +1,4 @@
-//! How curves are told apart: by colours; where there are more curves than colours by dashes, too,
+//! How curves differ: by colours; where there are more curves than colours by dashes, too,
 //! and layers by colours that change over the depth.
 
 use std::f64::consts::PI;
@@ -28,7 +28,7 @@ const POINTS: [&str; 5] = [
 
 /// Colour and pattern of a curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Look {
+pub struct Look {
     color: Color,
     dash: usize,
 }
@@ -43,7 +43,7 @@ enum Color {
 
 impl Look {
     /// Of the curve at `place` of `count` that have no order.
-    pub(crate) fn one_of(place: usize, count: usize) -> Look {
+    pub fn one_of(place: usize, count: usize) -> Look {
         if count > COLORS.len() * DASHES.len() {
             return Look::on_ramp(place, count, 0);
         }
@@ -51,7 +51,7 @@ impl Look {
     }
 
     /// Of the layer at `place` of `count`, in the run at place `run`.
-    pub(crate) fn of_layer(place: usize, count: usize, run: usize) -> Look {
+    pub fn of_layer(place: usize, count: usize, run: usize) -> Look {
         if count > COLORS.len() {
             return Look::on_ramp(place, count, run);
         }

@@ -1,8 +1,8 @@
-//! How wide a text is in a picture, about: who draws one does not know the reader's font.
+//! How wide a text is in a picture, about: the reader's font is not known.
 
 /// In pixels, of letters that are `size` high. As in a wide font: too much room looks better than
 /// texts that lie on each other.
-pub(crate) fn width(text: &str, size: f64) -> f64 {
+pub(super) fn width(text: &str, size: f64) -> f64 {
     size * text.chars().map(ems).sum::<f64>()
 }
 
@@ -21,7 +21,7 @@ fn ems(letter: char) -> f64 {
 
 /// `text` with its middle left out, as far as it takes to be at most `most` pixels wide: names of
 /// files begin alike and end alike, so both ends stay.
-pub(crate) fn shortened(text: &str, size: f64, most: f64) -> String {
+pub(super) fn shortened(text: &str, size: f64, most: f64) -> String {
     if width(text, size) <= most {
         return text.into();
     }
