@@ -12,8 +12,9 @@ use crate::trainer::{Weights, assemble};
 
 impl Steps<'_> {
     /// The weights as the step that was last seen has left them, the run's last one too, whole, for
-    /// models that fit in one memory. The ranks wait meanwhile, and no bit of the training changes. Of several processes
-    /// rank 0's has them, and the others get none; all of them ask after the same step.
+    /// models that fit in one memory. The ranks wait meanwhile, and no bit of the training changes.
+    /// Of several processes rank 0's has them, and the others get none; all of them ask after the
+    /// same step.
     ///
     /// # Errors
     /// No step was seen, or the run has been told to stop, or has ended; a rank that failed; with

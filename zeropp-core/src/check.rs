@@ -56,7 +56,8 @@ impl StockWeights {
 /// CPU, and compares output, the gradient of `x` (B) and those of the weights (W) with what Burn's
 /// own autodiff makes of `stock`, the same forward in Burn's operations, in double precision. What
 /// the meter counts from F to B, with attention computed again too, and from B to W is held against
-/// the layer's [`cost`](Layer::cost). Layers of stock modules ([`crate::stock`]) keep what no meter counts.
+/// the layer's [`cost`](Layer::cost). Layers of stock modules ([`crate::stock`]) keep what no meter
+/// counts.
 ///
 /// ```
 /// use burn::tensor::Tensor;
