@@ -280,6 +280,20 @@ mod tests {
         assert_eq!(hint(&dry_run("--pp 1 --zero3 2")), None);
     }
 
+    /// Equal stages in a row may be given together, as plans print them.
+    #[test]
+    fn a_cut_may_count_equal_stages() {
+        let line = "--pp 2 --layers 8 --hidden 64 --heads 4 --seq 32";
+        let plan = dry_run(&format!("{line} --stages 1,2x3,1"));
+        assert_eq!(plan.blocks, [1, 3, 3, 1]);
+        let words = format!("zeropp run {line} --stages 1,99999999999x3,1");
+        let matches = command::command().try_get_matches_from(words.split(' ')).unwrap();
+        let run = args::run(matches.subcommand_matches("run").unwrap());
+        let config = run.unwrap_or_else(|failure| panic!("{}", failure.message)).config;
+        let refused = config.validate().unwrap_err().to_string();
+        assert!(refused.ends_with("use a list such as 3,4,4,3 or 3,2x4,3"), "{refused}");
+    }
+
     #[test]
     fn units_are_counted() {
         for (sizes, text) in [
