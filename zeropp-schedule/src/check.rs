@@ -84,7 +84,7 @@ pub fn check(
     let schedule = &document.schedule;
     let of_zeropp = schedule.ranks.iter().flatten().any(|action| *action == Action::OptimizerStep);
     let forward_only = schedule.is_forward_only();
-    let limits = VerifyLimits { optimizer_step: of_zeropp, forward_only, ..limits.clone() };
+    let limits = VerifyLimits { optimizer_step: of_zeropp, forward_only, ..*limits };
     let faults = verify_all(schedule, &limits, most);
     if !faults.is_empty() {
         let layout = Layout::new(text, format);

@@ -168,7 +168,7 @@ pub fn read_table(text: &str) -> Result<CsvTable, CsvError> {
 }
 
 /// Every cell of a text that is neither empty nor one action. [`read`] names the first alone.
-pub fn cell_errors(text: &str) -> Vec<CsvError> {
+pub(crate) fn cell_errors(text: &str) -> Vec<CsvError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let rows = text.lines().enumerate().filter(|(_, line)| !line.starts_with('#'));
     let cells = rows.flat_map(|(row, line)| {

@@ -150,7 +150,7 @@ pub fn verify(schedule: &Schedule, limits: &VerifyLimits) -> Result<(), VerifyEr
 /// Checks `schedule` against every rule and returns the faults, at most `faults_max`. Where one
 /// kind of rule is broken, those that build on it are not looked at: what is in the wrong place,
 /// then what is missing or out of order, then messages, then weights, then deadlocks.
-pub fn verify_all(
+pub(crate) fn verify_all(
     schedule: &Schedule,
     limits: &VerifyLimits,
     faults_max: usize,

@@ -66,6 +66,9 @@ impl Place {
     }
 }
 
+/// Places for the name of a dot, the best first.
+type Tries = fn(&str, (f64, f64)) -> Vec<Place>;
+
 /// A place for the name of each of `dots` in `room`.
 ///
 /// The rule: a name stands right or left of its dot where it lies on no dot and no other name; all
@@ -74,9 +77,8 @@ impl Place {
 pub(super) fn placed(dots: &[(String, (f64, f64))], room: Area) -> Vec<Place> {
     let mut taken: Vec<Area> = dots.iter().map(|(_, at)| Area::around(*at, RADIUS)).collect();
     let mut places: Vec<Option<Place>> = vec![None; dots.len()];
-    let tries: [(fn(&str, (f64, f64)) -> Vec<Place>, bool); 3] =
-        [(beside, true), (at_lines, true), (at_lines, false)];
-    for (tries, crosses_nothing) in tries {
+    let passes: [(Tries, bool); 3] = [(beside, true), (at_lines, true), (at_lines, false)];
+    for (tries, crosses_nothing) in passes {
         for (i, (name, at)) in dots.iter().enumerate() {
             if places[i].is_some() {
                 continue;
