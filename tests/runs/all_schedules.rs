@@ -197,13 +197,7 @@ fn uneven() -> Schedule {
         forward.chain(stages.iter().rev().flat_map(|s| all(Compute::BW, *s))).collect()
     };
     let ranks = vec![rank(&[0, 2]), rank(&[1])];
-    Schedule {
-        kind: "file".into(),
-        placement: vec![0, 1, 0],
-        units: vec![MICRO_BATCHES],
-        ranks,
-        ..Schedule::default()
-    }
+    Schedule { kind: "file".into(), placement: vec![0, 1, 0], units: vec![MICRO_BATCHES], ranks }
 }
 
 /// A program that ends in an optimizer step runs as it stands, not as this run would lower it.

@@ -105,7 +105,7 @@ fn attention(threads: usize, rounds: usize) {
     measure(threads, rounds, jobs);
 }
 
-const SCALARS: AdamWScalars = Scalars {
+const SCALARS: AdamWScalars = AdamWScalars {
     towards1: 0.1,
     beta2: 0.999,
     towards2: 0.001,

@@ -198,7 +198,7 @@ impl CostFlags {
     /// Whether times of stages were given, which make kinds with more stages run a larger model.
     pub(crate) fn has_times_of_stages(&self) -> bool {
         let of_stages = |flag: &&str| ["t-f", "t-b", "t-w"].contains(flag);
-        self.file.is_none() && self.layer.is_none() && self.typed.iter().any(|f| of_stages(&f))
+        self.file.is_none() && self.layer.is_none() && self.typed.iter().any(of_stages)
     }
 
     /// Whether anything was given.

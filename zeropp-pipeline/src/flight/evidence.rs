@@ -239,7 +239,7 @@ impl<'a> Case<'a> {
     /// The place of any rank in the mesh, of one without a record, too.
     pub(super) fn coords(&self, rank: usize) -> Coords {
         let Coords { pp, zero3, dp } = self.header().mesh;
-        Mesh { pp: pp.max(1), zero3: zero3.max(1), dp: dp.max(1) }.coords(rank).into()
+        Mesh { pp: pp.max(1), zero3: zero3.max(1), dp: dp.max(1) }.coords(rank)
     }
 
     /// The ranks whose call differed from what most ranks called, where one error says so.

@@ -128,7 +128,7 @@ pub fn read(text: &str) -> Result<Schedule, CsvError> {
         let problem = format!("units {units:?} do not sum to the {micro_batches} micro-batches");
         return Err(CsvError::Row { row: 1, problem });
     }
-    let schedule = Schedule { kind: "file".into(), placement, units, ranks, ..Default::default() };
+    let schedule = Schedule { kind: "file".into(), placement, units, ranks };
     check_places(&schedule).map_err(|misfit| CsvError::Cell {
         row: first_row + misfit.rank,
         column: column(&table.ranks[misfit.rank], misfit.index),

@@ -89,13 +89,7 @@ impl Builder<'_> {
             action.computes().for_each(|c| self.finish(c));
             self.ranks[rank].push(action);
         }
-        Schedule {
-            kind: "file".into(),
-            placement: self.placement,
-            units,
-            ranks: self.ranks,
-            ..Schedule::default()
-        }
+        Schedule { kind: "file".into(), placement: self.placement, units, ranks: self.ranks }
     }
 }
 

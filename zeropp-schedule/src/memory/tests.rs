@@ -144,7 +144,6 @@ fn gradients_made_in_forward_exist_from_the_first_forward() {
             Action::ReduceScatter { stage: 0 },
             Action::OptimizerStep,
         ]],
-        ..Schedule::default()
     };
     assert_eq!(predict(&ahead, &stages[..1])[0].gradient, 2000);
     let mut ledger = Ledger::new(&ahead.ranks[0], &stages);

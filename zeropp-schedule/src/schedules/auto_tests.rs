@@ -157,7 +157,7 @@ proptest! {
         let placement = crate::ir::looping(shape.pp, shape.virtual_stages);
         let ranks = steps.write(&policy).unwrap();
         let units = shape.units();
-        let written = Schedule { kind, placement, units, ranks, ..Schedule::default() };
+        let written = Schedule { kind, placement, units, ranks };
         complete(&written);
         let timing = zeropp_auto::lowered_timing(&shape, &costs, &written);
         prop_assert_eq!(score, zeropp_auto::score(&timing));

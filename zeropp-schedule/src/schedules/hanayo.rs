@@ -23,13 +23,7 @@ pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
     }
     let placement = vee(pp, virtual_stages);
     let ranks = Waves::new(&placement, pp, micro_batches).run();
-    Ok(Schedule {
-        kind: NAME.into(),
-        placement,
-        units: vec![micro_batches],
-        ranks,
-        ..Schedule::default()
-    })
+    Ok(Schedule { kind: NAME.into(), placement, units: vec![micro_batches], ranks })
 }
 
 /// The step as far as it has run.

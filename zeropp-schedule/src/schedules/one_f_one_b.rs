@@ -26,6 +26,5 @@ pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
         placement: looping(pp, 1),
         units: vec![micro_batches],
         ranks,
-        ..Schedule::default()
     })
 }

@@ -85,7 +85,6 @@ fn generate(
         placement: vee(shape.pp, 2),
         units: vec![shape.micro_batches],
         ranks,
-        ..Schedule::default()
     })
 }
 

@@ -30,7 +30,6 @@ pub(super) fn generate(
         placement: looping(pp, 1),
         units: vec![micro_batches],
         ranks: (0..pp).map(|rank| rank_order(rank, pp, micro_batches, depth)).collect(),
-        ..Schedule::default()
     })
 }
 

@@ -55,13 +55,7 @@ pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
             order
         })
         .collect();
-    Ok(Schedule {
-        kind: "zb-v".into(),
-        placement: vee(pp, 2),
-        units: vec![micro_batches],
-        ranks,
-        ..Schedule::default()
-    })
+    Ok(Schedule { kind: "zb-v".into(), placement: vee(pp, 2), units: vec![micro_batches], ranks })
 }
 
 fn rank_order(rank: usize, pp: usize, n: usize) -> Vec<Action> {

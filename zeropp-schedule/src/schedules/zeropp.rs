@@ -19,7 +19,7 @@ pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
         })
         .collect();
     let placement = looping(shape.pp, shape.virtual_stages);
-    Ok(Schedule { kind: "zeropp".into(), placement, units, ranks, ..Schedule::default() })
+    Ok(Schedule { kind: "zeropp".into(), placement, units, ranks })
 }
 
 /// The actions of one rank for the micro-batches `first..first + size`.

@@ -63,7 +63,7 @@ fn units(shape: &Shape) -> Vec<usize> {
 
 fn schedule(shape: &Shape, ranks: Vec<Vec<Action>>) -> Schedule {
     let placement = looping(shape.pp, shape.virtual_stages);
-    Schedule { kind: KIND.into(), placement, units: shape.units(), ranks, ..Schedule::default() }
+    Schedule { kind: KIND.into(), placement, units: shape.units(), ranks }
 }
 
 fn no_memory(shape: &Shape, costs: &Costs) -> ScheduleError {

@@ -280,7 +280,6 @@ impl Problem {
             placement: self.placement.clone(),
             units: self.units.clone(),
             ranks: vec![Vec::new(); self.ranks],
-            ..Schedule::default()
         }
     }
 }
