@@ -7,7 +7,7 @@ use super::Config;
 impl Config {
     /// The folder of this run's copies, if it makes any. There is one for each folder of
     /// checkpoints, so that runs that follow each other under one supervisor do not meet.
-    pub fn copies_folder(&self) -> Option<PathBuf> {
+    pub(crate) fn copies_folder(&self) -> Option<PathBuf> {
         let (folder, save) = (self.copies.as_ref()?, self.save.as_ref()?);
         let save = absolute(save).unwrap_or_else(|_| save.clone());
         let name = blake3::hash(save.as_os_str().as_encoded_bytes()).to_hex();

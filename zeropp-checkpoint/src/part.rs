@@ -15,12 +15,6 @@ fn file_of(rank: usize) -> String {
     format!("rank-{rank:05}.safetensors")
 }
 
-/// Whether a rank's file has this name.
-pub fn is_name(name: &str) -> bool {
-    let rank = || name.strip_prefix("rank-")?.strip_suffix(".safetensors")?.parse().ok();
-    rank().is_some_and(|rank| file_of(rank) == name)
-}
-
 /// Writes the file of `rank` into the folder of the checkpoint after `step` steps, which `run`
 /// saves, by calling `once` with the folder and the file's name. Where that fails, it is tried
 /// again after each `pause` that says so.

@@ -361,12 +361,6 @@ impl Store {
         old.filter_map(|step| self.discard(*step).err()).collect()
     }
 
-    /// Removes all complete checkpoints but that of `step`. Returns what could not be removed.
-    pub fn retain_only(&self, step: u64) -> Vec<CheckpointError> {
-        let others = self.steps().unwrap_or_default().into_iter().filter(|other| *other != step);
-        others.filter_map(|other| self.discard(other).err()).collect()
-    }
-
     /// Removes the complete checkpoint of `step`.
     ///
     /// # Errors
@@ -472,15 +466,6 @@ mod tests {
         assert_eq!(store.steps().unwrap(), [2, 4]);
         assert!(store.retain(1, Some(4)).is_empty());
         assert_eq!(store.steps().unwrap(), [4], "it is among the newest");
-    }
-
-    #[test]
-    fn one_may_be_retained_that_is_not_the_newest() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = Store::new(dir.path());
-        [1, 2, 3].iter().for_each(|step| save(&store, *step));
-        assert!(store.retain_only(2).is_empty());
-        assert_eq!(store.steps().unwrap(), [2]);
     }
 
     #[test]

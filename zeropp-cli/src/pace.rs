@@ -129,7 +129,7 @@ pub(crate) fn is_alone(config: &Config) -> bool {
     config.pp * config.zero3 == 1
 }
 
-/// The cores of this machine, where the ranks of a run are its threads and share them: their waiting
+/// The cores of this machine, where the ranks of a run are its threads and share them. Their wait
 /// for a core would be most of a measured bubble.
 pub(crate) fn shared_cores(config: &Config) -> Option<usize> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -197,8 +197,8 @@ mod tests {
             "validation loss 2.5000, perplexity 12.182 after step 40; the lowest 2.2500 after \
              step 30",
             "6,310 tokens/s, 50.0 % of peak FLOP/s",
-            "bubble 2.0 % with a core per rank, simulated with the measured times; 1.0 % before the \
-             run",
+            "bubble 2.0 % with a core per rank, simulated with the measured times; 1.0 % before \
+             the run",
             "cores shared: 32 ranks on 2 cores; measured, with the wait for a core as idle: bubble \
              5.0 %, bubble_own_span 3.0 %, bubble_step 7.0 %",
             "3 all-gathers and 2 reduce-scatters per rank and unit",

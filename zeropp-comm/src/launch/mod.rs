@@ -2,7 +2,8 @@
 //!
 //! Looked at in this order: zeropp's own variables, torchrun's, those of Open MPI's `mpirun`, of
 //! PMI (MPICH, Intel MPI), and Slurm's `srun`. The first that is set decides; another one that
-//! says something else is an error that names both. A [`ProcessJob`] is that and the settings together.
+//! says something else is an error that names both. A [`ProcessJob`] is that and the settings
+//! together.
 
 mod host_name;
 mod job;

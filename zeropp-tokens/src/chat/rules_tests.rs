@@ -13,14 +13,16 @@ use super::{ChatTemplate, Conversation};
 pub(super) const PLAIN: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}\
                      {% if add_generation_prompt %}<assistant>{% endif %}";
 /// Writes the last answer otherwise than those before, as models that think do.
-pub(super) const THINKS: &str = "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n\
+pub(super) const THINKS: &str = "{% for m in messages %}{% if m.role == 'assistant' %}\
+                      <|im_start|>assistant\n\
                       {% if loop.last %}<think>\n\n</think>\n\n{% endif %}\
                       {{ m.content }}<|im_end|>\n\
                       {% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n\
                       {% endif %}{% endfor %}\
                       {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 /// Drops the thoughts of all answers but the last, as Qwen3's.
-pub(super) const FORGETS: &str = "{% for m in messages %}{% set text = m.content %}{% set why = '' %}\
+pub(super) const FORGETS: &str = "{% for m in messages %}{% set text = m.content %}\
+                       {% set why = '' %}\
                        {% if '</think>' in text %}{% set why = text.split('</think>')[0]\
                        .split('<think>')[-1] %}{% set text = text.split('</think>')[-1]\
                        .lstrip('\\n') %}{% endif %}<{{ m.role }}>\
