@@ -250,7 +250,8 @@ mod tests {
         assert_eq!((count("<svg"), count("<div") - count("</div>")), (5, 0), "two for two widths");
         assert_eq!(count("<circle"), 2 * plan.layouts.len());
         assert_eq!(count("<pre"), 0, "tables and lines that wrap");
-        assert!(page.contains(&format!("<code>{}</code><button>", plan.layouts[0].command)));
+        let command = zeropp_schedule::draw::page::command(&plan.layouts[0].command);
+        assert!(page.contains(&command), "{command}");
         let names = text::cells(&plan.layouts).0;
         assert!(names.iter().all(|name| page.contains(&format!(">{name}</th>"))), "{names:?}");
         assert!(page.contains("bubble ") && page.contains(" %, at least "));
