@@ -255,8 +255,9 @@ mod tests {
         let names = text::cells(&plan.layouts).0;
         assert!(names.iter().all(|name| page.contains(&format!(">{name}</th>"))), "{names:?}");
         assert!(page.contains("bubble ") && page.contains(" %, at least "));
+        let figures = page.replace("Number.isNaN", "");
         for far in ["src=", "href=", "url(http", "NaN", "inf"] {
-            assert!(!page.contains(far), "{far}");
+            assert!(!figures.contains(far), "{far}");
         }
         let front: Vec<_> = plan.layouts.iter().filter(|r| is_best(r, &plan.layouts)).collect();
         assert!(front.iter().any(|r| r.planned == plan.layouts[0].planned));
