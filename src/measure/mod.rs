@@ -57,7 +57,7 @@ pub fn measure(config: &Config) -> Result<Measured, Error> {
     let layer = layer::measure(config, at_once)?;
     let memory_bytes = match config.device {
         DeviceKind::Cpu => Room::find().map(|room| room.bytes / ranks as u64),
-        gpu => device::memory(gpu).into_iter().min(),
+        gpu => device::gpus(gpu).iter().map(|gpu| gpu.total).min(),
     };
     let at_once = (config.device == DeviceKind::Cpu).then_some(at_once);
     Ok(Measured { ranks, at_once, memory_bytes, products, layer, inside, between })
