@@ -1,4 +1,4 @@
-//! What this machine does in a second, measured: products by shape, one layer at the model's sizes,
+//! This machine's work in a second, measured: products by shape, one layer at the model's sizes,
 //! the optimizer, and what passes between ranks. From these numbers the times of any layout follow.
 
 mod layer;
@@ -15,7 +15,7 @@ pub use layer::LayerRates;
 pub use links::{Line, Links};
 pub use products::Product;
 
-/// What was measured. All rates are those of one rank while all ranks do the same.
+/// The results. All rates are those of one rank while all ranks do the same.
 #[derive(Clone, Debug)]
 pub struct Measured {
     /// Ranks that worked at the same time.

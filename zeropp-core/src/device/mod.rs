@@ -31,7 +31,8 @@ impl Devices {
     /// CUDA also its run-time compiler and headers, without which the first kernel would fail.
     ///
     /// # Errors
-    /// What is missing and where it was looked for, or a precision that the device does not have.
+    /// The part that is missing and where it was looked for, or a precision that the device does
+    /// not have.
     pub fn find(kind: DeviceKind, precision: Precision) -> Result<Devices, FieldError> {
         let found = match kind {
             DeviceKind::Cpu => vec![Device::flex()],
