@@ -41,8 +41,8 @@ impl<'a> Epochs<'a> {
         ((self.len - 1) / seq).max(1) as u128
     }
 
-    /// Takes `n` samples of `seq` tokens. Where what is left of the epoch is less than one, the next
-    /// one begins.
+    /// Takes `n` samples of `seq` tokens. Where what is left of the epoch is less than one, the
+    /// next one begins.
     pub(super) fn take(&mut self, n: u128, seq: usize) {
         self.cut(seq);
         let last = self.cuts.last_mut().expect("just cut");

@@ -214,8 +214,9 @@ fn probabilities_that_are_computed_again_are_as_exact_as_kept_ones() {
     );
 }
 
-/// The errors of PyTorch's eager attention are those that tests/fixtures/attention_errors.py prints
-/// for the same inputs: the output's and the gradient's, over the norm of the right one.
+/// The errors of PyTorch's eager attention are those that
+/// `zeropp-kernels/tests/fixtures/attention_errors.py` prints for the same inputs: the output's and
+/// the gradient's, over the norm of the right one.
 #[test]
 fn gradients_of_long_samples_are_as_exact_as_pytorch_s() {
     // Tokens, window, what makes scores large, and PyTorch's two errors.
