@@ -247,6 +247,8 @@ mod tests {
         let count = |what| page.matches(what).count();
         assert_eq!((count("<svg"), count("<div") - count("</div>")), (4, 0), "two for two widths");
         assert_eq!(count("<circle"), 2 * plan.layouts.len());
+        // The schedule fits any window: no picture of a fixed width.
+        assert_eq!((count("<canvas"), count("class=\"within\"")), (1, 1));
         assert_eq!(count("<pre"), 0, "tables and lines that wrap");
         let command = zeropp_schedule::draw::page::command(&plan.layouts[0].command);
         assert!(page.contains(&command), "{command}");

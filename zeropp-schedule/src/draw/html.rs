@@ -68,7 +68,7 @@ pub fn part(timeline: &Timeline) -> io::Result<String> {
     writeln!(out, "<style>\n{TIMELINE_STYLE}</style>")?;
     facts(&[timeline], &mut out)?;
     // Lanes as high as they are good to read, as far as a window shows them.
-    let height = 28 + 64 * timeline.ranks.len();
+    let height = 28 + 88 * timeline.ranks.len();
     writeln!(
         out,
         "{BAR}<main class=\"within\" style=\"height:min({height}px,80vh)\">{CANVAS}</main>"

@@ -292,8 +292,8 @@ impl<'a> Picture<'a> {
             let (height, idle) = (self.height.compute, hex(IDLE));
             writeln!(
                 out,
-                "<rect class=\"idle\" x=\"{x:.2}\" y=\"{top:.1}\" width=\"{width:.2}\" height=\"{height:.1}\" \
-                 fill=\"{idle}\"/>"
+                "<rect class=\"idle\" x=\"{x:.2}\" y=\"{top:.1}\" width=\"{width:.2}\" \
+                 height=\"{height:.1}\" fill=\"{idle}\"/>"
             )?;
         }
         let (boxes, numbers) = self.boxes(rank, top);
@@ -426,8 +426,8 @@ impl<'a> Picture<'a> {
         let _ = write!(path, "H{:.1}V{base:.1}", self.left + self.plot_width);
         writeln!(
             out,
-            "<path class=\"memory\" d=\"{path}\" fill=\"#000\" fill-opacity=\".13\" stroke=\"#444\" \
-             stroke-width=\".8\"/>"
+            "<path class=\"memory\" d=\"{path}\" fill=\"#000\" fill-opacity=\".13\" \
+             stroke=\"#444\" stroke-width=\".8\"/>"
         )?;
         if self.height.memory < MEMORY_AXIS_MIN {
             return Ok(());

@@ -222,7 +222,7 @@ function drawLane(lane, top, h) {
   if (h.communication) drawRows(rank, rank.rows[1], top + h.compute + 1, h.communication - 2);
   if (h.memory) drawMemory(rank, top + h.compute + h.communication, h.memory);
   ink.restore();
-  if (h.memory >= 12 && rank.memory.length && width >= NARROW) memoryAxis(rank, top + h.compute + h.communication, h.memory);
+  if (h.memory >= 18 && rank.memory.length && width >= NARROW) memoryAxis(rank, top + h.compute + h.communication, h.memory);
   ink.fillStyle = theme.fore;
   ink.font = `12px ${FONT}`;
   ink.textBaseline = "middle";
@@ -338,7 +338,7 @@ function drawMemory(rank, top, tall) {
   const last = x(Math.min(end, rank.run.length));
   ink.lineTo(last, level);
   ink.lineTo(last, base);
-  ink.globalAlpha = .13;
+  ink.globalAlpha = .22;
   ink.fillStyle = theme.fore;
   ink.fill();
   ink.globalAlpha = 1;

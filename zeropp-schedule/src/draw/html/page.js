@@ -41,7 +41,7 @@ function legend() {
   entry(parent, "idle", colored("var(--idle)"));
   const shades = [...new Set(page.runs.flatMap(run => run.shades))].sort((a, b) => a - b);
   if (shades.length > 1) entry(parent, "a rank's stages, first to last", ...shades.map(s => colored(inkOf(FORWARD, s).plain)));
-  if (hasMemory) entry(parent, "memory", colored("color-mix(in srgb, var(--fore) 13%, var(--back))"));
+  if (hasMemory) entry(parent, "memory", colored("color-mix(in srgb, var(--fore) 22%, var(--back))"));
 }
 
 function check(name, key) {
