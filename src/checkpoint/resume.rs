@@ -225,7 +225,7 @@ fn check_base(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<(), CheckpointE
     match (now, then) {
         (Some(now), Some(then)) if now.fingerprint != then.fingerprint => {
             let problem = format!(
-                "its frozen weights were those of {}, and these of {} are others; name the former \
+                "the frozen weights were those of {}, and these of {} are others; name the former \
                  with init-from",
                 of(then),
                 of(now)
@@ -284,7 +284,7 @@ fn compare(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<Vec<String>, Check
     }
     if manifest.step > bp.config.steps {
         let (total, step) = (bp.config.steps, manifest.step);
-        return mismatch(format!("steps = {total}, but it has {step} behind it; use more steps"));
+        return mismatch(format!("steps = {total}: {step} are done already; use more steps"));
     }
     let told = OPTIONS.iter().filter(|option| option.on_resume == OnResume::Told);
     let mut changed: Vec<String> = told

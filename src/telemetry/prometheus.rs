@@ -195,23 +195,15 @@ fn label(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::http::tests::ask;
 
     fn started() -> Prometheus {
         let name = Some("a \"run\"".into());
         let config = Config { prometheus: Some("0".into()), run_name: name, ..Config::default() };
         Prometheus::start(&config).unwrap().unwrap()
-    }
-
-    fn ask(at: std::net::SocketAddr, request: &str) -> String {
-        let mut stream = TcpStream::connect(at).unwrap();
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut told = String::new();
-        let _ = stream.read_to_string(&mut told);
-        told
     }
 
     #[test]

@@ -94,7 +94,9 @@ impl Checkpoint {
         for (name, shape) in &model {
             match self.manifest.parameters.get(*name) {
                 None => {
-                    return mismatch(format!("the model's {name} {shape:?} is not in it"));
+                    return mismatch(format!(
+                        "the model's {name} {shape:?} is not in the checkpoint"
+                    ));
                 }
                 Some(p) if p.shape != *shape => {
                     let theirs = &p.shape;
@@ -107,7 +109,10 @@ impl Checkpoint {
         }
         for (name, p) in &self.manifest.parameters {
             if !model.contains_key(name.as_str()) {
-                return mismatch(format!("its {name} {:?} is not in the model", p.shape));
+                return mismatch(format!(
+                    "the checkpoint's {name} {:?} is not in the model",
+                    p.shape
+                ));
             }
         }
         Ok(())
@@ -135,8 +140,8 @@ impl Checkpoint {
             let (there, wanted) = (moments(&parameter.kept), moments(&wanted));
             if there != wanted {
                 let problem = format!(
-                    "it has {} of {name}, and optimizer {rule} keeps {}; use the optimizer and \
-                     the momentum it was saved with, or begin with its weights by init-from",
+                    "the checkpoint has {} of {name}, and optimizer {rule} keeps {}; use \
+                     the optimizer and the momentum it was saved with, or begin with its weights by init-from",
                     all(there),
                     all(wanted),
                 );

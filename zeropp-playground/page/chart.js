@@ -137,9 +137,15 @@ class Chart {
       const left = this.x(start), width = Math.max(0.6, this.x(end) - left);
       if (left + width < drawn + 0.5) continue;
       drawn = left + width;
-      pen.globalAlpha = code <= 5 ? shade.get(stage) ?? 1 : 1;
+      const opaque = code <= 5 ? shade.get(stage) ?? 1 : 1, wide = width > 3 ? width - 0.7 : width;
+      // A shade is lighter on any ground, for the numbers.
+      if (opaque < 1) {
+        pen.fillStyle = "#fff";
+        pen.fillRect(left, top + row, wide, tall);
+      }
+      pen.globalAlpha = opaque;
       pen.fillStyle = COLOURS[code];
-      pen.fillRect(left, top + row, width > 3 ? width - 0.7 : width, tall);
+      pen.fillRect(left, top + row, wide, tall);
       if (code <= 5 && width > 15) {
         pen.globalAlpha = 1;
         pen.fillStyle = "#000";

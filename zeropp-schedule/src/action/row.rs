@@ -287,7 +287,7 @@ actions! {
     OptimizerStep: Nothing, Compute, Step, Everyone, false, Makes at 5;
         spelled "optimizer step" "STEP" "OPTIMIZER_STEP" Unknown;
         takes [] gives [Gradient, GradientShard, Communication];
-        looks 5 "optimizer" "optimizer step" 0x333333 Solid.
+        looks 5 "optimizer" "optimizer step" 0x806040 Solid.
     Validate: Nothing, Communication, Nothing, Everyone, false, Makes at 6;
         spelled "validate update" "VALID" "VALIDATE_UPDATE" Unknown;
         takes [] gives [];
