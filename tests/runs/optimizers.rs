@@ -11,9 +11,6 @@ use zeropp::{
     Config, ExportOptions, Generator, Sampling, Trainer, Weights, config_of, export_checkpoint,
 };
 
-const ALL: [OptimizerKind; 4] =
-    [OptimizerKind::Adamw, OptimizerKind::Sgd, OptimizerKind::Lion, OptimizerKind::Muon];
-
 /// A short run with an optimizer and a mean of the weights.
 fn with(optimizer: OptimizerKind) -> Config {
     let lr = if optimizer == OptimizerKind::Sgd { 0.1 } else { 3e-3 };
@@ -22,7 +19,7 @@ fn with(optimizer: OptimizerKind) -> Config {
 
 #[test]
 fn no_optimizer_shows_the_mesh_in_any_bit() {
-    for optimizer in ALL {
+    for optimizer in OptimizerKind::ALL.iter().copied() {
         let reference = run(with(optimizer));
         assert!(reference.summary.last_loss < reference.summary.first_loss, "{optimizer}");
         for (pp, v) in [(2, 2), (4, 1)] {
@@ -47,7 +44,7 @@ fn saved(config: Config, folder: &Path) -> Run {
 
 #[test]
 fn a_checkpoint_of_any_optimizer_goes_on_with_the_same_bits_on_another_mesh() {
-    for optimizer in ALL {
+    for optimizer in OptimizerKind::ALL.iter().copied() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("ckpt");
         let base = Config { zero3: 2, dp: 2, ..with(optimizer) };
@@ -152,7 +149,7 @@ fn a_checkpoint_of_another_optimizer_is_refused_with_what_it_has() {
 
 #[test]
 fn optimizer_memory_is_predicted() {
-    for optimizer in ALL {
+    for optimizer in OptimizerKind::ALL.iter().copied() {
         for (zero3, dp, zero1) in [(1, 1, false), (2, 1, false), (2, 2, true), (1, 2, true)] {
             for ema in [None, Some(0.99)] {
                 let config = Config { zero3, dp, zero1, ema, pp: 2, steps: 2, ..with(optimizer) };

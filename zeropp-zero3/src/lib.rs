@@ -20,6 +20,7 @@ mod returning;
 mod rollback;
 pub mod rule;
 pub mod sgd;
+mod sharers;
 pub mod stage;
 mod tied;
 
