@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use zeropp_core::choice;
+use zeropp_zero3::adafactor::Adafactor;
 use zeropp_zero3::adamw::AdamW;
 use zeropp_zero3::lion::Lion;
 use zeropp_zero3::muon::Muon;
@@ -84,4 +85,7 @@ optimizers! {
     /// Mean gradients made orthogonal for the matrices of blocks, AdamW for all else.
     Muon = "muon" { momentum: 0.95, nesterov: true, beta1: 0.9, beta2: 0.999, eps: 1e-8 }
     v => Muon { momentum: v.momentum, nesterov: v.nesterov, adamw: v.adamw() };
+    /// Second moments of rows and columns alone, and steps relative to the size of a parameter.
+    Adafactor = "adafactor" {}
+    v => Adafactor { weight_decay: v.weight_decay };
 }

@@ -13,7 +13,11 @@ use zeropp::{
 
 /// A short run with an optimizer and a mean of the weights.
 fn with(optimizer: OptimizerKind) -> Config {
-    let lr = if optimizer == OptimizerKind::Sgd { 0.1 } else { 3e-3 };
+    let lr = match optimizer {
+        OptimizerKind::Sgd => 0.1,
+        OptimizerKind::Adafactor => 0.05,
+        _ => 3e-3,
+    };
     Config { optimizer, lr, layers: 8, steps: 6, ema: Some(0.9), ..tiny() }
 }
 
@@ -161,11 +165,16 @@ fn optimizer_memory_is_predicted() {
                 assert_eq!(measured.optimizer, predicted.optimizer, "{what}");
                 let gathers = run.steps[0].optimizer_gathers;
                 let most = plan.optimizer_gathers_per_rank * (2 * zero3 * dp) as u64;
-                let is_muon = optimizer == OptimizerKind::Muon;
-                assert_eq!(gathers > 0, is_muon && zero3 * dp > 1, "{what}");
-                // Eight blocks, four on each pipeline rank, a gather for each group of several.
+                // Eight blocks, four on each pipeline rank with two layers of another kind, a
+                // gather for each group of several.
+                let layers = match optimizer {
+                    OptimizerKind::Muon => 4,
+                    OptimizerKind::Adafactor => 6,
+                    _ => 0,
+                };
+                assert_eq!(gathers > 0, layers > 0 && zero3 * dp > 1, "{what}");
                 let groups = u64::from(zero3 > 1) + u64::from(dp > 1);
-                let each = if is_muon { 4 * groups } else { 0 };
+                let each = layers * groups;
                 assert_eq!((plan.optimizer_gathers_per_rank, gathers), (each, most), "{what}");
             }
         }
