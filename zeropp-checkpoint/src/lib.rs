@@ -26,6 +26,7 @@ pub mod pace;
 pub mod part;
 pub mod places;
 pub mod resume;
+pub mod step_end;
 mod store;
 pub mod under_way;
 mod written;
