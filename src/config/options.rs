@@ -157,7 +157,7 @@ options! {
         "find-lr" "N" find_lr: u64 = 0, Same Left;
         /// The rule that updates weights from gradients.
         ///
-        /// docs/optimizers.md says what each keeps and does, and which lr and weight-decay it needs.
+        /// docs/optimizers.md says what each keeps and does, and which lr and weight-decay suit it.
         "optimizer" "KIND" optimizer: OptimizerKind = OptimizerKind::Adamw, Same Fixed;
         /// Weight decay: decoupled from the gradient; with sgd added to the gradient, as in
         /// PyTorch.

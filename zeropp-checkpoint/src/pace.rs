@@ -70,7 +70,7 @@ impl Pace {
     }
 
     /// Whether a save is to follow a step for its number.
-    pub fn is_due(&self, step: u64) -> bool {
+    pub(crate) fn is_due(&self, step: u64) -> bool {
         step == self.last || self.every > 0 && step.is_multiple_of(self.every)
     }
 

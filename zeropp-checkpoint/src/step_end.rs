@@ -1,7 +1,7 @@
 //! What all ranks do at the end of a step, as a state machine without I/O: requests to the run,
 //! skipped steps, validation losses and due saves go in; whether ranks meet, what is saved and
 //! whether the run ends come out. Every rank has one, and all come to the same
-//! (`tests/simulation/step_ends.rs`).
+//! (`zeropp-checkpoint/tests/simulation/step_ends.rs`).
 
 use serde::{Deserialize, Serialize};
 

@@ -22,7 +22,8 @@ pub struct WrittenPiece {
     pub name: String,
     /// Its dimensions.
     pub shape: Vec<usize>,
-    /// The tensors that the optimizer keeps of it; the file has its [`StateTensor::words_in_piece`].
+    /// The tensors that the optimizer keeps of the parameter; the file has
+    /// [`StateTensor::words_in_piece`] of each.
     pub kept: Vec<StateTensor>,
     /// First element, in row-major order of the shape.
     pub offset: usize,

@@ -152,8 +152,9 @@ impl Owned<'_> {
     /// Bytes that computing the update takes, in a group of `zero3` ranks, where `kept` has an
     /// entry for each parameter. Of whole parameters the directions of this rank's part, of the
     /// shard and of the layer are gathered one after the other, each from the one before, and the
-    /// last is there while one parameter of this rank's is changed. With `zero1` the rank's own part of the
-    /// layer before is still gathered, while this layer's parameters have shrunk to such a part.
+    /// last is there while one parameter of this rank's is changed. With `zero1` the rank's own
+    /// part of the layer before is still gathered, while this layer's parameters have shrunk to
+    /// such a part.
     pub fn computing(&self, kept: &[Kept], (zero3, zero1): (usize, bool)) -> u64 {
         let (shard, whole) = (self.layout.len / zero3, self.layout.len);
         let parts = if zero1 { (2 * self.len).saturating_sub(shard) } else { 0 };

@@ -1,5 +1,5 @@
-//! The time that an update of a block takes which looks at whole parameters: a rank owns a piece of the block's flat buffer,
-//! pieces have more or less of matrices in them, and matrices are made orthogonal whole.
+//! The time that an update of a block takes which looks at whole parameters: a rank owns a piece of
+//! the block's flat buffer, pieces have more or less of each, and each is changed whole.
 
 use zeropp_model::optimizer::{Cut, Owned, Role, StateRule};
 use zeropp_model::params::{FlatLayout, ParamSpec};

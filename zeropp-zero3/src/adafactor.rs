@@ -1,6 +1,7 @@
-//! Adafactor (Shazeer and Stern 2018, <https://arxiv.org/abs/1804.04235>) as `torch.optim.Adafactor`
-//! has it: of a matrix's mean squared gradient only the means of its rows and of its columns are
-//! kept, a step has at most the size of a unit, and is relative to that of the parameter.
+//! Adafactor (Shazeer and Stern 2018, <https://arxiv.org/abs/1804.04235>) as
+//! `torch.optim.Adafactor` has it: of a matrix's mean squared gradient only the means of its rows
+//! and of its columns are kept, a step has at most the size of a unit, and is relative to that of
+//! the parameter.
 //!
 //! Row and column means and both root mean squares are of whole parameters. Every sum is in f64 and
 //! in one order, whatever the threads.

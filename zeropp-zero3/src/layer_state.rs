@@ -336,8 +336,8 @@ impl Update<'_> {
         Ok(sums.iter().zip(params).map(|both| mean(both).sqrt()).collect())
     }
 
-    /// Where a parameter lies in the layer's buffer, which part of it the segment is, and where that
-    /// lies in what the rank owns, without padding.
+    /// Where a parameter lies in the layer's buffer, which part of it the segment is, and where
+    /// that lies in what the rank owns, without padding.
     fn places(&self, segment: &Segment) -> (Range<usize>, Range<usize>, Range<usize>) {
         let place = &self.owned.layout.params[segment.param];
         let elements = place.spec.len();
