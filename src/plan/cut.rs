@@ -59,8 +59,8 @@ impl<'a> Cutter<'a> {
         let fixed = |i: usize| -> u64 {
             let bytes = |p: &ParamSpec| {
                 let kept = optimizer.kept(p, parts[i].role(false));
-                let trained = if p.trains { 4 + 4 * kept.tensors } else { 0 };
-                (4 + trained as u64) * p.len() as u64
+                let trained = if p.trains { p.len() + kept.words(p.len()) } else { 0 };
+                4 * (p.len() + trained) as u64
             };
             parts[i].parameters().iter().map(bytes).sum::<u64>() / config.zero3 as u64
         };

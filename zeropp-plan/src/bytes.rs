@@ -166,6 +166,8 @@ pub struct RankState {
     owned: u64,
     /// What the optimizer keeps from step to step.
     kept: u64,
+    /// What of that a checkpoint has of the rank.
+    kept_saved: u64,
     /// That with what an update takes.
     at_work: u64,
     /// What is kept of an update to go back: parameters, what the optimizer keeps, the gradient.
@@ -173,7 +175,7 @@ pub struct RankState {
     /// What is kept to go back, gradients aside, while the late update that takes most is done.
     rollback_at_work: u64,
     save: u64,
-    /// All-gathers of an update that make matrices whole.
+    /// All-gathers of an update that make parameters whole.
     pub gathers: u64,
     /// Bytes that the rank sends for them.
     pub sent: u64,
@@ -214,6 +216,7 @@ impl RankState {
             gradient,
             owned,
             kept,
+            kept_saved: each().map(|b| b.saved).max().unwrap_or(0),
             at_work,
             rollback: if late { owned + kept + owned } else { 0 },
             rollback_at_work: if late { late_at_work.saturating_sub(at_work) } else { 0 },
@@ -225,7 +228,7 @@ impl RankState {
 
     /// Bytes that a checkpoint has of the rank.
     pub fn saved(&self) -> u64 {
-        self.owned + self.kept
+        self.owned + self.kept_saved
     }
 
     /// Bytes that the optimizer keeps from step to step.

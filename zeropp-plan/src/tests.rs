@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use proptest::prelude::*;
-use zeropp_model::optimizer::{Kept, Role, StateRule, UpdateBytes};
+use zeropp_model::optimizer::{Kept, Role, StateRule, UpdateBytes, Whole};
 use zeropp_model::presets::Preset;
 use zeropp_schedule::ir::{self, Action};
 use zeropp_schedule::lower::OptimizerSync;
@@ -48,10 +48,11 @@ fn state(matrix: usize, other: usize, whole: bool) -> RunState {
     let rule = StateRule::new(move |p, role| match (role, &p.shape[..]) {
         (Role::Hidden, [rows, columns]) => {
             let short = rows.min(columns);
-            let transform = 2 * short * (rows + columns);
-            Kept { tensors: matrix, transform: whole.then_some(transform) }
+            let flops = 10 * (short * short * (2 * rows.max(columns) + short)) as u64;
+            let needs = Whole { elements: 2 * short * (rows + columns), flops, rms: false };
+            Kept { whole: whole.then_some(needs), ..Kept::tensors(matrix) }
         }
-        _ => Kept { tensors: other, transform: None },
+        _ => Kept::tensors(other),
     });
     RunState { rule, ..RunState::uniform(0) }
 }
