@@ -180,3 +180,5 @@ API int cuGetErrorString(int, const char **text) {
     *text = "see what [cuda-on-cpu] wrote to the standard error output";
     return OK;
 }
+// NVRTC asks for a table of functions that are not documented, and manages without.
+API int cuGetExportTable(const void **table, const void *) { *table = nullptr; return NOT_FOUND; }

@@ -3,7 +3,7 @@
 import ctypes
 import unittest
 
-from emulator import LAUNCH_FAILED, Device, failing, single
+from emulator import Device, single
 
 # y[i] as Python's `loop` below: lanes leave the loop at different times, some by a break.
 LOOPS = """
@@ -111,12 +111,6 @@ LARGE:
 }
 """
 
-RECURSIVE = """
-.func f() { call f; ret; }
-.visible .entry k() { call f; ret; }
-"""
-
-
 def loop(v):
     s = 0
     while v > 0:
@@ -160,13 +154,6 @@ class Control(unittest.TestCase):
         d.launch(d.kernel(CALLS), [x, y])
         wanted = [(a * 0.5 if a > 5 else a * 3 + 1) * (0.5 if a < 0 else 1) for a in given]
         self.assertEqual(d.down(y, "f", 32), [single(w) for w in wanted])
-
-    def test_recursion_is_refused_when_it_is_executed(self):
-        def work():
-            d = Device()
-            d.launch(d.kernel(RECURSIVE), [])
-            d.wait()
-        failing(self, LAUNCH_FAILED, work)
 
 
 if __name__ == "__main__":
