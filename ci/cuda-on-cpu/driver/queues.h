@@ -1,4 +1,4 @@
-/* The queues of devices: those of zeropp-comm/tests/nccl/pretend.c, which its NCCL works on, too. */
+/* The queues of devices: those of zeropp-comm/tests/nccl/pretend.c, as its NCCL works on them. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>

@@ -9,7 +9,7 @@ namespace ptx {
 
 namespace {
 
-// --- mbarrier: our own layout of its 64 bits ------------------------------------------------------
+// --- mbarrier: our own layout of its 64 bits ----------------------------------------------
 
 struct Barrier {
     u64 phase, pending, expected;
@@ -85,7 +85,7 @@ void bind_barrier(Instruction &i) {
     i.execute = barrier;
 }
 
-// --- cp.async: each lane's own, in groups ---------------------------------------------------------
+// --- cp.async: each lane's own, in groups -------------------------------------------------
 
 void lane_copy(Warp &w, const Instruction &i, u32 lanes) {
     EACH_LANE(l, lanes) {
@@ -136,7 +136,7 @@ void arrive_with_copies(Warp &w, const Instruction &i, u32 lanes) {
     }
 }
 
-// --- cp.async.bulk --------------------------------------------------------------------------------
+// --- cp.async.bulk ------------------------------------------------------------------------
 
 enum Bulk { Load, LoadTensor, Store, StoreTensor };
 

@@ -18,7 +18,9 @@ void add_functions(Binders &all) {
     all["cos"] = [](Instruction &i) { bind_function(i, [](auto a) { return std::cos(a); }); };
     all["sqrt"] = [](Instruction &i) { bind_function(i, [](auto a) { return std::sqrt(a); }); };
     all["rcp"] = [](Instruction &i) { bind_function(i, [](auto a) { return 1 / a; }); };
-    all["rsqrt"] = [](Instruction &i) { bind_function(i, [](auto a) { return 1 / std::sqrt(a); }); };
+    all["rsqrt"] = [](Instruction &i) {
+        bind_function(i, [](auto a) { return 1 / std::sqrt(a); });
+    };
     all["copysign"] = [](Instruction &i) {
         if (i.type == F64)
             i.execute = binary<double>([](double a, double b) { return std::copysign(b, a); });

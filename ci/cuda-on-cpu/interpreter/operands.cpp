@@ -184,7 +184,8 @@ void Parser::read_instruction(Instruction &i) {
     if (i.opcode == "ret" && !return_label.empty()) {
         return emit_branch(return_label, i.predicate, i.predicate_inverted);
     }
-    if (i.opcode == "bra") jumps.push_back({(int)kernel->code.size(), i.operands.at(0).name, scope});
+    if (i.opcode == "bra")
+        jumps.push_back({(int)kernel->code.size(), i.operands.at(0).name, scope});
     bind(i);
     kernel->code.push_back(i);
 }

@@ -150,7 +150,6 @@ void Parser::directive() {
 Parser::Declared Parser::declaration() {
     static const std::set<std::string> spaces = {".global", ".shared", ".const", ".local"};
     Declared d;
-    d.in_register = false;
     while (scan.next_is('.')) {
         std::string word = scan.word();
         if (word == ".align") d.align = scan.number();

@@ -24,7 +24,12 @@ class Parser {
         int parent;
     };
     struct Jump { int instruction; std::string label; int scope; };
-    struct Declared { Type type = B8; u64 align = 1, count = 1; std::string name; bool in_register; };
+    struct Declared {
+        Type type = B8;
+        u64 align = 1, count = 1;
+        std::string name;
+        bool in_register = false;
+    };
 
     Module &module;
     Scanner scan;

@@ -99,8 +99,8 @@ std::unique_ptr<Module> parse(const char *text);
 
 struct Size { u32 x, y, z; u64 all() const { return (u64)x * y * z; } };
 
-// Runs all blocks of the grid. Throws Unsupported or Fault. `seed` other than 0: the blocks, and the
-// warps of a block, take turns in an order of that seed.
+// Runs all blocks of the grid. Throws Unsupported or Fault. `seed` other than 0: the blocks, and
+// the warps of a block, take turns in an order of that seed.
 void launch(Kernel &, const Module &, Size grid, Size block, u32 dynamic_shared,
             const u8 *params, u32 seed);
 

@@ -22,7 +22,7 @@ void multiply(Shape s, const float *a, const float *b, float *c) {
             for (int n = 0; n < s.n; n++) c[m * s.n + n] += a[m * s.k + k] * b[k * s.n + n];
 }
 
-// --- ldmatrix, stmatrix: up to four matrices of 8 × 8 halves -------------------------------------
+// --- ldmatrix, stmatrix: up to four matrices of 8 × 8 halves ------------------------------
 
 struct Eight { u16 at[8][8]; };
 
@@ -67,7 +67,7 @@ void bind_matrices(Instruction &i, Execute execute) {
     i.execute = execute;
 }
 
-// --- mma.sync: m16 n8, the layout that the manual gives -------------------------------------------
+// --- mma.sync: m16 n8, the layout that the manual gives -----------------------------------
 
 // Halves come in pairs of neighbours of a row of a, of a column of b.
 float part_of(Type t, u32 bits, int half) {

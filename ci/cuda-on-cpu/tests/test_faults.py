@@ -1,5 +1,5 @@
-"""A kernel that does what it may not loses its device. Each does so in a process of its own; none of
-these may use the device in the process that starts them."""
+"""A kernel that does what it may not loses its device. Each does so in a process of its own; no
+test here may use the device in the process that starts them."""
 
 import ctypes
 import unittest
