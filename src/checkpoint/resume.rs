@@ -39,7 +39,7 @@ pub struct Resumed {
     /// Settings that change what follows and differ from the checkpoint's, and whether the
     /// data does, in words.
     pub changed: Vec<String>,
-    /// What it costs to keep the checkpoint's unit on another number of pipeline ranks, in words,
+    /// The price of keeping the checkpoint's unit on another number of pipeline ranks, in words,
     /// where another unit would idle less.
     pub kept_unit: Option<String>,
 }
@@ -200,7 +200,7 @@ fn is_fixed(option: &OptionInfo) -> bool {
     option.on_resume == OnResume::Fixed
 }
 
-/// What the unit of a checkpoint costs on another number of pipeline ranks, where another unit
+/// The price of a checkpoint's unit on another number of pipeline ranks, where another unit
 /// would idle less.
 fn kept_unit(bp: &Blueprint, manifest: &Manifest) -> Option<String> {
     let then = |key: &str| manifest.settings.get(key)?.parse::<usize>().ok();

@@ -140,7 +140,7 @@ impl Config {
     /// Where figures are served to Prometheus, if they are.
     ///
     /// # Errors
-    /// What is no address and port.
+    /// Text that is no address and port.
     pub(crate) fn prometheus_address(&self) -> Result<Option<SocketAddr>, ConfigError> {
         let Some(text) = &self.prometheus else { return Ok(None) };
         let alone = || text.parse().ok().map(|port: u16| (Ipv4Addr::LOCALHOST, port).into());

@@ -21,7 +21,7 @@ use crate::run::collect::{self, Gathering};
 /// Between the moment all ranks know the next start and the start.
 const LEAD_NS: u64 = 5_000_000;
 
-/// What all ranks share.
+/// The state that all ranks share.
 pub(super) struct Shared {
     pub(super) steps: u64,
     pub(super) mesh: Mesh,

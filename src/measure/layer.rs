@@ -31,7 +31,7 @@ const UPDATE_BYTES: f64 = 28.0;
 /// Elements of the tensors that passes are measured with.
 const PASS: usize = 1 << 22;
 
-/// What a rank does in a second.
+/// A rank's work in a second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerRates {
     /// Seconds of F, B, W and R of one block for a micro-batch.

@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
-use crate::config::{Config, DeviceKind, PackWeights, Precision};
+use crate::config::{Config, DeviceKind, EngineKind, PackWeights, Precision};
 use burn::tensor::DType;
 use zeropp_comm::mesh::Mesh;
+use zeropp_core::device;
 use zeropp_core::layer::{BatchShape, Model};
 use zeropp_core::metrics::{Plan, RankPlan};
 use zeropp_core::optimizer::{Cut, Shares};
@@ -249,7 +250,16 @@ impl Blueprint {
                  them for every F and B; that is slow"
             )
         });
-        [recompute, unit.flatten(), batch, dropout].into_iter().flatten().collect()
+        let engine = self.config.engine;
+        let gpus = device::gpus(device).len();
+        let by_host = engine == EngineKind::Threads && gpus > 1 && self.mesh.world() > 1;
+        let by_host = by_host.then(|| {
+            format!(
+                "engine = {engine}: tensors between this machine's {gpus} GPUs go through the \
+                 memory of the host; nccl sends them directly"
+            )
+        });
+        [recompute, unit.flatten(), batch, dropout, by_host].into_iter().flatten().collect()
     }
 
     fn rank_plan(

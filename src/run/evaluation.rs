@@ -85,7 +85,7 @@ impl EvaluationSet {
         }))
     }
 
-    /// What is measured on, or what stands for it.
+    /// The data that is measured on, or that stands for it.
     pub(crate) fn data(&self) -> &Dataset {
         self.measured.data()
     }
@@ -185,7 +185,7 @@ fn of_eval_data(error: &DataError) -> String {
     error.to_string().replacen("data =", "eval-data =", 1)
 }
 
-/// What is measured on has tokens of the kind that is trained on.
+/// Checks that the data to measure on has tokens of the kind that is trained on.
 fn check_kind(data: &Dataset, trained_on: &Dataset) -> Result<(), Error> {
     if data.is_bytes() == trained_on.is_bytes() {
         return Ok(());

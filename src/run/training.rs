@@ -469,7 +469,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         Ok(told)
     }
 
-    /// What the rank leaves behind; those of other processes come to rank 0.
+    /// The rank's results; those of other processes come to rank 0.
     pub(crate) fn finish(mut self) -> Result<RankEnd, RankError> {
         let shared = self.shared;
         if self.end.diverged.is_some() {

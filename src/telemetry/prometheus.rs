@@ -20,7 +20,7 @@ use crate::telemetry::keys::{KEYS, number, values};
 /// The text format of version 0.0.4, which every Prometheus reads.
 const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What is shown.
+/// The figures that are shown.
 #[derive(Default)]
 struct Shown {
     name: String,
@@ -105,7 +105,7 @@ impl Drop for Prometheus {
     }
 }
 
-/// What is answered to `request`.
+/// The response to `request`.
 fn answer(request: &Request, shown: &Mutex<Shown>) -> Answer {
     let path = request.target.split('?').next();
     match request.method == "GET" && path == Some("/metrics") {

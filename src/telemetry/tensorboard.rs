@@ -14,9 +14,9 @@ use super::Steps;
 use super::keys::{KEYS, number, values};
 use super::out::Out;
 
-/// What the first event of a file says it is.
+/// The version that the first event of a file has.
 const VERSION: &[u8] = b"brain.Event:2";
-/// What is added to a rotated checksum, so that one of a text with checksums in it is no constant.
+/// Added to a rotated checksum, so that one of a text with checksums in it is no constant.
 const MASK: u32 = 0xa282_ead8;
 
 // Fields of `Event`, `Summary`, `Summary.Value` and `SessionLog`.

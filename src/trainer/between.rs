@@ -1,4 +1,4 @@
-//! What a program may ask of a run between two of its steps.
+//! Requests of a program to a run between two of its steps.
 
 use zeropp_core::metrics::Evaluation;
 

@@ -36,7 +36,7 @@ pub(crate) struct Epoch {
     pub(crate) peak: Peak,
 }
 
-/// What ranks are started with.
+/// The parts that ranks are started with.
 pub(crate) struct Begin {
     /// Their world, where it is not to be started with the engine of the settings.
     pub(crate) given: Option<Vec<Arc<dyn Communicator>>>,
@@ -44,7 +44,7 @@ pub(crate) struct Begin {
     /// Measured where it is not known.
     pub(crate) peak: Option<Peak>,
     pub(crate) saver: Option<Arc<Saver>>,
-    /// What makes the copies in memory.
+    /// The saver of copies in memory.
     pub(crate) copier: Option<Arc<Saver>>,
     pub(crate) loader: Option<Loader>,
 }

@@ -88,7 +88,7 @@ pub struct UpdateBytes {
     pub update: u64,
     /// Parameters and state as they were before the update, which a late update keeps.
     pub before: u64,
-    /// What a late update takes: `before` of the layers that are updated so far with the `update`
+    /// Memory of a late update: `before` of the layers that are updated so far with the `update`
     /// of the last of them, where that is most.
     pub late: u64,
     /// All-gathers of an update that make matrices whole.

@@ -1,4 +1,4 @@
-//! What all ranks do after a step, as rank 0's program answers: to go on, to save, to end, or
+//! The work of all ranks after a step, as rank 0's program answers: to go on, to save, to end, or
 //! something that it asks for first.
 
 use std::sync::mpsc::RecvTimeoutError;
@@ -18,7 +18,7 @@ use crate::run::request::{Answer, NO_REQUEST, Request};
 use crate::run::stop::Wish;
 
 impl<R: FnMut(News)> Training<'_, R> {
-    /// What all ranks do after a step that ended like this: what they `wished`, and the trainer of
+    /// Does the work after a step that ended like this: what all `wished`, and the trainer of
     /// rank 0's process; all get the same. What that asks for first, they do here. The other
     /// processes hear what rank 0's was told; every rank has measured `eval`.
     pub(super) fn agree(
@@ -45,7 +45,7 @@ impl<R: FnMut(News)> Training<'_, R> {
         Ok(Told { wish, saves, copies })
     }
 
-    /// What rank 0 answers all after a step, of which ranks know what is `wished`: a request, or
+    /// Rank 0's answer to all after a step, of which ranks know what is `wished`: a request, or
     /// what follows; and then what its process was told since.
     fn answer(&mut self, end: StepEnd, wished: &mut Wish) -> Result<Vec<u8>, RankError> {
         let told = self.told.take();
@@ -110,7 +110,7 @@ impl<R: FnMut(News)> Training<'_, R> {
         Ok(())
     }
 
-    /// What this rank has of the weights, where it is to give it.
+    /// This rank's part of the weights, where it is to give it.
     pub(super) fn weights(&self) -> Vec<ParamExport> {
         // Replicas and copies hold the same pieces.
         match self.groups.replica.rank() {

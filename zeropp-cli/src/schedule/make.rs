@@ -29,12 +29,12 @@ pub(super) struct Made {
     pub(super) document: Document,
     /// The simulated run, in nanoseconds, with what it is of.
     pub(super) timeline: Timeline,
-    /// What no order can have a smaller `bubble_rate` than, in the memory that this one takes or in
+    /// A `bubble_rate` that no order is below, in the memory that this one takes or in
     /// that of --mem-limit, and with as many stages gathered; where anything is known.
     pub(super) rate_at_least: Option<f64>,
     /// The costs in words.
     pub(super) costs: String,
-    /// What a search found and how far from the best it can be, to stand beside the numbers.
+    /// Result of a search and its distance from the best at most, to stand beside the numbers.
     pub(super) found: Option<String>,
     /// Remarks for standard error.
     pub(super) notes: Vec<String>,

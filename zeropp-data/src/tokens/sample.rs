@@ -1,6 +1,6 @@
-//! What a sample is: its tokens, the documents in it, and which of its targets are scored.
+//! A sample: its tokens, the documents in it, and which of its targets are scored.
 
-/// What of a sample is hidden.
+/// The hidden parts of a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hidden {
     /// Whether documents are kept apart: the first token of one is not scored, as what comes before
@@ -31,7 +31,7 @@ impl Hidden {
 /// Tokens of a sample, s of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// What the model sees.
+    /// The model's inputs.
     pub inputs: Vec<u32>,
     /// The token after each input.
     pub targets: Vec<u32>,

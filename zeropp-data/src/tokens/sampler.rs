@@ -29,7 +29,7 @@ pub struct Sampler {
 struct Began {
     /// Steps behind it.
     step: u64,
-    /// What was taken in them.
+    /// The place after them.
     position: Position,
 }
 
@@ -57,7 +57,7 @@ impl Sampler {
         Sampler { began: Arc::new(Began { step, position }), ..self }
     }
 
-    /// What a run has taken after `step` steps, which are no fewer than those it went on from.
+    /// The place of a run after `step` steps, which are no fewer than those it went on from.
     pub fn position(&self, step: u64) -> Position {
         let steps = step.saturating_sub(self.began.step);
         let samples = steps.saturating_mul(self.samples_per_step as u64);

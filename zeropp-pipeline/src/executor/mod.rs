@@ -46,7 +46,7 @@ pub struct ExecutorError {
     pub source: StepError,
 }
 
-/// What one rank did in one step.
+/// The results of one rank in one step.
 #[derive(Clone, Debug)]
 pub struct StepRecord {
     /// One span an action, in program order; times from the executor's epoch.

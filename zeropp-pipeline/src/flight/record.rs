@@ -292,7 +292,7 @@ impl Record {
     /// another machine's, and are printed.
     ///
     /// # Errors
-    /// What is wrong with the first line, without which nothing is known.
+    /// The fault of the first line, without which nothing is known.
     pub fn read(text: &[u8]) -> Result<(Record, Option<String>), String> {
         let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let first = lines.next().ok_or("is empty")?;

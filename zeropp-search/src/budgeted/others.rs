@@ -17,7 +17,7 @@ pub(super) struct Other {
     pub(super) schedule: Schedule,
     /// Its letters, with a W where it has one.
     pub(super) plan: Plan,
-    /// What is minimised.
+    /// The objective.
     pub(super) value: i64,
     /// By how many gathers it breaks its limit: then it is only something to start from.
     pub(super) excess: usize,
@@ -70,7 +70,7 @@ fn units(p: &Problem, shape: &Shape, kind: &str) -> Vec<usize> {
     units
 }
 
-/// What a rank holds at least when a unit's first backward starts: the forwards of all stages but
+/// Memory of a rank at least when a unit's first backward starts: the forwards of all stages but
 /// its last, and one of that.
 fn held(p: &Problem, unit: usize) -> i64 {
     let of_rank = |r: usize| {
@@ -161,7 +161,7 @@ fn peak(p: &Problem, r: usize, word: &Word) -> i64 {
     peak
 }
 
-/// What is minimised, as the simulator has it. Where collectives and recomputation take no time,
+/// The objective, as the simulator has it. Where collectives and recomputation take no time,
 /// the generators' clock has the same and takes a tenth of the time.
 pub(super) fn simulated(p: &Problem, schedule: &Schedule) -> Option<i64> {
     let plain = !p.timed && !p.recomputes.contains(&true);
