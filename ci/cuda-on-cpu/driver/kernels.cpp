@@ -16,8 +16,9 @@ namespace {
 
 struct Function { ptx::Kernel *kernel; ptx::Module *module; };
 
-std::mutex functions_lock;
-std::vector<std::unique_ptr<Function>> functions;
+// Never destroyed, as streams may still run when the process ends.
+std::mutex &functions_lock = *new std::mutex;
+auto &functions = *new std::vector<std::unique_ptr<Function>>;
 
 struct Launch {
     Function *function = nullptr;

@@ -19,11 +19,12 @@ namespace {
 
 struct Allocation { uint64_t bytes; int device; };
 
-std::shared_mutex lock;
-std::map<Address, Allocation> allocations, freed;
+// Never destroyed, as streams may still run when the process ends.
+std::shared_mutex &lock = *new std::shared_mutex;
+auto &allocations = *new std::map<Address, Allocation>, &freed = *new std::map<Address, Allocation>;
 std::atomic<uint64_t> frees_so_far; // makes what a thread remembers of an allocation stale
-std::mutex pinned_lock;
-std::map<Address, uint64_t> pinned;
+std::mutex &pinned_lock = *new std::mutex;
+auto &pinned = *new std::map<Address, uint64_t>;
 
 constexpr uint64_t GUARD = 4096; // before and after, for whoever runs over the end
 

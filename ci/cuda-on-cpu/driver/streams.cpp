@@ -10,8 +10,9 @@
 
 namespace driver {
 
-static std::mutex streams_lock;
-static std::set<Queue *> streams;
+// Never destroyed, as streams may still run when the process ends.
+static std::mutex &streams_lock = *new std::mutex;
+static auto &streams = *new std::set<Queue *>;
 thread_local double virtual_clock;
 
 // Short for most, so that all orders of two streams come up and a run still ends.

@@ -83,21 +83,22 @@ class Config(ctypes.Structure):
                 ("blocking", ctypes.c_int)]
 
 
+class Id(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 128)]
+
+
 class Nccl(unittest.TestCase):
     """Two ranks, each with a device of its own, on the same streams."""
 
     def on_ranks(self, work):
-        name = (ctypes.c_char * 128)()
-        cuda.ncclGetUniqueId(name)
+        name = Id()
+        cuda.ncclGetUniqueId(ctypes.byref(name))
         results = [None, None]
-
-        class Id(ctypes.Structure):
-            _fields_ = [("bytes", ctypes.c_char * 128)]
 
         def rank(number):
             device, comm = Device(number), POINTER()
             config = Config(20, 0xCAFEBEEF, 21403, 0)
-            cuda.ncclCommInitRankConfig(ctypes.byref(comm), 2, Id.from_buffer(name), number,
+            cuda.ncclCommInitRankConfig(ctypes.byref(comm), 2, name, number,
                                         ctypes.byref(config))
             state = lambda: settled(comm)
             state()
