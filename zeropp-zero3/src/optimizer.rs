@@ -575,15 +575,15 @@ fn take_grad(stages: &mut [ShardedStage], at: (usize, usize)) -> Option<Tensor<1
 const TIED_TAG: u64 = u64::MAX;
 
 fn swap(group: &dyn Communicator, peer: usize, mine: Tensor<1>) -> CommResult<Tensor<1>> {
-    let (len, dtype) = (mine.dims()[0], mine.dtype());
+    let (len, dtype, here) = (mine.dims()[0], mine.dtype(), mine.device());
     // Both come to the two messages in one order, as NCCL asks (ADR 31).
     if group.rank() < peer {
         let sent = group.send(peer, TIED_TAG, mine);
         let theirs = group.recv(peer, TIED_TAG, len, dtype).wait()?;
         sent.wait()?;
-        return Ok(theirs);
+        return Ok(device::on(&here, theirs));
     }
     let theirs = group.recv(peer, TIED_TAG, len, dtype).wait()?;
     group.send(peer, TIED_TAG, mine).wait()?;
-    Ok(theirs)
+    Ok(device::on(&here, theirs))
 }

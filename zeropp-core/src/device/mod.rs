@@ -10,7 +10,7 @@ mod preflight;
 mod room;
 
 pub use gpus::Gpu;
-pub use hand_over::{copy, hand_over, take_over, take_to_read};
+pub use hand_over::{copy, hand_over, on, take_over, take_to_read};
 pub use room::{Room, RoomSource};
 
 use std::ops::Range;

@@ -7,6 +7,7 @@ use burn::tensor::{DType, Device, Tensor};
 use parking_lot::Mutex;
 use zeropp_comm::CommResult;
 use zeropp_core::data::DataError;
+use zeropp_core::device;
 use zeropp_core::layer::{LayerCx, Part};
 use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_core::split::{
@@ -370,7 +371,8 @@ impl Worker for ModelWorker {
         x: Option<Tensor<1>>,
     ) -> Result<Option<Tensor<1>>, StepError> {
         let dims = self.options.dims;
-        let input = x.map(|x| Saved::new(x.reshape(dims), MemoryKind::Activation, &self.meter));
+        let input = x.map(|x| device::on(&self.options.device, x).reshape(dims));
+        let input = input.map(|x| Saved::new(x, MemoryKind::Activation, &self.meter));
         let output = if self.evaluated.is_some() {
             let x = input.as_ref().map(Saved::get);
             self.run_layers(stage, micro_batch, x, &self.untracked(stage, micro_batch)?)?
@@ -403,7 +405,8 @@ impl Worker for ModelWorker {
         dy: Option<Tensor<1>>,
     ) -> Option<Tensor<1>> {
         let graph = self.graphs.remove(&(stage, micro_batch)).expect("B follows its F");
-        let dx = graph.backward(dy.map(|dy| dy.reshape(self.options.dims)), || {
+        let dy = dy.map(|dy| device::on(&self.options.device, dy).reshape(self.options.dims));
+        let dx = graph.backward(dy, || {
             let on = (&self.options.device, DType::F32);
             Tensor::full([1], self.options.loss_scale, on)
         });
