@@ -12,8 +12,8 @@
 //!   the first F or R after the AG, those of backwards from the first B (of a head that makes its
 //!   gradients in F, from that F), both to the FREE;
 //! * *gradient*: a stage's whole gradient from the first W of a unit (that part of it which F
-//!   makes, from the first F, or R where the stage recomputes) until its RS retires, which is
-//!   when the rank issues its next RS, or at the optimizer step. Where no other rank shares the
+//!   makes, from the first F, or R where the stage recomputes) until its RS retires: where the
+//!   program says so, else when the rank issues its next RS, or at the optimizer step. Where no other rank shares the
 //!   stage, the first unit's is what the others are added to, and is counted as that;
 //! * *gradient shard*: a rank's share of the sum over the units, from when the first unit's RS
 //!   retires (where no other rank shares the stage, from the first W, as above) to the optimizer
@@ -252,6 +252,7 @@ impl<'a> Ledger<'a> {
                 self.replica_reduced += self.stages[stage].replica_reduced;
                 self.now.communication += self.stages[stage].replica_reduced;
             }
+            Action::Retire { .. } => self.retire(),
             Action::OptimizerStep => {
                 self.retire();
                 self.now.communication -= std::mem::take(&mut self.replica_reduced);

@@ -309,6 +309,7 @@ impl<W: Worker> Executor<W> {
                 f.running.push((Collective::ReplicaReduce(stage), span));
                 false
             }
+            Action::Retire { .. } => self.retire_reduces(f).map(|()| true)?,
             Action::Validate => {
                 if let Next::FirstAction = self.validate(f)? {
                     return Ok(Next::FirstAction);
@@ -356,8 +357,8 @@ impl<W: Worker> Executor<W> {
         });
     }
 
-    /// At most one reduction is under way: a new one, and the optimizer, wait for the one before.
-    /// That fixes when gradient buffers go, whatever the timing.
+    /// At most one reduction is under way: it ends where the program says so, or before a new one
+    /// and the optimizer. That fixes when gradient buffers go, whatever the timing.
     fn retire_reduces(&mut self, f: &mut Flight) -> CommResult<()> {
         for (stage, span) in std::mem::take(&mut f.reduces) {
             self.worker.finish_reduce(stage)?;

@@ -3,8 +3,8 @@
 //! The model is that of the executor: a rank's compute thread goes through its program in order;
 //! a compute action waits for its message and its gathered weights; gathers and reductions of the
 //! ZeRO-3 group are one queue beside it, replica reductions another; a send occupies one of the
-//! rank's links for bytes over bandwidth and arrives a latency later; the next RS waits until the
-//! one before it is done. All D ranks of a ZeRO-3 group are alike and run as one. Times are whole
+//! rank's links for bytes over bandwidth and arrives a latency later; a RS ends
+//! before the next one begins, or where the program retires it. All D ranks of a ZeRO-3 group are alike and run as one. Times are whole
 //! nanoseconds, so that results are exact.
 
 use crate::ir::Schedule;
