@@ -267,7 +267,7 @@ impl Layout {
 
     /// Whether full recomputation does `stage` again as a whole.
     pub fn recomputes(&self, stage: usize) -> bool {
-        let kept = if self.splits() { self.pp } else { 0 };
+        let kept = if self.splits() && self.virtual_stages > 1 { self.pp } else { 0 };
         stage < (self.pp * self.virtual_stages).saturating_sub(kept)
     }
 

@@ -72,6 +72,7 @@ impl Model {
     pub(crate) fn cut_of_run(&self, layout: &Layout) -> Option<Vec<usize>> {
         let [kept, recomputed] = [0, 1].map(|i| self.groups.sums(|part| self.layers[part].run[i]));
         let recomputing = match layout.recompute {
+            Recompute::Full if layout.virtual_stages == 1 => layout.stages(),
             Recompute::Full => layout.stages().saturating_sub(layout.pp),
             Recompute::None | Recompute::Selective => 0,
         };
@@ -137,6 +138,7 @@ impl Model {
             cut: layout.cut(),
             is_summed: layout.dp > 1,
             selective,
+            whole,
             element_bytes: batch.element_bytes,
             packed_bytes: layout.packed_bytes(job.compute.packing),
             message: (batch.tokens() * job.model.decoder.hidden * batch.element_bytes) as u64,
@@ -268,6 +270,11 @@ fn times(
     layout: &Layout,
 ) -> StageCosts {
     let mut sum = [0.0; 4];
+    // A block whose output the norm before the head needs makes it again.
+    let rate = machine.flops_per_s * machine.flops_share;
+    for pair in layers.windows(2).filter(|pair| pair[0].is_block() && !pair[1].is_block()) {
+        sum[3] += pair[0].sizes.cost.output_flops / rate;
+    }
     for layer in layers {
         for (sum, s) in sum.iter_mut().zip(layer.seconds(machine)) {
             *sum += s;

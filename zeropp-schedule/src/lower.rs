@@ -25,7 +25,8 @@ pub struct LowerOptions {
     /// while an overlapped pair of two stages runs.
     pub prefetch: usize,
     /// Full recomputation: an R before the backward of every stage but, in schedules that split B
-    /// and W, the last one of each rank, whose backward follows its forward closely (ZeroPP §3.3).
+    /// and W, the last of several on each rank, whose backward follows its forward closely (ZeroPP
+    /// §3.3), and an only one whose backwards are not in order.
     pub recompute: bool,
     /// There are data-parallel replicas: sum every stage's gradient over them after its last unit.
     /// Copies of a stage are summed in any case.
@@ -203,6 +204,15 @@ struct Programs<'a> {
     consumers: Vec<usize>,
 }
 
+/// Whether a rank's backwards are in micro-batch order, in which a head that is done again before
+/// them has to make its gradient.
+fn has_backwards_in_order(actions: &[Action]) -> bool {
+    let backwards = actions.iter().flat_map(Action::computes);
+    backwards
+        .filter(|t| matches!(t.kind, Compute::B | Compute::BW))
+        .is_sorted_by_key(|t| t.micro_batch)
+}
+
 /// A message without a consumer.
 const NOBODY: usize = usize::MAX;
 
@@ -211,7 +221,9 @@ impl<'a> Programs<'a> {
     fn new(schedule: &'a Schedule, recompute: bool, written: bool) -> Programs<'a> {
         let splits = schedule.splits_backward();
         let ranks = schedule.ranks.iter().enumerate().map(|(rank, actions)| {
-            let kept = schedule.stages_of(rank).last().copied().filter(|_| splits);
+            let mine = schedule.stages_of(rank);
+            let is_kept = splits && (mine.len() > 1 || !has_backwards_in_order(actions));
+            let kept = mine.last().copied().filter(|_| is_kept);
             let mut program = Vec::with_capacity(actions.len());
             for action in actions {
                 for Task { kind, stage, micro_batch } in action.computes() {
@@ -356,7 +368,8 @@ fn add_reductions(gradients: &[Gradient], replicas: bool, inserts: &mut Inserts)
 }
 
 /// The end of each reduction: before the next one or, where a rank's gradients come one after the
-/// other, before the next gradient is begun. The last one's is given back.
+/// other, with something between them, before the next gradient is begun. The last one's is given
+/// back.
 fn add_retirements(
     program: &[Action],
     gradients: &[Gradient],
@@ -366,7 +379,7 @@ fn add_retirements(
     for pair in gradients.windows(2) {
         let (retire, next) = (Action::Retire { stage: pair[0].stage }, &pair[1]);
         let is_w = program[next.first].computes().all(|task| task.kind == Compute::W);
-        match in_order && is_w {
+        match in_order && is_w && pair[0].last + 1 < next.first {
             true => inserts.before(next.first, retire),
             false => inserts.after(next.last, retire),
         }

@@ -391,7 +391,7 @@ impl<W: Worker> Executor<W> {
             self.status.set_computing(self.world_rank, true);
             let output = match kind {
                 Compute::F => self.worker.forward(stage, micro_batch, input),
-                Compute::B => Ok(self.worker.backward(stage, micro_batch, input)),
+                Compute::B => self.worker.backward(stage, micro_batch, input),
                 Compute::R => self.worker.recompute(stage, micro_batch).map(|()| None),
                 Compute::W => {
                     self.worker.weight(stage, micro_batch);
@@ -399,8 +399,10 @@ impl<W: Worker> Executor<W> {
                 }
                 Compute::BW => {
                     let dx = self.worker.backward(stage, micro_batch, input);
-                    self.worker.weight(stage, micro_batch);
-                    Ok(dx)
+                    if dx.is_ok() {
+                        self.worker.weight(stage, micro_batch);
+                    }
+                    dx
                 }
             };
             self.status.set_computing(self.world_rank, false);

@@ -1,6 +1,6 @@
 //! Weights and gradients: what computes has its weights, what was gathered is freed,
-//! every gradient is reduced once per stage and unit after its last W, one at a time, the step comes
-//! last.
+//! every gradient is reduced once per stage and unit after its last W, one at a time, the step
+//! comes last.
 
 use super::{Enough, Fault, Faults, VerifyError, VerifyLimits, fault};
 use crate::ir::{Action, Compute, Schedule, Task};
