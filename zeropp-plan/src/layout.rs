@@ -51,6 +51,8 @@ pub struct Compute {
     pub packing: Packing,
     /// Whether training drops elements: B then computes attention's probabilities again.
     pub dropout: bool,
+    /// Whether recomputation makes the outputs of layers too, which nothing needs: zeropp does not.
+    pub redoes_outputs: bool,
 }
 
 /// When copies of gathered weights are kept as products read them.
@@ -96,6 +98,7 @@ impl Compute {
         keeps_probabilities: false,
         packing: Packing::Never,
         dropout: false,
+        redoes_outputs: false,
     };
 }
 

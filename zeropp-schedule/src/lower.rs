@@ -368,8 +368,7 @@ fn add_reductions(gradients: &[Gradient], replicas: bool, inserts: &mut Inserts)
 }
 
 /// The end of each reduction: before the next one or, where a rank's gradients come one after the
-/// other, with something between them, before the next gradient is begun. The last one's is given
-/// back.
+/// other, before the next gradient is begun. The last one's is given back.
 fn add_retirements(
     program: &[Action],
     gradients: &[Gradient],
@@ -379,7 +378,7 @@ fn add_retirements(
     for pair in gradients.windows(2) {
         let (retire, next) = (Action::Retire { stage: pair[0].stage }, &pair[1]);
         let is_w = program[next.first].computes().all(|task| task.kind == Compute::W);
-        match in_order && is_w && pair[0].last + 1 < next.first {
+        match in_order && is_w {
             true => inserts.before(next.first, retire),
             false => inserts.after(next.last, retire),
         }
