@@ -96,9 +96,9 @@ options! {
         /// What to compute again in the backward to save memory.
         ///
         /// `selective`: attention's scores on every stage; GPUs and bf16 never keep them. `full`:
-        /// whole stages, of which only the inputs are kept. Schedules with a split backward do not
-        /// recompute the last stage of a rank as a whole, because its backward follows at once:
-        /// there `full` means `selective`.
+        /// whole stages, of which only the layers' inputs are kept. Schedules with a split backward
+        /// do not recompute the last of a rank's several stages as a whole, because its backward
+        /// follows at once: there `full` means `selective`.
         "recompute" "WHAT" recompute: Recompute = Recompute::None, Program Kept;
         /// When ranks learn the norm that clipping and the check for finite gradients need.
         ///

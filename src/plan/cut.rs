@@ -82,8 +82,9 @@ impl<'a> Cutter<'a> {
                 flops.iter().zip(&recomputed).map(|(of, again)| (step(of), whole(again))).unzip()
             }
         };
-        // All stages but the last of each rank.
+        // All stages but the last of several on each rank.
         let recomputing = match config.recompute {
+            Recompute::Full if stages == config.pp => stages,
             Recompute::Full => stages.saturating_sub(config.pp),
             Recompute::None | Recompute::Selective => 0,
         };
