@@ -12,7 +12,6 @@ use zeropp_core::optimizer::{Cut, Shares};
 use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::memory::{MemoryBytes, StageBytes, predict, predict_at_once, predict_warm_up};
-use zeropp_pipeline::schedules::unit_note;
 use zeropp_pipeline::simulate::{Costs, StageCosts};
 use zeropp_pipeline::timeline::Timeline;
 use zeropp_plan::bytes::{Layer, RankState, RunState, StageForm, StageState, Tied, stage_bytes};
@@ -239,7 +238,7 @@ impl Blueprint {
         let saves_scores = costs.any(|c| c.activation_bytes_selective < c.activation_bytes);
         let recompute = self.config.recompute;
         let recompute = self.recomputed.note(recompute, saves_scores, self.schedule());
-        let unit = (self.config.schedule == "zeropp").then(|| unit_note(&shape(&self.config)));
+        let unit = self.config.kind().and_then(|kind| (kind.note)(&shape(&self.config)));
         let batch = self.config.global_batch_note();
         let Config { dropout, device, .. } = self.config;
         let on_host = dropout > 0.0 && device != DeviceKind::Cpu;
@@ -249,7 +248,7 @@ impl Blueprint {
                  them for every F and B; that is slow"
             )
         });
-        [recompute, unit.flatten(), batch, dropout].into_iter().flatten().collect()
+        [recompute, unit, batch, dropout].into_iter().flatten().collect()
     }
 
     fn rank_plan(
