@@ -1,11 +1,12 @@
 //! What a rank holds: exactly, by the code that predicts for runs, and from below in closed form,
 //! so that what does not fit need not be made.
 
+use zeropp_model::optimizer::Cut;
 use zeropp_schedule::ir::Schedule;
 use zeropp_schedule::memory::{MemoryBytes, StageBytes, predict_both, predict_warm_up};
 use zeropp_schedule::schedules::InFlight;
 
-use crate::bytes::RankState;
+use crate::bytes::{RankState, StageState};
 use crate::layout::{Job, Layout, Packing, Recompute};
 use crate::stages::Stage;
 
@@ -38,17 +39,46 @@ pub fn exact(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -
 fn held(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<Held> {
     let bytes: Vec<_> = stages.iter().map(|s| s.bytes).collect();
     let states: Vec<_> = stages.iter().map(|s| &s.state).collect();
-    let held = predict_both(program, &bytes);
-    let late = program.validates_late();
-    let warm_ups = if late { predict_warm_up(program, &bytes) } else { Vec::new() };
-    let how = (layout.cut(), late, job.state.save);
-    let of_rank = |(rank, [peaks, at_once]): (usize, [MemoryBytes; 2])| {
-        let mine = program.stages_of(rank);
-        let state = RankState::new(&states, &mine, &program.placement, how);
-        let warm_up = warm_ups.get(rank).copied().unwrap_or_default();
-        Held { at_once: state.at_once(at_once, warm_up), peaks: state.peaks(peaks) }
+    let ranks = rank_states(&states, program, layout.cut(), job.state.save);
+    of_ranks([program], &bytes, &ranks)
+}
+
+/// What every pipeline rank of `program` has all the time; checkpoints that are written meanwhile
+/// take `save` bytes.
+pub fn rank_states(
+    stages: &[&StageState],
+    program: &Schedule,
+    cut: Cut,
+    save: u64,
+) -> Vec<RankState> {
+    let how = (cut, program.validates_late(), save);
+    let of = |rank| RankState::new(stages, &program.stages_of(rank), &program.placement, how);
+    (0..program.pp()).map(of).collect()
+}
+
+/// What every pipeline rank holds, of replicas that run any of these programs, of stages with these
+/// `bytes`: the most of all replicas.
+pub fn of_ranks<'a>(
+    programs: impl IntoIterator<Item = &'a Schedule>,
+    bytes: &[StageBytes],
+    ranks: &[RankState],
+) -> Vec<Held> {
+    let larger = |a: MemoryBytes, b: MemoryBytes| if b.total() > a.total() { b } else { a };
+    let mut all = vec![[MemoryBytes::default(); 3]; ranks.len()];
+    for program in programs {
+        let late = program.validates_late();
+        let warm_ups = if late { predict_warm_up(program, bytes) } else { Vec::new() };
+        for (rank, [peaks, at_once]) in predict_both(program, bytes).into_iter().enumerate() {
+            let warm_up = warm_ups.get(rank).copied().unwrap_or_default();
+            let [most, held, warm] = all[rank];
+            all[rank] = [most.max(&peaks), larger(held, at_once), larger(warm, warm_up)];
+        }
+    }
+    let of = |(rank, [peaks, at_once, warm_up]): (&RankState, [MemoryBytes; 3])| Held {
+        at_once: rank.at_once(at_once, warm_up),
+        peaks: rank.peaks(peaks),
     };
-    held.into_iter().enumerate().map(of_rank).collect()
+    ranks.iter().zip(all).map(of).collect()
 }
 
 /// Bytes that some rank holds at least, in closed form: parameters and moments, gradients, as the
