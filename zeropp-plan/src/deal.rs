@@ -42,7 +42,7 @@ impl Deal {
     }
 
     /// Micro-batches of each rank of a replica.
-    pub fn of_replica(&self, replica: usize) -> usize {
+    pub(crate) fn of_replica(&self, replica: usize) -> usize {
         if replica < self.full { self.most } else { self.fewer }
     }
 

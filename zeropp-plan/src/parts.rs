@@ -68,7 +68,7 @@ impl Parts {
     }
 
     /// Operations of each group's F, B, W and R.
-    pub fn group_flops(&self, recomputed: bool) -> Vec<BlockTimes> {
+    pub(crate) fn group_flops(&self, recomputed: bool) -> Vec<BlockTimes> {
         let all: Vec<_> = (0..self.layers.len()).map(|i| self.flops(i, recomputed)).collect();
         let [f, b, w, r] = std::array::from_fn(|kind| self.groups.sums(|i| all[i][kind]));
         (0..self.groups.len()).map(|g| [f[g], b[g], w[g], r[g]]).collect()
@@ -76,7 +76,7 @@ impl Parts {
 
     /// What a run cuts by where no file of costs says otherwise: operations, those of R among them
     /// for the first `recomputing` stages.
-    pub fn times_by_flop(&self, recomputing: usize) -> GroupTimes {
+    pub(crate) fn times_by_flop(&self, recomputing: usize) -> GroupTimes {
         let kept = self.group_flops(false).iter().map(step).collect();
         let recomputed = self.group_flops(true).iter().map(whole).collect();
         GroupTimes { kept, recomputed, recomputing }
@@ -139,7 +139,7 @@ impl Parts {
 }
 
 /// How many stages a cut takes to be recomputed, from the first on: all but the last of each rank.
-pub fn recomputing(recompute: Recompute, stages: usize, pp: usize) -> usize {
+pub(crate) fn recomputing(recompute: Recompute, stages: usize, pp: usize) -> usize {
     match recompute {
         Recompute::Full => stages.saturating_sub(pp),
         Recompute::None | Recompute::Selective => 0,

@@ -1,6 +1,9 @@
 //! The rules of the house that no compiler knows, over all that is in git: lengths, circles between
 //! modules, paths that lead nowhere, public items that nobody uses.
 
+mod circles;
+mod names;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -80,7 +83,7 @@ fn function(line: &str) -> Option<&str> {
     words.strip_prefix("fn ")?.split(['(', '<']).next()
 }
 
-fn told(broken: &[String]) {
+fn report(broken: &[String]) {
     assert!(broken.is_empty(), "{} found:\n{}", broken.len(), broken.join("\n"));
 }
 
@@ -95,7 +98,7 @@ fn no_line_is_longer_than_a_screen() {
             broken.push(format!("{name}:{}: {} columns", i + 1, line.chars().count()));
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// ARCHITECTURE.md names all files and folders with `unsafe` in the product, and none without.
@@ -131,7 +134,7 @@ fn unsafe_is_where_the_architecture_says() {
             broken.push(format!("{place} is named in ARCHITECTURE.md, and has no `unsafe`"));
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 #[test]
@@ -148,7 +151,7 @@ fn no_function_is_longer_than_a_page() {
             }
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// The modules at the top of the crate in `folder`, with those that each uses.
@@ -226,7 +229,7 @@ fn no_modules_of_a_crate_use_each_other_in_a_circle() {
             }
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 #[test]
@@ -250,50 +253,7 @@ fn only_the_command_prints() {
             broken.extend(product.lines().filter(prints).map(|l| format!("{name}: {}", l.trim())));
         }
     }
-    told(&broken);
-}
-
-/// Kinds of schedule by the table's rows.
-fn kinds_of_schedule() -> Vec<String> {
-    let table = root().join("zeropp-schedule/src/schedules/kinds.rs");
-    let table = fs::read_to_string(table).unwrap();
-    let names = product(&table);
-    let names = names.lines().filter_map(|line| line.trim().strip_prefix("name: \""));
-    names.map(|name| name.trim_end_matches("\",").to_string()).collect()
-}
-
-/// Whether `line` has a kind's name as a string. The product's own name and `auto` are words of
-/// other meaning where no schedule is spoken of.
-fn names_a_kind(line: &str, kinds: &[String]) -> bool {
-    let of_schedules = line.contains("schedule") || line.contains("kind");
-    let mut strings = line.split('"').skip(1).step_by(2);
-    strings.any(|text| {
-        let is_word = ["zeropp", "auto"].contains(&text) && !of_schedules;
-        kinds.iter().any(|kind| kind == text) && !is_word
-    })
-}
-
-/// A kind is its file and one row of the table, so that a new one is known everywhere: no other
-/// product source has its name, but for papers, whose tables are of kinds.
-#[test]
-fn no_kind_of_schedule_is_named_by_a_string_outside_of_its_file_and_row() {
-    let kinds = kinds_of_schedule();
-    assert!(kinds.len() > 15, "{kinds:?}");
-    assert!(names_a_kind("    \"1f1b\" => 1,", &kinds) && !names_a_kind("x(\"zeropp\")", &kinds));
-    assert!(names_a_kind("layout.schedule == \"zeropp\"", &kinds));
-    let mut broken = Vec::new();
-    let is_home =
-        |name: &str| name.starts_with("zeropp-schedule/src/schedules/") || name.contains("/papers");
-    for folder in CRATES {
-        for (name, text) in files(folder).iter().filter(|(n, _)| is_rust(n) && !is_test(n)) {
-            if !is_home(name) {
-                let product = product(text);
-                let lines = product.lines().filter(|line| names_a_kind(line, &kinds));
-                broken.extend(lines.map(|line| format!("{name}: {}", line.trim())));
-            }
-        }
-    }
-    told(&broken);
+    report(&broken);
 }
 
 /// Crates know those below them only.
@@ -356,7 +316,7 @@ fn dependencies_run_one_way() {
             }
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// The compiler's own rules, among them that every public item is documented, hold in all crates.
@@ -373,7 +333,7 @@ fn every_crate_keeps_the_workspaces_lints() {
     };
     let broken: Vec<String> =
         CRATES.iter().filter(|folder| !keeps(folder)).map(|f| f.to_string()).collect();
-    told(&broken);
+    report(&broken);
 }
 
 /// Paths in prose and comments that begin with a folder of the project lead somewhere.
@@ -401,7 +361,7 @@ fn every_path_that_is_named_is_there() {
             }
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// The guides name types, functions and tests; each is a word of some source.
@@ -422,7 +382,7 @@ fn whatever_the_guides_name_is_in_the_sources() {
             }
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// The index of decisions has every page under its own number, and no number twice.
@@ -447,7 +407,7 @@ fn every_decision_is_in_the_index() {
     if rows.len() > numbers.len() {
         broken.push(format!("{} rows for {} decisions", rows.len(), numbers.len()));
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// Links between documents lead to files that are there.
@@ -464,7 +424,7 @@ fn every_link_between_documents_leads_somewhere() {
             }
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// Functions that are public for those who write schedules and layers of their own: nothing here
@@ -517,7 +477,7 @@ fn nothing_is_public_that_nobody_outside_uses() {
             }
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// The name of the public type, trait, constant or static that `line` declares.
@@ -584,7 +544,7 @@ fn no_type_is_public_that_nobody_outside_meets() {
             }
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// Every page of the documents is in their index, dated measurements too.
@@ -600,5 +560,5 @@ fn every_document_is_in_the_index() {
             broken.push(format!("docs/README.md does not name {page}"));
         }
     }
-    told(&broken);
+    report(&broken);
 }
