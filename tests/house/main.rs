@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crates by the folder of their sources.
-const CRATES: [&str; 16] = [
+const CRATES: [&str; 17] = [
     "zeropp-schedule/src",
     "zeropp-search/src",
     "zeropp-kernels/src",
@@ -23,6 +23,7 @@ const CRATES: [&str; 16] = [
     "zeropp-zero3/src",
     "zeropp-pipeline/src",
     "zeropp-plan/src",
+    "zeropp-papers/src",
     "zeropp-playground/src",
     "src",
     "zeropp-cli/src",
@@ -260,7 +261,7 @@ fn only_the_command_prints() {
 #[test]
 fn dependencies_run_one_way() {
     let mut broken = Vec::new();
-    let below: [(&str, &[&str]); 16] = [
+    let below: [(&str, &[&str]); 17] = [
         ("zeropp-schedule", &[]),
         ("zeropp-search", &["schedule"]),
         ("zeropp-kernels", &[]),
@@ -274,6 +275,7 @@ fn dependencies_run_one_way() {
         ("zeropp-zero3", &["core", "comm", "checkpoint"]),
         ("zeropp-pipeline", &["core", "comm", "zero3", "schedule"]),
         ("zeropp-plan", &["schedule", "search", "model", "data"]),
+        ("zeropp-papers", &["schedule", "search", "model", "plan"]),
         ("zeropp-playground", &["schedule", "search"]),
         (
             ".",
@@ -301,6 +303,7 @@ fn dependencies_run_one_way() {
                 "pipeline",
                 "weights",
                 "plan",
+                "papers",
                 "playground",
             ],
         ),

@@ -2,7 +2,6 @@
 
 pub mod advice;
 pub mod against;
-pub mod baselines;
 pub mod bytes;
 mod closed;
 mod cores;
@@ -18,7 +17,6 @@ mod matrices;
 pub mod memory;
 pub mod model;
 pub mod page;
-pub mod papers;
 pub mod parts;
 pub mod plan;
 pub mod programs;
@@ -35,7 +33,8 @@ pub mod text;
 pub struct PlanError(String);
 
 impl PlanError {
-    fn new(problem: impl Into<String>) -> PlanError {
+    /// A problem in words.
+    pub fn new(problem: impl Into<String>) -> PlanError {
         PlanError(problem.into())
     }
 }
