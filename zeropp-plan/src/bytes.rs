@@ -32,8 +32,8 @@ impl Layer {
     /// the optimizer keeps.
     pub(crate) fn fixed(&self, rule: &StateRule) -> u64 {
         let bytes = |p: &ParamSpec| {
-            let trained = if p.trains { 4 + 4 * rule.of(p, self.role).tensors } else { 0 };
-            (4 + trained as u64) * p.len() as u64
+            let state = || p.len() + rule.of(p, self.role).words(p.len());
+            4 * (p.len() + if p.trains { state() } else { 0 }) as u64
         };
         self.parameters.iter().map(bytes).sum()
     }
