@@ -140,8 +140,9 @@ impl Checkpoint {
             let (there, wanted) = (moments(&parameter.kept), moments(&wanted));
             if there != wanted {
                 let problem = format!(
-                    "the checkpoint has {} of {name}, and optimizer {rule} keeps {}; use \
-                     the optimizer and the momentum it was saved with, or begin with its weights by init-from",
+                    "the checkpoint has {} of {name}, and optimizer {rule} keeps {}; use the \
+                     optimizer and the momentum it was saved with, or begin with its weights by \
+                     init-from",
                     all(there),
                     all(wanted),
                 );
