@@ -173,7 +173,7 @@ fn a_finished_run_has_nothing_left_to_do() {
     assert_eq!((summary.steps, weights), (0, whole.weights));
 
     let error = refusal(Config { steps: 2, warmup: Some(1), ..again.clone() });
-    assert!(error.contains("steps = 2, but it has 3 behind it"), "{error}");
+    assert!(error.contains("steps = 2: 3 are done already; use more steps"), "{error}");
     let longer = Config { steps: 5, lr: 1e-3, micro_batches: Some(3), ..again };
     let trainer = Trainer::new(longer).unwrap();
     let changed = trainer.resumed().unwrap().changed.join("; ");

@@ -406,7 +406,7 @@ fn another_base_is_refused(dir: &tempfile::TempDir, base: &Path, tuned: Config) 
     let save = tuned.save.clone().unwrap();
     let config = Config { init_from: Some(other.clone()), resume: Resume::Newest, ..tuned };
     let error = Trainer::new(config).err().unwrap().to_string();
-    assert!(error.contains("its frozen weights were those of"), "{error}");
+    assert!(error.contains("the frozen weights were those of"), "{error}");
     let moved = dir.path().join("moved");
     std::fs::rename(base, &moved).unwrap();
     let error = Trainer::new(config_of(&save).unwrap()).err().unwrap().to_string();

@@ -138,8 +138,9 @@ impl Checkpoint {
             let (there, wanted) = (of_rule(&parameter.kept), of_rule(&wanted));
             if there != wanted {
                 let problem = format!(
-                    "the checkpoint has {} of {name}, and optimizer {rule} keeps {}; use \
-                     the optimizer and the momentum it was saved with, or begin with its weights by init-from",
+                    "the checkpoint has {} of {name}, and optimizer {rule} keeps {}; use the \
+                     optimizer and the momentum it was saved with, or begin with its weights by \
+                     init-from",
                     names(&there),
                     names(&wanted),
                 );
