@@ -54,6 +54,8 @@ macro_rules! optimizers {
         }
 
         impl OptimizerKind {
+            // A row may have all settings.
+            #[allow(clippy::needless_update)]
             pub(super) fn usual(self) -> Usual {
                 match self {
                     $(Self::$kind => Usual { $($setting: Some($usual),)* ..NONE },)+

@@ -192,7 +192,7 @@ mod tests {
         let shape = [2, 3, 4];
         let of =
             Parameter { name: "w", shape: &shape, role: crate::rule::Role::Hidden, decay: true };
-        let sign = |i: usize| if i % 3 == 0 { -1.0 } else { 1.0 };
+        let sign = |i: usize| if i.is_multiple_of(3) { -1.0 } else { 1.0 };
         let value = |i: usize| sign(i) * (1 + i / 4 % 3) as f32 * (1 + i % 4) as f32;
         let direction: Vec<f32> = (0..24).map(value).collect();
         let (mut rows, mut columns) = (vec![0.0; 6], vec![0.0; 8]);
