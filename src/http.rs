@@ -166,7 +166,7 @@ impl Caller {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::net::{Ipv4Addr, SocketAddr};
     use std::sync::Arc;
 
@@ -186,7 +186,8 @@ mod tests {
         at
     }
 
-    fn ask(at: SocketAddr, request: &str) -> String {
+    /// What a server answers to these bytes.
+    pub(crate) fn ask(at: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(at).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
         let mut told = String::new();

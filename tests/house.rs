@@ -421,6 +421,11 @@ fn every_link_between_documents_leads_somewhere() {
             }
         }
     }
+    // The tests that hold a promise have no links there, which would widen the table.
+    let promises = fs::read_to_string(root().join("docs/stability.md")).unwrap();
+    let held = promises.split('`').skip(1).step_by(2).filter(|path| path.contains('/'));
+    let lost = held.filter(|path| !root().join(path).exists());
+    broken.extend(lost.map(|path| format!("docs/stability.md: {path}")));
     told(&broken);
 }
 

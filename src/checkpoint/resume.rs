@@ -9,7 +9,7 @@ use tracing::warn;
 use zeropp_checkpoint::places::{Place, Places};
 use zeropp_checkpoint::resume::{self as choices, CheckFailure, Choice, NoCandidate};
 use zeropp_comm::Communicator;
-use zeropp_core::data::{Dataset, Fingerprint, InMiddleOfEpoch, Position};
+use zeropp_core::data::{Dataset, Fingerprint, Position};
 use zeropp_core::layer::Part;
 use zeropp_core::params::ParamSpec;
 use zeropp_pipeline::schedules::unit_note;
@@ -106,28 +106,7 @@ pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
     found.place = resumed.as_ref().map(|resumed| Place::on_disk(resumed.step));
     found.resumed = resumed;
     found.passed_over.extend(passed_over);
-    if let Some(resumed) = &found.resumed {
-        check_epoch(bp, data, resumed)?;
-    }
     Ok(found)
-}
-
-/// Refuses samples of a length that what is left of an epoch cannot be cut into.
-fn check_epoch(bp: &Blueprint, data: &Dataset, resumed: &Resumed) -> Result<(), ConfigError> {
-    if bp.own.data.is_some() {
-        return Ok(());
-    }
-    let Resumed { path, step, position, .. } = resumed;
-    let sampler = bp.config.sampler().going_on(*step, position.clone());
-    sampler.check_epoch(data).map_err(|InMiddleOfEpoch { origin, seq, left }| {
-        let problem = format!(
-            "{} is in the middle of an epoch of {origin}: {left} of its samples of {seq} tokens \
-             are left, and cannot be cut into such",
-            path.display()
-        );
-        let help = format!("use seq = {seq} or a divisor of it, or another order");
-        ConfigError::value("seq", bp.config.seq, problem, help)
-    })
 }
 
 /// Steps of the checkpoints that the run may go on from, the wanted one last; none where it begins.
@@ -246,7 +225,7 @@ fn check_base(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<(), CheckpointE
     match (now, then) {
         (Some(now), Some(then)) if now.fingerprint != then.fingerprint => {
             let problem = format!(
-                "its frozen weights were those of {}, and these of {} are others; name the former \
+                "the frozen weights were those of {}, and these of {} are others; name the former \
                  with init-from",
                 of(then),
                 of(now)
@@ -305,7 +284,7 @@ fn compare(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<Vec<String>, Check
     }
     if manifest.step > bp.config.steps {
         let (total, step) = (bp.config.steps, manifest.step);
-        return mismatch(format!("steps = {total}, but it has {step} behind it; use more steps"));
+        return mismatch(format!("steps = {total}: {step} are done already; use more steps"));
     }
     let told = OPTIONS.iter().filter(|option| option.on_resume == OnResume::Told);
     let mut changed: Vec<String> = told

@@ -14,6 +14,7 @@ mod launch;
 mod lists;
 mod model;
 mod optimizer;
+mod optimizers;
 mod options;
 mod outputs;
 mod parts;
@@ -172,7 +173,7 @@ impl Config {
             micro_batches: self.micro_batches.or(own(self.micro_batches())),
             warmup: Some(self.warmup()),
             min_lr: Some(self.min_lr()),
-            beta2: (self.optimizer != OptimizerKind::Sgd).then(|| self.beta2()),
+            beta2: self.beta2(),
             momentum: self.momentum(),
             nesterov: self.nesterov(),
             ..self.clone()

@@ -60,7 +60,7 @@ fn missing_settings_follow_from_the_others() {
 #[test]
 fn defaults_are_those_of_the_field() {
     let c = Config::default();
-    assert_eq!((c.beta1, c.beta2(), c.eps, c.weight_decay), (0.9, 0.999, 1e-8, 0.01));
+    assert_eq!((c.beta1, c.beta2().unwrap(), c.eps, c.weight_decay), (0.9, 0.999, 1e-8, 0.01));
     assert_eq!((c.clip, c.decay, c.prefetch), (1.0, Decay::Cosine, 1));
     c.validate().unwrap();
 }
@@ -76,9 +76,17 @@ fn refused(cases: &[(&str, &str)]) {
 }
 
 #[test]
+fn a_mesh_of_more_ranks_than_a_process_has_threads_can_be_predicted() {
+    let config = config("pp = 4\nzero3 = 8\ndp = 256\nglobal-batch = 2048");
+    config.validate_for_prediction().unwrap();
+    let error = config.validate().unwrap_err().to_string();
+    assert!(error.contains("8192 ranks; the threads engine runs at most 4096"), "{error}");
+}
+
+#[test]
 fn bad_meshes_and_models_are_named_with_what_would_work() {
     refused(&[
-        ("pp = 0", "pp = 0: at least 1 is needed; use 1 to 4096"),
+        ("pp = 0", "pp = 0: at least 1 is needed; use 1 to 131072"),
         ("zero3 = 0", "zero3 = 0: at least 1"),
         ("dp = 0", "dp = 0: at least 1"),
         ("threads = 0", "threads = 0: at least 1 is needed; use 1 to 1024"),
@@ -86,11 +94,15 @@ fn bad_meshes_and_models_are_named_with_what_would_work() {
             "pin = true\ndevice = 'cuda'",
             "pin = true: binds threads that compute, and device is cuda; use device cpu",
         ),
-        ("pp = 9223372036854775807", "pp = 9223372036854775807: is too large; use 1 to 4096"),
+        ("pp = 9223372036854775807", "pp = 9223372036854775807: is too large; use 1 to 131072"),
         (
             "pp = 4\nzero3 = 2000\ndp = 2",
             "zero3 = 2000: pp 4 x zero3 2000 x dp 2 is 16000 ranks; the threads engine runs at \
              most 4096",
+        ),
+        (
+            "pp = 4\nzero3 = 20000\ndp = 2",
+            "zero3 = 20000: pp 4 x zero3 20000 x dp 2 is 160000 ranks; use at most 131072",
         ),
         ("layers = 0", "layers = 0: at least 1"),
         ("layers = 99999", "layers = 99999: is too large"),

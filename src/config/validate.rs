@@ -9,8 +9,10 @@ use zeropp_core::device;
 use zeropp_core::kernels::bf16;
 use zeropp_pipeline::schedules::{FORWARD, Kind};
 
-/// Most ranks of the threads engine: each is a thread, and beyond this a typing error is likelier.
-const RANKS_MAX: usize = 4096;
+/// Most ranks: beyond this a typing error is likelier.
+const RANKS_MAX: usize = 1 << 17;
+/// Most ranks of the threads engine, of which each is a thread.
+const RANK_THREADS_MAX: usize = 4096;
 /// Most threads of a rank.
 const THREADS_MAX: usize = 1024;
 /// Most micro-batches in a step; a schedule is a list of all actions.
@@ -81,6 +83,7 @@ impl Config {
         self.check_launch()?;
         self.check_device()?;
         if is_run_here {
+            self.check_rank_threads()?;
             self.check_build()?;
         }
         self.check_sources()?;
@@ -97,12 +100,28 @@ impl Config {
         for (field, value) in sizes {
             within(field, value, RANKS_MAX)?;
         }
-        // No overflow: each is at most 4096.
+        self.check_world(RANKS_MAX, format!("use at most {RANKS_MAX}"))
+    }
+
+    /// A prediction takes no threads, so that what is planned for a cluster can be predicted.
+    fn check_rank_threads(&self) -> Checked {
+        match self.engine {
+            EngineKind::Threads => {
+                let most = RANK_THREADS_MAX;
+                let help = format!("the threads engine runs at most {most} in one process");
+                self.check_world(most, help)
+            }
+            EngineKind::Mpi | EngineKind::Nccl => Ok(()),
+        }
+    }
+
+    fn check_world(&self, most: usize, help: String) -> Checked {
+        // No overflow: each is at most 2^17.
         let world = self.mesh().world();
-        check(world <= RANKS_MAX, || {
+        check(world <= most, || {
+            let sizes = [("pp", self.pp), ("zero3", self.zero3), ("dp", self.dp)];
             let (field, largest) = sizes.into_iter().max_by_key(|s| s.1).expect("three sizes");
             let problem = format!("{} is {world} ranks", self.mesh());
-            let help = format!("the threads engine runs at most {RANKS_MAX} in one process");
             ConfigError::value(field, largest, problem, help)
         })
     }

@@ -328,6 +328,7 @@ impl Blueprint {
             cut: self.cut(),
             is_summed: self.mesh.dp > 1,
             selective: self.recomputed.attention.contains(&stage),
+            whole: self.recomputed.whole.contains(&stage),
             element_bytes,
             packed_bytes: self.config.packed_bytes(),
             message: (self.batch.tokens() * self.model.hidden * element_bytes) as u64,

@@ -59,8 +59,8 @@ impl<'a> Cutter<'a> {
         let fixed = |i: usize| -> u64 {
             let bytes = |p: &ParamSpec| {
                 let kept = optimizer.kept(p, parts[i].role(false));
-                let trained = if p.trains { 4 + 4 * kept.tensors } else { 0 };
-                (4 + trained as u64) * p.len() as u64
+                let trained = if p.trains { p.len() + kept.words(p.len()) } else { 0 };
+                4 * (p.len() + trained) as u64
             };
             parts[i].parameters().iter().map(bytes).sum::<u64>() / config.zero3 as u64
         };
@@ -82,8 +82,9 @@ impl<'a> Cutter<'a> {
                 flops.iter().zip(&recomputed).map(|(of, again)| (step(of), whole(again))).unzip()
             }
         };
-        // All stages but the last of each rank.
+        // All stages but the last of several on each rank.
         let recomputing = match config.recompute {
+            Recompute::Full if stages == config.pp => stages,
             Recompute::Full => stages.saturating_sub(config.pp),
             Recompute::None | Recompute::Selective => 0,
         };

@@ -109,15 +109,15 @@ impl Resolved {
 }
 
 /// The generators' costs of stages that take the times of `costs` and keep `bytes`, within the
-/// memory limit of `config`. Where whole stages are recomputed (all but each rank's last), that is
-/// part of their B.
+/// memory limit of `config`. Where whole stages are recomputed (all but the last of several on each
+/// rank), that is part of their B.
 pub(crate) fn generator_costs(
     config: &Config,
     costs: &simulate::Costs,
     bytes: &[StageBytes],
 ) -> Costs {
     let times = &costs.stages;
-    let kept = times.len().saturating_sub(config.pp);
+    let kept = if times.len() == config.pp { times.len() } else { times.len() - config.pp };
     let redo = config.recompute == Recompute::Full;
     let of = |f: fn(&StageCosts) -> u64| times.iter().map(f).collect::<Vec<u64>>();
     let b = times.iter().enumerate();

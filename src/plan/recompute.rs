@@ -15,7 +15,7 @@ pub(crate) struct Recomputed {
 
 impl Recomputed {
     /// `selective` computes attention again on every stage. `full` does so on the stages that the
-    /// program has no R for: where B and W are apart, the last one of each rank (ZeroPP §3.3).
+    /// program has no R for: where B and W are apart, the last of a rank's several (ZeroPP §3.3).
     pub(crate) fn new(recompute: Recompute, program: &Schedule) -> Recomputed {
         let whole = stages_with_r(program);
         let attention = match recompute {
@@ -43,32 +43,19 @@ impl Recomputed {
     ) -> Option<String> {
         let no_scores = "attention keeps no scores here (bf16 and GPUs never do)";
         let schedule = &program.kind;
-        let others_exist = program.stages() > program.pp();
         match recompute {
-            Recompute::Selective if !saves_scores => {
-                let works = match others_exist {
-                    true => "use full, which keeps the inputs of stages alone",
-                    false => "use full and two stages on each rank or more (virtual)",
-                };
-                Some(format!("recompute = selective: changes nothing, as {no_scores}; {works}"))
-            }
+            Recompute::Selective if !saves_scores => Some(format!(
+                "recompute = selective: changes nothing, as {no_scores}; use full, which keeps the \
+                 inputs of layers alone"
+            )),
             Recompute::Full if self.whole.is_empty() => {
                 let does = match saves_scores {
                     true => "only attention is computed again, as with selective".to_owned(),
                     false => format!("nothing else changes, as {no_scores}"),
                 };
-                let (why, works) = match others_exist {
-                    true => {
-                        ("has no R", "use a file without OPTIMIZER_STEP, which is lowered here")
-                    }
-                    false => (
-                        "keeps the last stage of each rank, which is the only one",
-                        "use two stages on each rank or more (virtual)",
-                    ),
-                };
                 Some(format!(
                     "recompute = full: no whole stage is computed again, as schedule {schedule} \
-                     {why}, and {does}; {works}"
+                     has no R, and {does}; use a file without OPTIMIZER_STEP, which is lowered here"
                 ))
             }
             _ => None,
@@ -101,7 +88,7 @@ mod tests {
     #[test]
     fn every_stage_is_recomputed_one_way_or_the_other() {
         for (kind, v, whole) in [
-            ("zeropp", 1, vec![]),
+            ("zeropp", 1, vec![0, 1]),
             ("zeropp", 3, vec![0, 1, 2, 3]),
             ("zb-v", 2, vec![0, 1]),
             ("1f1b", 1, vec![0, 1]),
@@ -122,16 +109,15 @@ mod tests {
     #[test]
     fn unsupported_recomputation_names_an_alternative() {
         let note = |recompute, v, saves_scores| {
-            let program = program("zeropp", v, recompute == Recompute::Full);
+            let program = program("zeropp", v, false);
             Recomputed::new(recompute, &program).note(recompute, saves_scores, &program)
         };
         assert_eq!(note(Recompute::None, 1, false), None);
         assert_eq!(note(Recompute::Selective, 1, true), None);
-        assert_eq!(note(Recompute::Full, 2, false), None);
         let said = note(Recompute::Selective, 2, false).unwrap();
         assert!(said.contains("changes nothing") && said.contains("use full, which"), "{said}");
         let said = note(Recompute::Full, 1, true).unwrap();
-        assert!(said.contains("only attention") && said.ends_with("more (virtual)"), "{said}");
+        assert!(said.contains("only attention") && said.ends_with("lowered here"), "{said}");
         let said = note(Recompute::Full, 1, false).unwrap();
         assert!(said.contains("nothing else changes"), "{said}");
     }

@@ -1,12 +1,12 @@
 //! Requests of the program to all ranks between two steps: weights, or a validation loss.
 
-use crate::run::stop::Wish;
+use crate::run::stop::StopRequest;
 
 /// Answer of rank 0's process to a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Answer {
     /// The wish for the next step.
-    Follows(Wish),
+    Follows(StopRequest),
     /// Something first; another answer comes after it.
     First(Request),
 }

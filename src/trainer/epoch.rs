@@ -21,7 +21,7 @@ use crate::run::rank::{Export, News, RankEnd, Shared, run_rank};
 use crate::run::ranks::Ranks;
 use crate::run::request::Answer;
 use crate::run::spawn::Around;
-use crate::run::stop::Wish;
+use crate::run::stop::StopRequest;
 use crate::trainer::Trainer;
 use crate::world::hello::new_name;
 use crate::world::{LocalRank, World, cores};
@@ -106,7 +106,7 @@ impl Epoch {
     pub(crate) fn let_begin(&self) {
         if let Some(answers) = &self.answers {
             // Where rank 0 has failed, nobody waits any more.
-            let _ = answers.send(Answer::Follows(Wish::GoOn));
+            let _ = answers.send(Answer::Follows(StopRequest::GoOn));
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::run::measured;
 use crate::run::rank::{Export, News, RankEnd, RankResult, Ready, StageTimes};
 use crate::run::request::Answer;
 use crate::run::spawn;
-use crate::run::stop::Wish;
+use crate::run::stop::StopRequest;
 use crate::run::totals::Totals;
 use crate::run::trace;
 use crate::telemetry::{Prometheus, Telemetry, header};
@@ -55,7 +55,7 @@ pub struct Steps<'a> {
     /// The step that was last told of, where all ranks wait after it.
     pub(super) waits_after: Option<u64>,
     /// The wish after that step, where another one is asked for.
-    pub(super) wish: Wish,
+    pub(super) wish: StopRequest,
     /// The program wants no more steps.
     pub(super) stops: bool,
     lock: Option<StoreLock>,
@@ -128,7 +128,7 @@ impl<'a> Steps<'a> {
             recoveries,
             unanswered: false,
             waits_after: None,
-            wish: Wish::GoOn,
+            wish: StopRequest::GoOn,
             stops: false,
             lock,
             copy_lock,
@@ -241,7 +241,7 @@ impl<'a> Steps<'a> {
         match self.epoch.answers.is_some() && self.unanswered {
             true => {
                 self.stops = true;
-                self.answer(Wish::Stop(0));
+                self.answer(StopRequest::Stop(0));
             }
             false => self.trainer.stopper.stop(),
         }
@@ -274,7 +274,7 @@ impl<'a> Steps<'a> {
         Ok(evaluation.expect("ranks that end well have told it"))
     }
 
-    pub(super) fn answer(&mut self, wish: Wish) {
+    pub(super) fn answer(&mut self, wish: StopRequest) {
         if std::mem::take(&mut self.unanswered)
             && let Some(answers) = &self.epoch.answers
         {
@@ -295,14 +295,14 @@ impl<'a> Steps<'a> {
                 Some(News::Step(metrics, ..)) if self.recoveries.is_redone(&metrics) => {
                     self.unanswered = true;
                     let stops = self.stops && self.recoveries.is_caught_up();
-                    self.answer(if stops { Wish::Stop(0) } else { Wish::GoOn });
+                    self.answer(if stops { StopRequest::Stop(0) } else { StopRequest::GoOn });
                 }
                 Some(News::Step(metrics, times, met)) => {
                     self.waits_after = met.then_some(metrics.step);
                     self.see(&metrics, &times);
                     if self.stops {
                         // The ranks have failed since, and did not hear of it.
-                        self.answer(Wish::Stop(0));
+                        self.answer(StopRequest::Stop(0));
                     }
                     return Some(metrics);
                 }

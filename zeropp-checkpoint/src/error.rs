@@ -48,7 +48,7 @@ pub enum CheckpointError {
         help: String,
     },
     /// The checkpoint is whole, but of another model or run.
-    #[error("checkpoint {} does not fit this run: {problem}", path.display())]
+    #[error("{problem} (checkpoint {})", path.display())]
     Mismatch {
         /// The checkpoint's folder.
         path: PathBuf,

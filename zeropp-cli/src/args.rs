@@ -292,7 +292,8 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
 /// Data of a run that begins with the weights of a file or folder has that model's tokens.
 fn check_data(config: &Config, insists: bool) -> Result<(), Failure> {
     let Some(from) = config.init_from.as_ref().filter(|from| is_model(from)) else { return Ok(()) };
-    let vocabulary = config_of(from).ok().and_then(|theirs| theirs.vocab);
+    // The model of the weights has told it, where it was not given.
+    let vocabulary = config.vocab.or_else(|| config_of(from).ok()?.vocab);
     let sources = config.sources().map_err(Failure::bad_input)?;
     let data = config.data.iter().chain(sources.iter().map(|(path, _)| path));
     // A file of weights alone does not say how many ids its model has.

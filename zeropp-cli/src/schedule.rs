@@ -5,9 +5,9 @@ mod args;
 mod cost_args;
 mod costs;
 mod costs_file;
-mod decimal;
 mod facts;
 mod make;
+mod micros;
 mod output;
 
 use std::path::PathBuf;

@@ -144,12 +144,17 @@ fn impossible_resumes_exit_with_code_2() {
     };
     expect("", "save = ckpt: no complete checkpoint to resume from (there is no such folder)");
     assert_eq!(zeropp(at, line).code, Some(0));
+    // The setting comes first, and the checkpoint's name after it.
     expect(
         "--hidden 32",
-        "does not fit this run: hidden = 32: was 16; leave hidden out, or use 16",
+        "error: hidden = 32: was 16; leave hidden out, or use 16 (checkpoint ckpt/step-000002)",
     );
     let fewer = zeropp(at, "small.toml --steps 1 --save ckpt --resume");
-    assert!(fewer.err.contains("steps = 1, but it has 2 behind it"), "{}", fewer.err);
+    assert!(
+        fewer.err.contains("error: steps = 1: 2 are done already; use more steps"),
+        "{}",
+        fewer.err
+    );
     for file in ["manifest.json", "rank-00000.safetensors", "rank-00003.safetensors"] {
         let path = at.join("ckpt/step-000002").join(file);
         let good = fs::read(&path).unwrap();

@@ -235,11 +235,13 @@ fn in_halves(
         meter: meter.clone(),
         token: recording.token(),
         recompute_attention: selective,
+        output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),
     };
     let input = recording.input().expect("it was given");
-    let y = layer.forward(input, &LayerCx { weights: weights.clone(), op });
+    let cx = LayerCx { weights: weights.clone(), op, output_wanted: true };
+    let y = layer.forward(input, &cx);
     if y.dims() != dims {
         let shape = y.dims();
         return Err(Differences(vec![format!("the output is {shape:?}, and x {dims:?}")]));

@@ -10,11 +10,11 @@ mod rope;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
-use zeropp_data::files::{escaped_line, read_text};
+use zeropp_data::files::{escaped_line, excerpt, read_text};
 
 use crate::Activation;
 use crate::decoder::{Biases, Decoder, Naming, Norm, Positions, Window};
-use fields::{Fault, Fields, Kind, excerpt};
+use fields::{Fault, Fields, Kind};
 use keys::{EVERY, GPT2, HARMLESS, LLAMA};
 
 /// Largest `config.json`, in bytes.

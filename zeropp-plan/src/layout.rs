@@ -51,6 +51,8 @@ pub struct Compute {
     pub packing: Packing,
     /// Whether training drops elements: B then computes attention's probabilities again.
     pub dropout: bool,
+    /// Whether recomputation makes the outputs of layers too, which nothing needs: zeropp does not.
+    pub redoes_outputs: bool,
 }
 
 /// When copies of gathered weights are kept as products read them.
@@ -96,6 +98,7 @@ impl Compute {
         keeps_probabilities: false,
         packing: Packing::Never,
         dropout: false,
+        redoes_outputs: false,
     };
 }
 
@@ -267,7 +270,7 @@ impl Layout {
 
     /// Whether full recomputation does `stage` again as a whole.
     pub fn recomputes(&self, stage: usize) -> bool {
-        let kept = if self.splits() { self.pp } else { 0 };
+        let kept = if self.splits() && self.virtual_stages > 1 { self.pp } else { 0 };
         stage < (self.pp * self.virtual_stages).saturating_sub(kept)
     }
 

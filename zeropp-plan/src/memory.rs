@@ -77,7 +77,9 @@ fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize) -> u64 {
     // Stage 0 keeps no input: tokens are not counted.
     let inputs = mine.iter().map(|s| s.bytes.input).filter(|n| *n > 0).min().unwrap_or(0);
     let (whole, inputs_kept) = in_flight(rank, layout);
-    let each = least(&|s| s.bytes.activation);
+    let full = layout.recompute == Recompute::Full;
+    let again = |s: &Stage| s.bytes.layerwise.filter(|_| full);
+    let each = least(&|s| again(s).map_or(s.bytes.activation, |layers| layers.inside));
     let computing = whole * each + inputs_kept * inputs + least(&|s| s.bytes.weights);
     // Other kinds than zeropp reduce a stage once a step.
     let gradients = if layout.schedule == "zeropp" { shard } else { shard * d };
@@ -122,6 +124,7 @@ fn in_flight(rank: usize, layout: &Layout) -> (u64, u64) {
             let last = u.min(2 * p - 1);
             return match full {
                 // Stage 0's inputs are tokens.
+                true if v == 1 => (1, last as u64 - 1),
                 true => (last as u64, (v.saturating_sub(2) * u) as u64),
                 false => (((v - 1) * u + last) as u64, 0),
             };

@@ -2,7 +2,7 @@
 
 use zeropp_data::files::in_words;
 use zeropp_schedule::draw::chart::{self, Curve, Dot, Look, Mark, Panel};
-use zeropp_schedule::draw::{page, svg};
+use zeropp_schedule::draw::{html, page};
 use zeropp_schedule::ir::Schedule;
 use zeropp_schedule::memory::{KindPoint, MemoryKind, over_time};
 use zeropp_schedule::metrics::Metrics;
@@ -15,8 +15,8 @@ use crate::layout::Job;
 use crate::plan::{Plan, Ranked};
 use crate::text;
 
-/// Spans of a schedule's picture: a larger one takes a browser too long.
-const SPANS_MAX: usize = 12_000;
+/// Spans of a schedule's picture: some megabytes of a page.
+const SPANS_MAX: usize = 100_000;
 /// Kinds of memory that come and go, from the bottom up, above what is held all the time, with the
 /// places of their colours.
 const KINDS: [(MemoryKind, usize); 7] = [
@@ -65,7 +65,7 @@ pub fn html(plan: &Plan, job: &Job) -> Result<String, PlanError> {
         chart::both(&[scatter(&plan.layouts, plan.memory)]),
         "<h2>The first layout</h2>".into(),
         explained(first),
-        format!("<h2>Its schedule</h2><div class=\"wide schedule\">{schedule}</div>"),
+        format!("<h2>Its schedule</h2>{schedule}"),
         format!("<h2>Its memory over time, pipeline rank {}</h2>", first.worst_rank),
         chart::both(&[areas(&memory, fixed, plan.memory)]),
     ];
@@ -148,9 +148,7 @@ fn picture(timeline: &Timeline) -> Result<String, PlanError> {
     if spans > SPANS_MAX {
         return Ok(format!("<p>{spans} actions: more than a page can show.</p>"));
     }
-    let mut out = Vec::new();
-    svg::write(timeline, &mut out).map_err(|e| PlanError::new(e.to_string()))?;
-    String::from_utf8(out).map_err(|e| PlanError::new(e.to_string()))
+    html::part(timeline).map_err(|e| PlanError::new(e.to_string()))
 }
 
 /// Every layout as a point; those that no other beats in both are joined.
@@ -247,8 +245,10 @@ mod tests {
         let plan = plan_of("gpt2-xl", 8, 64);
         let page = html(&plan, &job("gpt2-xl", 8, 64)).unwrap();
         let count = |what| page.matches(what).count();
-        assert_eq!((count("<svg"), count("<div") - count("</div>")), (5, 0), "two for two widths");
+        assert_eq!((count("<svg"), count("<div") - count("</div>")), (4, 0), "two for two widths");
         assert_eq!(count("<circle"), 2 * plan.layouts.len());
+        // The schedule fits any window: no picture of a fixed width.
+        assert_eq!((count("<canvas"), count("class=\"within\"")), (1, 1));
         assert_eq!(count("<pre"), 0, "tables and lines that wrap");
         let command = zeropp_schedule::draw::page::command(&plan.layouts[0].command);
         assert!(page.contains(&command), "{command}");

@@ -13,7 +13,7 @@ use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
 
 use crate::bytes::{self, StageForm, StageState, Tied, stage_bytes};
 use crate::cut::{GroupTimes, Groups};
-use crate::layout::{Job, Layout, Recompute};
+use crate::layout::{Compute, Job, Layout, Recompute};
 use crate::links::{Links, Sent};
 use crate::matrices::OfBlock;
 
@@ -35,7 +35,7 @@ impl Model {
     pub fn new(job: &Job, samples: usize) -> Model {
         let parts = job.model.decoder.parts();
         let groups = Groups::new(parts.iter().map(DecoderPart::is_block));
-        let layer = |part: &DecoderPart| Layer::new(part, job.batch(samples), job.compute.dropout);
+        let layer = |part: &DecoderPart| Layer::new(part, job.batch(samples), &job.compute);
         let layers = parts.iter().map(layer).collect();
         let tied = job.model.decoder.tied;
         Model { layers, groups, samples, tied, shares: HashMap::new() }
@@ -72,6 +72,7 @@ impl Model {
     pub(crate) fn cut_of_run(&self, layout: &Layout) -> Option<Vec<usize>> {
         let [kept, recomputed] = [0, 1].map(|i| self.groups.sums(|part| self.layers[part].run[i]));
         let recomputing = match layout.recompute {
+            Recompute::Full if layout.virtual_stages == 1 => layout.stages(),
             Recompute::Full => layout.stages().saturating_sub(layout.pp),
             Recompute::None | Recompute::Selective => 0,
         };
@@ -137,6 +138,7 @@ impl Model {
             cut: layout.cut(),
             is_summed: layout.dp > 1,
             selective,
+            whole,
             element_bytes: batch.element_bytes,
             packed_bytes: layout.packed_bytes(job.compute.packing),
             message: (batch.tokens() * job.model.decoder.hidden * batch.element_bytes) as u64,
@@ -195,8 +197,11 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(part: &DecoderPart, batch: BatchShape, dropout: bool) -> Layer {
-        let (parameters, cost) = (part.parameters(), part.cost(batch));
+    fn new(part: &DecoderPart, batch: BatchShape, compute: &Compute) -> Layer {
+        let (parameters, mut cost) = (part.parameters(), part.cost(batch));
+        if compute.redoes_outputs {
+            cost.output_flops = 0.0;
+        }
         let matrices = parameters.iter().filter(|p| p.shape.len() > 1);
         let elements: usize = matrices.map(|p| p.len()).sum();
         let of_weights = 2.0 * (batch.tokens() * elements) as f64;
@@ -205,7 +210,7 @@ impl Layer {
         // One of attention's two products, and as long for exponentials: what was measured for
         // samples of 128 and of 512 tokens (ADR 57).
         let again = if part.is_block() { (cost.forward_flops - of_weights).max(0.0) } else { 0.0 };
-        if dropout {
+        if compute.dropout {
             flops[1] += again;
         }
         let d = &part.decoder;
@@ -268,6 +273,11 @@ fn times(
     layout: &Layout,
 ) -> StageCosts {
     let mut sum = [0.0; 4];
+    // A block whose output the norm before the head needs makes it again.
+    let rate = machine.flops_per_s * machine.flops_share;
+    for pair in layers.windows(2).filter(|pair| pair[0].is_block() && !pair[1].is_block()) {
+        sum[3] += pair[0].sizes.cost.output_flops / rate;
+    }
     for layer in layers {
         for (sum, s) in sum.iter_mut().zip(layer.seconds(machine)) {
             *sum += s;

@@ -1,5 +1,7 @@
 //! The page as one file: its HTML with styles, script and program inside.
 
+use zeropp_schedule::draw::palette;
+
 const HTML: &str = include_str!("../page/index.html");
 const STYLE: &str = include_str!("../page/style.css");
 /// In the order in which they build on each other.
@@ -16,8 +18,9 @@ const PROGRAM: &[u8] = include_bytes!("../page/playground.wasm.gz");
 
 /// The whole page, which asks for nothing else.
 pub fn page() -> String {
+    let style = palette(":root") + STYLE;
     let scripts = SCRIPTS.join("\n");
-    let page = HTML.replace("/*style*/", STYLE).replace("/*script*/", &scripts);
+    let page = HTML.replace("/*style*/", &style).replace("/*script*/", &scripts);
     page.replace("/*version*/", env!("CARGO_PKG_VERSION")).replace("/*program*/", &base64(PROGRAM))
 }
 

@@ -4,7 +4,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
-use zeropp_data::files::escaped_line;
 
 /// A file or folder of weights that cannot be used, and what would work.
 #[derive(Debug, Error)]
@@ -18,15 +17,8 @@ pub struct WeightsError {
     pub help: String,
 }
 
-/// The most characters of an [`excerpt`].
-const EXCERPT_MAX: usize = 80;
 /// The most characters of a problem: names and values of files stand in it.
 const PROBLEM_MAX: usize = 400;
-
-/// The beginning of a text of a file, which may be of any length, for messages.
-pub(crate) fn excerpt(text: &str) -> String {
-    beginning(&escaped_line(text), EXCERPT_MAX)
-}
 
 fn beginning(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {

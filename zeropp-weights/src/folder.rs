@@ -5,9 +5,9 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::Value;
-use zeropp_data::files::read_text;
+use zeropp_data::files::{excerpt, read_text};
 
-use crate::error::{Checked, damaged, excerpt, unreadable, wrong};
+use crate::error::{Checked, damaged, unreadable, wrong};
 use crate::safetensors_file;
 use crate::stored::StoredTensor;
 

@@ -2,8 +2,8 @@
 //! key of the architecture is used, known to change nothing, or refused by name.
 
 use serde_json::{Map, Value, json};
+use zeropp_data::files::excerpt;
 
-use crate::error::excerpt;
 use crate::gguf_values::{GgufValue, GgufValues};
 
 /// The type of a key's value.

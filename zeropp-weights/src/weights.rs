@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use zeropp_data::files::open_regular;
+use zeropp_data::files::{excerpt, open_regular};
 
-use crate::error::{Checked, excerpt, unreadable, wrong};
+use crate::error::{Checked, unreadable, wrong};
 use crate::gguf_values::GgufValues;
 use crate::stored::StoredTensor;
 use crate::{folder, gguf, gguf_config, safetensors_file};

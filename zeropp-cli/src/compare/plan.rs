@@ -91,7 +91,7 @@ impl Plan {
                     (self.schedule.stages(), self.schedule.micro_batches());
                 let priced = Priced::new(flags, stages, micro_batches)?;
                 let words = facts(&self.schedule, flags, &priced).split_off(1);
-                Ok(Own { costs: priced.in_nanos(), words, memory_unit: priced.memory_unit })
+                Ok(Own { costs: priced.simulator, words, memory_unit: priced.memory_unit })
             }
         }
     }

@@ -7,7 +7,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, value_parser};
 use zeropp::config::Bytes;
 
-use super::decimal::Decimal;
+use super::micros::Micros;
 use crate::values::whole;
 
 pub(super) const MEMORY: &str =
@@ -21,13 +21,13 @@ pub(super) struct PerStage<T>(pub(super) Vec<T>);
 /// Times of the actions, as typed.
 #[derive(Clone, Debug)]
 pub(crate) struct Times {
-    pub(super) f: PerStage<Decimal>,
-    pub(super) b: PerStage<Decimal>,
-    pub(super) w: PerStage<Decimal>,
-    pub(super) gather: PerStage<Decimal>,
-    pub(super) reduce: PerStage<Decimal>,
-    pub(super) comm: Decimal,
-    pub(super) overlap: Option<Decimal>,
+    pub(super) f: PerStage<Micros>,
+    pub(super) b: PerStage<Micros>,
+    pub(super) w: PerStage<Micros>,
+    pub(super) gather: PerStage<Micros>,
+    pub(super) reduce: PerStage<Micros>,
+    pub(super) comm: Micros,
+    pub(super) overlap: Option<Micros>,
 }
 
 /// Changes of memory, as typed; those that are not given follow from the others.
@@ -47,16 +47,16 @@ pub(crate) struct LayerTimes {
     /// Layers of the model.
     pub(super) layers: usize,
     /// F, B and W.
-    pub(super) times: [Decimal; 3],
+    pub(super) times: [Micros; 3],
 }
 
 impl LayerTimes {
     fn new(matches: &ArgMatches) -> Option<LayerTimes> {
-        let time = |name: &str| matches.get_one::<Decimal>(name).copied();
+        let time = |name: &str| matches.get_one::<Micros>(name).copied();
         let layers = *matches.get_one::<usize>("layers")?;
         // Where one is given, the others are as long.
         let [f, b, w] = LAYER.map(time);
-        let any = f.or(b).or(w).unwrap_or(Decimal::ONE);
+        let any = f.or(b).or(w).unwrap_or(Micros::ONE);
         Some(LayerTimes { layers, times: [f, b, w].map(|t| t.unwrap_or(any)) })
     }
 }
@@ -81,7 +81,7 @@ pub(crate) fn cost_args() -> Vec<Arg> {
             .long(name)
             .value_name("T")
             .default_value(default)
-            .value_parser(per_stage::<Decimal>)
+            .value_parser(per_stage::<Micros>)
             .allow_hyphen_values(true)
             .help_heading(COSTS)
             .help(help)
@@ -111,7 +111,7 @@ pub(crate) fn cost_args() -> Vec<Arg> {
         time("t-b", "1", "B, the gradient of a stage's input"),
         time("t-w", "1", "W, the gradients of a stage's weights"),
         time("t-comm", "0", "A message from rank to rank, whatever its size")
-            .value_parser(value_parser!(Decimal)),
+            .value_parser(value_parser!(Micros)),
         time(
             "t-gather",
             "0",
@@ -121,7 +121,7 @@ pub(crate) fn cost_args() -> Vec<Arg> {
         Arg::new("t-overlap")
             .long("t-overlap")
             .value_name("T")
-            .value_parser(value_parser!(Decimal))
+            .value_parser(value_parser!(Micros))
             .allow_hyphen_values(true)
             .help_heading(COSTS)
             .help("An overlapped pair of dualpipe-v [default: one after the other]"),
@@ -144,7 +144,7 @@ fn layer_args() -> Vec<Arg> {
         Arg::new(name)
             .long(name)
             .value_name("T")
-            .value_parser(value_parser!(Decimal))
+            .value_parser(value_parser!(Micros))
             .allow_hyphen_values(true)
             .requires("layers")
             .conflicts_with_all([of_stage, "costs"])
@@ -192,7 +192,7 @@ impl CostFlags {
         if self.is_given() {
             return self;
         }
-        CostFlags { layer: Some(LayerTimes { layers, times: [Decimal::ONE; 3] }), ..self }
+        CostFlags { layer: Some(LayerTimes { layers, times: [Micros::ONE; 3] }), ..self }
     }
 
     /// Whether times of stages were given, which make kinds with more stages run a larger model.
@@ -228,9 +228,8 @@ const FLAGS: [&str; 14] = [
 impl Times {
     /// The values of the flags of [`cost_args`].
     fn new(matches: &ArgMatches) -> Times {
-        let list = |name: &str| {
-            matches.get_one::<PerStage<Decimal>>(name).cloned().expect("has a default")
-        };
+        let list =
+            |name: &str| matches.get_one::<PerStage<Micros>>(name).cloned().expect("has a default");
         Times {
             f: list("t-f"),
             b: list("t-b"),

@@ -8,19 +8,16 @@ use zeropp::pipeline::simulate::{self, LinkCosts, StageCosts};
 use zeropp::pipeline::timeline::MemoryUnit;
 
 use super::cost_args::{CostFlags, LayerTimes, Memory, PerStage, Times};
-use super::decimal::{Decimal, Unit};
+use super::micros::{Micros, micros};
 use crate::Failure;
 
-/// Every stage's costs, in one exact unit of time.
+/// Every stage's costs.
 pub(crate) struct Priced {
-    /// The unit of the times.
-    pub(super) unit: Unit,
     /// For generators that weigh costs.
     pub(super) generator: schedules::Costs,
-    /// For the simulator, whose nanoseconds are this unit.
-    pub(super) simulator: simulate::Costs,
-    /// Which file the costs are from; or a time that is finer than the unit, with its flag and
-    /// what it became.
+    /// For the simulator.
+    pub(crate) simulator: simulate::Costs,
+    /// Which file the costs are from.
     pub(super) note: Option<String>,
     /// Unit of memory.
     pub(crate) memory_unit: MemoryUnit,
@@ -52,8 +49,8 @@ impl Priced {
         micro_batches: usize,
     ) -> Result<Priced, Failure> {
         let cut = layers_of(layer.layers, stages).map_err(Failure::bad_input)?;
-        let times_of = |one: Decimal| PerStage(cut.iter().map(|n| one.times(*n)).collect());
-        let all_times = |name, list: &PerStage<Decimal>| {
+        let times_of = |one: Micros| PerStage(cut.iter().map(|n| one.times(*n)).collect());
+        let all_times = |name, list: &PerStage<Micros>| {
             one(name, list).map(|one| PerStage(cut.iter().map(|n| one.times(*n)).collect()))
         };
         let all_units = |name, list: &PerStage<i64>| {
@@ -82,8 +79,8 @@ impl Priced {
         note: String,
         memory_unit: MemoryUnit,
     ) -> Priced {
-        let (unit, generator) = (Unit::NANO, schedules::Costs::from(&simulator));
-        Priced { unit, generator, simulator, note: Some(note), memory_unit, is_of_file: true }
+        let generator = schedules::Costs::from(&simulator);
+        Priced { generator, simulator, note: Some(note), memory_unit, is_of_file: true }
     }
 
     fn typed(
@@ -105,23 +102,16 @@ impl Priced {
         let single = [("t-comm", Some(times.comm)), ("t-overlap", times.overlap)];
         let single = single.iter().filter_map(|(name, time)| Some((*name, (*time)?)));
         let listed = lists.iter().flat_map(|(name, list)| list.iter().map(|t| (*name, *t)));
-        let all: Vec<(&str, Decimal)> = listed.chain(single).collect();
-        let unit = unit(&all, stages, micro_batches)?;
-        let note = all.iter().find(|(_, t)| !unit.holds(t)).map(|(name, t)| {
-            let kept = unit.text(unit.units(t).into());
-            format!(
-                "{name} = {t} is finer than what 64 bits hold for so many actions; it is {kept} us \
-                 here"
-            )
-        });
+        let all: Vec<(&str, Micros)> = listed.chain(single).collect();
+        sum_fits(&all, stages, micro_batches)?;
         let [f, b, w, gather, reduce] =
-            lists.map(|(_, list)| list.iter().map(|t| unit.units(t)).collect::<Vec<u64>>());
+            lists.map(|(_, list)| list.iter().map(|t| t.nanos()).collect::<Vec<u64>>());
         let change = Changes::new(memory, stages)?;
         let generator = schedules::Costs {
             f,
             b,
             w,
-            send: unit.units(&times.comm),
+            send: times.comm.nanos(),
             gather,
             reduce,
             mem_f: change.f,
@@ -131,29 +121,9 @@ impl Priced {
             limits: schedules::Limits::default(),
             objective: schedules::Objective::default(),
         };
-        let simulator = simulator(&generator, &change.input, times.overlap.map(|t| unit.units(&t)));
+        let simulator = simulator(&generator, &change.input, times.overlap.map(Micros::nanos));
         let memory_unit = if memory.in_bytes { MemoryUnit::Bytes } else { MemoryUnit::Units };
-        Ok(Priced { unit, generator, simulator, note, memory_unit, is_of_file: false })
-    }
-
-    /// The costs in nanoseconds, for runs that are drawn and not counted.
-    pub(crate) fn in_nanos(&self) -> simulate::Costs {
-        let mut costs = self.simulator.clone();
-        for stage in &mut costs.stages {
-            for time in [
-                &mut stage.f_ns,
-                &mut stage.b_ns,
-                &mut stage.w_ns,
-                &mut stage.r_ns,
-                &mut stage.all_gather_ns,
-                &mut stage.reduce_scatter_ns,
-            ] {
-                *time = self.unit.nanos(*time);
-            }
-        }
-        costs.link.latency_ns = self.unit.nanos(costs.link.latency_ns);
-        costs.overlap_ns = costs.overlap_ns.map(|time| self.unit.nanos(time));
-        costs
+        Ok(Priced { generator, simulator, note: None, memory_unit, is_of_file: false })
     }
 
     /// The costs as a file has them.
@@ -161,19 +131,19 @@ impl Priced {
         if self.is_of_file {
             return json::Costs::from(&self.simulator);
         }
-        let micros = |list: &[u64]| list.iter().map(|t| self.unit.micros(*t)).collect::<Vec<f64>>();
+        let all = |list: &[u64]| list.iter().map(|t| micros(*t)).collect::<Vec<f64>>();
         let or_none =
-            |list: &[u64]| if list.iter().all(|t| *t == 0) { Vec::new() } else { micros(list) };
+            |list: &[u64]| if list.iter().all(|t| *t == 0) { Vec::new() } else { all(list) };
         let costs = &self.generator;
         let input = self.simulator.memory.iter().map(|m| m.input as i64).collect::<Vec<_>>();
         json::Costs {
-            t_f: micros(&costs.f),
-            t_b: micros(&costs.b),
-            t_w: micros(&costs.w),
+            t_f: all(&costs.f),
+            t_b: all(&costs.b),
+            t_w: all(&costs.w),
             t_gather: or_none(&costs.gather),
             t_reduce: or_none(&costs.reduce),
-            t_comm: self.unit.micros(costs.send),
-            t_overlap: self.simulator.overlap_ns.map(|t| self.unit.micros(t)),
+            t_comm: micros(costs.send),
+            t_overlap: self.simulator.overlap_ns.map(micros),
             mem_f: costs.mem_f.clone(),
             mem_b: costs.mem_b.clone(),
             mem_w: costs.mem_w.clone(),
@@ -183,17 +153,18 @@ impl Priced {
     }
 }
 
-fn unit(all: &[(&str, Decimal)], stages: usize, micro_batches: usize) -> Result<Unit, Failure> {
+/// Refuses times whose sum over all actions could leave 64 bits.
+fn sum_fits(all: &[(&str, Micros)], stages: usize, micro_batches: usize) -> Result<(), Failure> {
     let actions = stages.saturating_mul(micro_batches).saturating_mul(ACTIONS_EACH_MAX);
-    let times: Vec<Decimal> = all.iter().map(|(_, time)| *time).collect();
-    Unit::fitting(&times, actions).map_err(|longest| {
-        let at =
-            all.iter().find(|(_, t)| t.to_string() == longest).map_or("a time", |(name, _)| name);
-        Failure::bad_input(format!(
-            "{at} = {longest}: too long for {stages} stages and {micro_batches} micro-batches in \
+    // Three times a time is the most that an action can add (an overlapped pair).
+    let most = u64::MAX / (actions as u64).saturating_add(1).saturating_mul(3);
+    match all.iter().max_by_key(|(_, time)| *time) {
+        Some((name, longest)) if longest.nanos() > most => Err(Failure::bad_input(format!(
+            "{name} = {longest}: too long for {stages} stages and {micro_batches} micro-batches in \
              nanoseconds; use shorter times or fewer micro-batches"
-        ))
-    })
+        ))),
+        _ => Ok(()),
+    }
 }
 
 fn simulator(costs: &schedules::Costs, input: &[i64], overlap: Option<u64>) -> simulate::Costs {
@@ -322,7 +293,7 @@ mod tests {
         for stages in [1, 4, 7, 24] {
             let priced = Priced::new(&flags, stages, 8).unwrap_or_else(|f| panic!("{}", f.message));
             let costs = &priced.generator;
-            let sum = |list: &[u64]| priced.unit.micros(list.iter().sum());
+            let sum = |list: &[u64]| micros(list.iter().sum());
             // B is as long as the first that is given.
             assert_eq!([&costs.f, &costs.b, &costs.w].map(|l| sum(l)), [60.0, 60.0, 24.0]);
             assert_eq!((sum(&costs.gather), costs.mem_f.iter().sum()), (72.0, 96));

@@ -10,7 +10,7 @@ use zeropp_core::files::escaped_line;
 
 use super::cost_args::{CostFlags, PerStage};
 use super::costs::{Changes, Priced};
-use super::decimal::Decimal;
+use super::micros::{self, Micros};
 use crate::Failure;
 
 /// The costs that the file at `path` has for so many stages, and flags over them.
@@ -49,8 +49,8 @@ pub(super) fn priced(
 
 fn set_times(table: &mut Table, flags: &CostFlags) {
     let times = &flags.times;
-    let micros = |time: &Decimal| time.to_string().parse::<f64>().expect("a decimal number");
-    let list = |times: &PerStage<Decimal>| match times.0[..] {
+    let micros = |time: &Micros| micros::micros(time.nanos());
+    let list = |times: &PerStage<Micros>| match times.0[..] {
         [one] => Value::from(micros(&one)),
         _ => times.0.iter().map(micros).collect(),
     };

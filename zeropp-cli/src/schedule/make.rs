@@ -17,8 +17,8 @@ use zeropp::search::generate_with_costs;
 
 use super::args::{Limit, Request};
 use super::costs::Priced;
-use super::decimal::Unit;
 use super::facts;
+use super::micros::micros;
 use crate::{Failure, large};
 
 /// A schedule with all that is known about it.
@@ -133,7 +133,7 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
         VerifyLimits { forward_only: schedule.is_forward_only(), ..VerifyLimits::default() };
     verify(&schedule, &limits).map_err(Failure::failed_run)?;
     let timeline = simulate(&schedule, &priced.simulator).map_err(Failure::bad_input)?;
-    let measures = measures(&schedule, &timeline, &priced.simulator, |t| priced.unit.micros(t));
+    let measures = measures(&schedule, &timeline, &priced.simulator, micros);
     keeps_limit(kind, &measures, limit)?;
     let metrics = Metrics::new(&schedule, &timeline, &priced.simulator);
     let rate_at_least = least_bubble_rate(&schedule, &metrics, &priced.simulator, limit);
@@ -146,11 +146,10 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
             request.steps
         )));
     }
-    let timeline = match request.steps {
+    let mut timeline = match request.steps {
         1 => timeline,
         steps => simulate_steps(&schedule, &priced.simulator, steps).map_err(Failure::bad_input)?,
     };
-    let mut timeline = in_nanos(timeline, priced.unit);
     timeline.memory_unit = priced.memory_unit;
     timeline.facts = facts::facts(&schedule, &request.costs, &priced);
     timeline.facts.extend(facts::made_by());
@@ -220,17 +219,4 @@ fn keeps_limit(kind: &str, measures: &Measures, limit: Option<i64>) -> Result<()
         }
         _ => Ok(()),
     }
-}
-
-fn in_nanos(mut timeline: Timeline, unit: Unit) -> Timeline {
-    for rank in &mut timeline.ranks {
-        for span in &mut rank.spans {
-            span.start_ns = unit.nanos(span.start_ns);
-            span.end_ns = unit.nanos(span.end_ns);
-        }
-        for point in &mut rank.memory {
-            point.at_ns = unit.nanos(point.at_ns);
-        }
-    }
-    timeline
 }

@@ -15,6 +15,18 @@ pub fn escaped_line(text: &str) -> Cow<'_, str> {
     escape(text, is_control)
 }
 
+/// The most characters of an [`excerpt`].
+const EXCERPT_MAX: usize = 80;
+
+/// The beginning of a text of a file, which may be of any length, for messages: at most 80
+/// characters, [`escaped_line`].
+pub fn excerpt(text: &str) -> String {
+    match text.char_indices().nth(EXCERPT_MAX) {
+        None => escaped_line(text).into_owned(),
+        Some((end, _)) => format!("{} … ({} bytes)", escaped_line(&text[..end]), text.len()),
+    }
+}
+
 fn escape(text: &str, is_bad: impl Fn(char) -> bool + Copy) -> Cow<'_, str> {
     if !text.contains(is_bad) {
         return Cow::Borrowed(text);
@@ -49,6 +61,9 @@ mod tests {
             assert_eq!(escaped(text), shown);
         }
         assert!(matches!(escaped("plain"), Cow::Borrowed(_)));
+        let long = excerpt(&"\u{7f}".repeat(81));
+        assert_eq!(long, format!("{} … (81 bytes)", "\\u007f".repeat(80)));
+        assert_eq!(excerpt("a\nb"), "a\\u000ab");
         assert_eq!(escaped_line("name\nerror: forged\t"), "name\\u000aerror: forged\\u0009");
     }
 

@@ -13,7 +13,7 @@ mod walk;
 mod whole;
 mod words;
 
-pub use escape::{escaped, escaped_line};
+pub use escape::{escaped, escaped_line, excerpt};
 pub use foreign::{Foreign, foreign};
 pub use kept::open_kept;
 pub use map::Mapped;

@@ -67,6 +67,21 @@ impl Sample {
         Sample { inputs: ids, targets, documents, scored }
     }
 
+    /// Adds a part from another place, which begins a document where those are kept apart.
+    pub(super) fn append(&mut self, part: Sample, hidden: Hidden) {
+        let before = self.inputs.len();
+        if hidden.documents && before > 0 {
+            self.documents.push(before);
+        }
+        self.documents.extend(part.documents.iter().map(|at| before + at));
+        if self.scored.is_some() || part.scored.is_some() {
+            let scored = self.scored.get_or_insert_with(|| vec![true; before]);
+            scored.extend(part.scored.unwrap_or_else(|| vec![true; part.targets.len()]));
+        }
+        self.inputs.extend(part.inputs);
+        self.targets.extend(part.targets);
+    }
+
     /// The same, of which no more than the first `n` targets are scored.
     #[must_use]
     pub(super) fn scoring_first(mut self, n: usize) -> Sample {

@@ -3,23 +3,12 @@
 use std::fmt;
 
 use serde_json::{Map, Value};
-use zeropp_data::files::escaped_line;
+use zeropp_data::files::excerpt;
 
 /// Largest size in a file: products of two stay far from overflow.
 const SIZE_MAX: u64 = 1 << 24;
 /// Most blocks in one: a list of their parameters takes no memory to speak of.
 const LAYERS_MAX: usize = 1 << 14;
-
-/// The most characters of an [`excerpt`].
-const EXCERPT_MAX: usize = 80;
-
-/// The beginning of a text of a file, which may be of any length, for messages.
-pub(super) fn excerpt(text: &str) -> String {
-    match text.char_indices().nth(EXCERPT_MAX) {
-        None => escaped_line(text).into_owned(),
-        Some((end, _)) => format!("{} … ({} bytes)", escaped_line(&text[..end]), text.len()),
-    }
-}
 
 /// A field and what is wrong with it.
 pub(super) type Fault = (String, String);

@@ -4,8 +4,9 @@
 //! else: the two have to say the same, or the one that 4 does not know says nothing of scaling.
 
 use serde_json::Value;
+use zeropp_data::files::excerpt;
 
-use super::fields::{Fault, Fields, excerpt};
+use super::fields::{Fault, Fields};
 use super::keys::ROPE;
 use crate::decoder::{Rotary, RotaryScaling, Yarn};
 

@@ -88,7 +88,7 @@ fn step_s(machine: &str, model: &str, seq: usize, gpus: usize, samples: usize) -
         machine,
         gpus,
         global_batch: gpus * samples,
-        compute: Compute::GPU,
+        compute: Compute { redoes_outputs: true, ..Compute::GPU },
         state: RunState::uniform(2),
         fixed: Fixed::default(),
     };

@@ -9,7 +9,7 @@ mod parts;
 
 use std::fmt::Write;
 
-use super::escape;
+use super::{escape, palette};
 use head::Head;
 use labels::{Area, RADIUS, SIZE, placed};
 pub use look::Look;
@@ -58,14 +58,15 @@ pub fn both(panels: &[Panel]) -> String {
 
 fn style() -> String {
     format!(
-        ".chart text{{font:{SIZE}px system-ui,sans-serif;fill:#222}}.chart .title{{font-weight:600;\
-         font-size:14px}}.ground{{fill:#fff}}.grid{{stroke:#ddd}}.axis{{stroke:#666;fill:none}}\
+        "{}.chart text{{font:{SIZE}px system-ui,sans-serif;fill:var(--fore)}}.chart \
+         .title{{font-weight:600;font-size:14px}}.ground{{fill:var(--back)}}\
+         .grid{{stroke:var(--line)}}.axis{{stroke:var(--soft);fill:none}}\
          .line{{fill:none;stroke:var(--c);stroke-width:1.6;stroke-linejoin:round}}\
          .faint{{stroke-width:1;opacity:.35}}.broken{{stroke-dasharray:5 4}}.dot{{fill:var(--c)}}\
-         .area{{fill:var(--c)}}.to{{stroke:#999;stroke-width:.8}}\
+         .area{{fill:var(--c)}}.to{{stroke:var(--soft);stroke-width:.8}}\
          .place{{stroke:#d55e00;stroke-dasharray:3 3}}{}\
-         @media(prefers-color-scheme:dark){{.chart text{{fill:#ddd}}.ground{{fill:#14161a}}\
-         .grid{{stroke:#333}}.axis{{stroke:#999}}{}}}",
+         @media(prefers-color-scheme:dark){{{}}}",
+        palette(".chart"),
         look::style(false),
         look::style(true)
     )

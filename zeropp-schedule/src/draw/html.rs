@@ -6,7 +6,7 @@ use std::io::{self, BufWriter, Write};
 use serde::Serialize;
 
 use super::{
-    escape, place,
+    escape, palette, place,
     style::{LOOKS, extent, hex, look_of, makespan_ns, peak, rank_name, shades, time_text},
 };
 use crate::action::{Place, Texture};
@@ -29,7 +29,8 @@ pub fn compare(first: &Timeline, second: &Timeline, out: impl Write) -> io::Resu
     page(&[first, second], out)
 }
 
-const STYLE_SHEET: &str = include_str!("html/page.css");
+const STYLE_SHEETS: [&str; 2] = [include_str!("html/page.css"), TIMELINE_STYLE];
+const TIMELINE_STYLE: &str = include_str!("html/timeline.css");
 const SCRIPT: [&str; 2] = [include_str!("html/draw.js"), include_str!("html/page.js")];
 
 fn page(timelines: &[&Timeline], out: impl Write) -> io::Result<()> {
@@ -42,22 +43,45 @@ fn page(timelines: &[&Timeline], out: impl Write) -> io::Result<()> {
         out,
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width\">\n<title>{title}</title>\n\
-         <style>\n{STYLE_SHEET}</style>\n</head>\n<body>\n<header>\n<h1>{heading}</h1>"
+         <style>\n{}{}</style>\n</head>\n<body>\n<header>\n<h1>{heading}</h1>",
+        palette(":root"),
+        STYLE_SHEETS.concat()
     )?;
     facts(timelines, &mut out)?;
     table(timelines, &mut out)?;
+    writeln!(out, "{BAR}\n</header>\n<main>{CANVAS}</main>")?;
+    script(timelines, &mut out)?;
+    writeln!(out, "</body>\n</html>")?;
+    out.flush()
+}
+
+const BAR: &str = "<div id=\"bar\"><div id=\"legend\"></div><div id=\"tools\"></div></div>";
+const CANVAS: &str = "<canvas id=\"canvas\" tabindex=\"0\" aria-label=\"Timeline\"></canvas>\
+                      <div id=\"tip\" hidden></div>";
+
+/// One run as a part of a [`page`](super::page::page), which can have one such part.
+///
+/// # Errors
+/// What writing the data returns.
+pub fn part(timeline: &Timeline) -> io::Result<String> {
+    let mut out = Vec::new();
+    writeln!(out, "<style>\n{TIMELINE_STYLE}</style>")?;
+    facts(&[timeline], &mut out)?;
+    // Lanes as high as they are good to read, as far as a window shows them.
+    let height = 28 + 88 * timeline.ranks.len();
     writeln!(
         out,
-        "<div id=\"bar\"><div id=\"legend\"></div><div id=\"tools\"></div></div>\n</header>\n\
-         <main><canvas id=\"canvas\" tabindex=\"0\" aria-label=\"Timeline\"></canvas>\
-         <div id=\"tip\" hidden></div></main>"
+        "{BAR}<main class=\"within\" style=\"height:min({height}px,80vh)\">{CANVAS}</main>"
     )?;
+    script(&[timeline], &mut out)?;
+    String::from_utf8(out).map_err(io::Error::other)
+}
+
+/// The data and the program that draws it.
+fn script(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
     write!(out, "<script type=\"application/json\" id=\"data\">")?;
-    data(timelines, &mut out)?;
-    writeln!(out, "</script>\n<script>")?;
-    SCRIPT.iter().try_for_each(|part| write!(out, "{part}"))?;
-    writeln!(out, "</script>\n</body>\n</html>")?;
-    out.flush()
+    data(timelines, out)?;
+    writeln!(out, "</script>\n<script>\n{}</script>", SCRIPT.concat())
 }
 
 /// What belongs to each run, a line each.

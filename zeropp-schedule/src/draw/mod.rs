@@ -9,8 +9,11 @@ pub mod chrome_read;
 pub mod html;
 pub mod kinds;
 pub mod page;
+mod palette;
 mod style;
 pub mod svg;
+
+pub use palette::palette;
 
 use crate::{
     ir::Action,

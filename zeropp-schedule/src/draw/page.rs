@@ -1,6 +1,6 @@
 //! Pages of tables, pictures and commands, which load nothing.
 
-use super::escape;
+use super::{escape, palette};
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -14,8 +14,9 @@ pub fn page(title: &str, body: &str) -> String {
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n\
-         {body}\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n"
+         <title>{title}</title>\n<style>\n{}{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n\
+         {body}\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n",
+        palette(":root")
     )
 }
 

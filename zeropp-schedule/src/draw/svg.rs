@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    escape, place,
+    escape, palette, place,
     style::{
         FORWARD, IDLE, LOOKS, OVERLAP, WHOLE_BACKWARD, extent, hex, look_of, makespan_ns, peak,
         rank_name, shaded, shades, time_text, wants_white_text,
@@ -18,7 +18,7 @@ use super::{
 use crate::action::Texture;
 use crate::ir::Task;
 use crate::timeline::{Lane, RankTimeline, Timeline};
-use parts::{caption, clip, fill, swatch, tick_step, tick_text};
+use parts::{caption, clip, fill, paint, swatch, tick_step, tick_text};
 
 /// Writes `timeline` as a self-contained SVG. Time starts at the first span.
 ///
@@ -40,6 +40,14 @@ pub fn write(timeline: &Timeline, out: impl Write) -> io::Result<()> {
     out.flush()
 }
 
+/// The attributes of elements have the colours on light ground too, for programs that know no
+/// variables.
+const STYLE: &str = ".timeline,.memory{fill:var(--fore)}.ground{fill:var(--back)}\
+.soft{fill:var(--soft)}.idle{fill:var(--idle)}.grid{stroke:var(--line)}\
+.memory,.axis{stroke:var(--soft)}";
+
+/// Of words beside the title and the lanes.
+const SOFT: &str = "class=\"soft\" fill=\"#333\"";
 const MARGIN: f64 = 16.0;
 const HEAD_HEIGHT: f64 = 92.0;
 /// Of a line below the title.
@@ -148,11 +156,12 @@ impl<'a> Picture<'a> {
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
              viewBox=\"0 0 {width:.0} {height:.0}\" \
              font-family=\"system-ui, 'DejaVu Sans', 'Segoe UI', Helvetica, sans-serif\" \
-             font-size=\"11\">"
+             font-size=\"11\" class=\"timeline\"><style>{}{STYLE}</style>",
+            palette(".timeline")
         )?;
         writeln!(out, "<title>{}</title>", escape(&self.timeline.title))?;
         self.patterns(out)?;
-        writeln!(out, "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>")?;
+        writeln!(out, "<rect class=\"ground\" width=\"100%\" height=\"100%\" fill=\"#fff\"/>")?;
         writeln!(
             out,
             "<text x=\"{MARGIN}\" y=\"26\" font-size=\"17\" font-weight=\"bold\">{}</text>",
@@ -163,7 +172,7 @@ impl<'a> Picture<'a> {
         let step = step.map_or(String::new(), |b| format!(" · bubble_step {:.1} %", 100.0 * b));
         writeln!(
             out,
-            "<text x=\"{MARGIN}\" y=\"44\" fill=\"#333\">{ranks} ranks · makespan {} · \
+            "<text x=\"{MARGIN}\" y=\"44\" {SOFT}>{ranks} ranks · makespan {} · \
              bubble {:.1} % · bubble_own_span {:.1} %{step}</text>",
             time_text(makespan_ns(self.timeline)),
             100.0 * self.timeline.bubble(),
@@ -171,7 +180,7 @@ impl<'a> Picture<'a> {
         )?;
         self.timeline.facts.iter().enumerate().try_for_each(|(i, fact)| {
             let y = 44.0 + FACT_HEIGHT * (i + 1) as f64;
-            writeln!(out, "<text x=\"{MARGIN}\" y=\"{y}\" fill=\"#333\">{}</text>", escape(fact))
+            writeln!(out, "<text x=\"{MARGIN}\" y=\"{y}\" {SOFT}>{}</text>", escape(fact))
         })
     }
 
@@ -221,14 +230,14 @@ impl<'a> Picture<'a> {
         let y = 54.0 + FACT_HEIGHT * self.timeline.facts.len() as f64;
         for style in (0..LOOKS.len()).filter(|s| used[*s]) {
             if style == OVERLAP {
-                swatch(out, x, y, 6.0, &fill((FORWARD, 0)))?;
-                swatch(out, x, y + 6.0, 6.0, &fill((WHOLE_BACKWARD, 0)))?;
+                swatch(out, x, y, 6.0, &paint(&fill((FORWARD, 0))))?;
+                swatch(out, x, y + 6.0, 6.0, &paint(&fill((WHOLE_BACKWARD, 0))))?;
             } else {
-                swatch(out, x, y, 12.0, &fill((style, 0)))?;
+                swatch(out, x, y, 12.0, &paint(&fill((style, 0))))?;
             }
             x = caption(out, x, y, LOOKS[style].name)?;
         }
-        swatch(out, x, y, 12.0, &hex(IDLE))?;
+        swatch(out, x, y, 12.0, &format!("class=\"idle\" fill=\"{}\"", hex(IDLE)))?;
         x = caption(out, x, y, "idle")?;
         let mut shades = self.shades.clone();
         shades.sort_by(f64::total_cmp);
@@ -236,7 +245,7 @@ impl<'a> Picture<'a> {
         if shades.len() > 1 {
             for (i, shade) in shades.iter().enumerate() {
                 let fill = hex(shaded(LOOKS[FORWARD].color, *shade));
-                swatch(out, x + 14.0 * i as f64, y, 12.0, &fill)?;
+                swatch(out, x + 14.0 * i as f64, y, 12.0, &paint(&fill))?;
             }
             x += 14.0 * (shades.len() - 1) as f64;
             caption(out, x, y, "a rank's stages, first to last")?;
@@ -256,18 +265,18 @@ impl<'a> Picture<'a> {
             let _ = write!(lines, "M{x:.1} {top:.1}V{bottom:.1}");
             writeln!(
                 out,
-                "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\" fill=\"#333\">{}</text>",
+                "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\" {SOFT}>{}</text>",
                 top - 4.0,
                 tick_text(tick, step)
             )?;
         }
-        writeln!(out, "<path d=\"{lines}\" stroke=\"#ccc\" stroke-width=\"1\"/>")?;
+        writeln!(out, "<path d=\"{lines}\" class=\"grid\" stroke=\"#ccc\"/>")?;
         let right = self.left + self.plot_width;
         let memory = if self.height.memory > 0.0 { "peak memory" } else { "" };
         writeln!(
             out,
-            "<text x=\"{:.1}\" y=\"{:.1}\" fill=\"#333\" text-anchor=\"end\">bubble</text>\
-             <text x=\"{:.1}\" y=\"{:.1}\" fill=\"#333\" text-anchor=\"end\">{memory}</text>",
+            "<text x=\"{:.1}\" y=\"{:.1}\" {SOFT} text-anchor=\"end\">bubble</text>\
+             <text x=\"{:.1}\" y=\"{:.1}\" {SOFT} text-anchor=\"end\">{memory}</text>",
             right + 58.0,
             top - 4.0,
             right + RIGHT_WIDTH - 8.0,
@@ -283,8 +292,8 @@ impl<'a> Picture<'a> {
             let (height, idle) = (self.height.compute, hex(IDLE));
             writeln!(
                 out,
-                "<rect x=\"{x:.2}\" y=\"{top:.1}\" width=\"{width:.2}\" height=\"{height:.1}\" \
-                 fill=\"{idle}\"/>"
+                "<rect class=\"idle\" x=\"{x:.2}\" y=\"{top:.1}\" width=\"{width:.2}\" \
+                 height=\"{height:.1}\" fill=\"{idle}\"/>"
             )?;
         }
         let (boxes, numbers) = self.boxes(rank, top);
@@ -417,8 +426,8 @@ impl<'a> Picture<'a> {
         let _ = write!(path, "H{:.1}V{base:.1}", self.left + self.plot_width);
         writeln!(
             out,
-            "<path d=\"{path}\" fill=\"#000\" fill-opacity=\".13\" stroke=\"#444\" \
-             stroke-width=\".8\"/>"
+            "<path class=\"memory\" d=\"{path}\" fill=\"#000\" fill-opacity=\".13\" \
+             stroke=\"#444\" stroke-width=\".8\"/>"
         )?;
         if self.height.memory < MEMORY_AXIS_MIN {
             return Ok(());
@@ -427,11 +436,11 @@ impl<'a> Picture<'a> {
         let (x, top) = (self.left - 4.0, base - self.height.memory + 4.0);
         writeln!(
             out,
-            "<path d=\"M{x:.1} {top:.1}h4M{:.1} {top:.1}V{base:.1}h-4\" fill=\"none\" \
-             stroke=\"#888\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\" font-size=\"9\" fill=\"#333\" \
+            "<path class=\"axis\" d=\"M{x:.1} {top:.1}h4M{:.1} {top:.1}V{base:.1}h-4\" \
+             fill=\"none\" stroke=\"#888\"/>\
+             <text x=\"{:.1}\" y=\"{:.1}\" font-size=\"9\" {SOFT} \
              text-anchor=\"end\">{most}</text>\
-             <text x=\"{:.1}\" y=\"{base:.1}\" font-size=\"9\" fill=\"#333\" \
+             <text x=\"{:.1}\" y=\"{base:.1}\" font-size=\"9\" {SOFT} \
              text-anchor=\"end\">{}</text>",
             self.left,
             x - 3.0,

@@ -4,7 +4,7 @@
 //! Rank r holds stages r and 2p − 1 − r. With F = B = W and m ≥ 2p no rank idles between its first
 //! F and its last W, and every rank holds at most what 1F1B holds on rank 0.
 
-use super::costs::{Costs, Objective};
+use super::costs::Costs;
 use super::timing::best_within;
 use super::v_blocks::{v_half, v_min};
 use super::vee::{VeeRank, two_chunks};
@@ -23,15 +23,10 @@ pub fn zb_v(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
     costs.check("zb-v", shape.stages())?;
     let most = 2 * shape.pp as i64 * costs.mem_f.iter().max().unwrap_or(&0);
     let limit = costs.mem_limit.unwrap_or(most);
-    // Each search is greedy: one that was made for the other objective may be better for this one.
-    let objectives = [Objective::Makespan, Objective::OwnSpan];
-    let others = objectives.into_iter().flat_map(|objective| {
-        let costs = costs.clone().with_objective(objective);
-        let blocks = [v_half(shape, &costs), v_min(shape, &costs)];
-        let blocks = blocks.map(|made| made.ok().map(|schedule| schedule.ranks));
-        [best(shape, &costs)].into_iter().chain(blocks)
-    });
-    let others = others.flatten().map(|ranks| Schedule { ranks, ..by_hand.clone() });
+    let blocks = [v_half(shape, costs), v_min(shape, costs)];
+    let blocks = blocks.into_iter().filter_map(|made| Some(made.ok()?.ranks));
+    let others = best(shape, costs).into_iter().chain(blocks);
+    let others = others.map(|ranks| Schedule { ranks, ..by_hand.clone() });
     let all = std::iter::once(by_hand.clone()).chain(others).collect();
     best_within(all, costs, limit).ok_or_else(|| {
         let value = costs.mem_limit.unwrap_or(0).max(0) as usize;

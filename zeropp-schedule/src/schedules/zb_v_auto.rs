@@ -7,7 +7,7 @@
 //! before as allowance, as long as that helps.
 
 use super::Shape;
-use super::costs::{Costs, Objective};
+use super::costs::Costs;
 use crate::ir::{Action, Compute, Task};
 use std::collections::VecDeque;
 
@@ -46,11 +46,11 @@ struct Run<'a> {
     ends_b: Vec<u64>,
 }
 
-/// The order with the shortest longest wait after a rank's first F, or where a barrier ends the
-/// step the one that ends first; `None` where every run came to a dead end, as few micro-batches
-/// can make it.
-pub(super) fn best(shape: &Shape, costs: &Costs) -> Option<Vec<Vec<Action>>> {
-    let mut best: Option<(Vec<Vec<Action>>, u64)> = None;
+/// The order that ends first, and the one with the shortest longest wait after a rank's first F:
+/// the runs are greedy, so that either may be the better one for any objective. None where every
+/// run came to a dead end, as few micro-batches can make it.
+pub(super) fn best(shape: &Shape, costs: &Costs) -> Vec<Vec<Vec<Action>>> {
+    let mut best: [Option<(Vec<Vec<Action>>, u64)>; 2] = [None, None];
     for (fill_b, fill_f) in [(true, true), (true, false), (false, true), (false, false)] {
         let mut allowance = vec![0; shape.pp];
         let mut least = u64::MAX;
@@ -61,16 +61,15 @@ pub(super) fn best(shape: &Shape, costs: &Costs) -> Option<Vec<Vec<Action>>> {
             }
             least = longest;
             allowance = ranks.iter().map(|r| r.bubble).collect();
-            let value = match costs.objective {
-                Objective::Makespan => ranks.iter().map(|r| r.now).max().unwrap_or(0),
-                Objective::OwnSpan => longest,
-            };
-            if best.as_ref().is_none_or(|(_, least)| value < *least) {
-                best = Some((ranks.into_iter().map(|r| r.order).collect(), value));
+            let end = ranks.iter().map(|r| r.now).max().unwrap_or(0);
+            for (best, value) in best.iter_mut().zip([end, longest]) {
+                if best.as_ref().is_none_or(|(_, least)| value < *least) {
+                    *best = Some((ranks.iter().map(|r| r.order.clone()).collect(), value));
+                }
             }
         }
     }
-    best.map(|(ranks, _)| ranks)
+    best.into_iter().flatten().map(|(ranks, _)| ranks).collect()
 }
 
 impl<'a> Run<'a> {

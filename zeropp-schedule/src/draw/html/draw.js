@@ -11,6 +11,12 @@ const AXIS = 28, NARROW = 700;
 /** What is seen: time at the left edge and time per pixel (ns), and the pixels scrolled down. */
 const view = { start: 0, scale: 1, top: 0, zoom: 1, communication: true, memory: true, paired: page.runs.length > 1 };
 let hovered = null;
+/** The page's colours of grounds, words and lines, in its light or dark mode. */
+const theme = {};
+function readColors() {
+  const style = getComputedStyle(document.documentElement);
+  for (const name of ["back", "fore", "soft", "line", "idle"]) theme[name] = style.getPropertyValue("--" + name);
+}
 
 // ---- data ------------------------------------------------------------------------------------
 
@@ -119,11 +125,14 @@ for (const run of page.runs) {
 // ---- a frame ---------------------------------------------------------------------------------
 
 let width = 0, height = 0, left = 0, right = 140;
+/** Pixels of the page for one of the picture: all of it grows with the page's text. */
+let grown = 1;
 
 function layout() {
-  width = canvas.clientWidth;
-  height = canvas.clientHeight;
-  const dots = window.devicePixelRatio || 1;
+  grown = Math.max(1, parseFloat(getComputedStyle(document.body).fontSize) / 15);
+  width = canvas.clientWidth / grown;
+  height = canvas.clientHeight / grown;
+  const dots = (window.devicePixelRatio || 1) * grown;
   if (canvas.width !== Math.round(width * dots) || canvas.height !== Math.round(height * dots)) {
     canvas.width = Math.round(width * dots);
     canvas.height = Math.round(height * dots);
@@ -160,7 +169,7 @@ function frame() {
   view.top = Math.max(0, Math.min(view.top, lanes().length * h.unit - (height - AXIS)));
   ink.clearRect(0, 0, width, height);
   const ticks = tickTimes();
-  ink.fillStyle = "#ddd";
+  ink.fillStyle = theme.line;
   for (const t of ticks.times) ink.fillRect(Math.round(x(t)), AXIS, 1, height);
   lanes().forEach((lane, i) => {
     const top = AXIS + i * h.unit - view.top + h.gap / 2;
@@ -181,9 +190,9 @@ function tickTimes() {
 }
 
 function drawAxis({ step, times }) {
-  ink.fillStyle = "#fff";
+  ink.fillStyle = theme.back;
   ink.fillRect(0, 0, width, AXIS - 3);
-  ink.fillStyle = "#333";
+  ink.fillStyle = theme.soft;
   ink.font = `12px ${FONT}`;
   ink.textBaseline = "middle";
   ink.textAlign = "center";
@@ -195,7 +204,7 @@ function drawAxis({ step, times }) {
   ink.textAlign = "right";
   if (width >= NARROW) ink.fillText("bubble", width - right + 60, AXIS / 2 - 2);
   if (hasMemory && width >= NARROW) ink.fillText("peak", width - 10, AXIS / 2 - 2);
-  ink.fillStyle = "#888";
+  ink.fillStyle = theme.line;
   ink.fillRect(0, AXIS - 4, width, 1);
 }
 
@@ -206,15 +215,15 @@ function drawLane(lane, top, h) {
   ink.rect(left, AXIS, plotWidth(), height - AXIS);
   ink.clip();
   if (rank.own.length) {
-    ink.fillStyle = "#e4e4e4";
+    ink.fillStyle = theme.idle;
     ink.fillRect(x(rank.own[0]), top, (rank.own[1] - rank.own[0]) / view.scale, h.compute);
   }
   drawRows(rank, rank.rows[0], top, h.compute);
   if (h.communication) drawRows(rank, rank.rows[1], top + h.compute + 1, h.communication - 2);
   if (h.memory) drawMemory(rank, top + h.compute + h.communication, h.memory);
   ink.restore();
-  if (h.memory >= 12 && rank.memory.length && width >= NARROW) memoryAxis(rank, top + h.compute + h.communication, h.memory);
-  ink.fillStyle = "#111";
+  if (h.memory >= 18 && rank.memory.length && width >= NARROW) memoryAxis(rank, top + h.compute + h.communication, h.memory);
+  ink.fillStyle = theme.fore;
   ink.font = `12px ${FONT}`;
   ink.textBaseline = "middle";
   ink.textAlign = "left";
@@ -228,11 +237,10 @@ function drawLane(lane, top, h) {
 
 /** The scale of memory, left of a curve: all lanes in the same unit have the same one. */
 function memoryAxis(rank, top, tall) {
-  ink.fillStyle = "#888";
+  ink.fillStyle = theme.soft;
   ink.fillRect(left - 1, top + 2, 1, tall - 2);
   ink.fillRect(left - 4, top + 2, 4, 1);
   ink.fillRect(left - 4, top + tall - 1, 4, 1);
-  ink.fillStyle = "#333";
   ink.font = `9px ${FONT}`;
   ink.textBaseline = "middle";
   ink.textAlign = "right";
@@ -279,7 +287,7 @@ function box(rank, style, stage, batch, from, top, wide, tall) {
   ink.fillRect(from, top, wide - gap, tall - Math.min(1, 0.1 * tall));
   const same = hovered && hovered.batch >= 0 && batch === hovered.batch;
   if (same && wide >= 3) {
-    ink.strokeStyle = "#000";
+    ink.strokeStyle = theme.fore;
     ink.lineWidth = 1.5;
     ink.strokeRect(from + 0.75, top + 0.75, wide - gap - 1.5, tall - 2);
   }
@@ -330,9 +338,11 @@ function drawMemory(rank, top, tall) {
   const last = x(Math.min(end, rank.run.length));
   ink.lineTo(last, level);
   ink.lineTo(last, base);
-  ink.fillStyle = "rgb(0 0 0 / .13)";
+  ink.globalAlpha = .22;
+  ink.fillStyle = theme.fore;
   ink.fill();
-  ink.strokeStyle = "#444";
+  ink.globalAlpha = 1;
+  ink.strokeStyle = theme.soft;
   ink.lineWidth = 1;
   ink.stroke();
 }

@@ -1,5 +1,7 @@
 // Legend, zoom, pan and hover.
 
+/** Whether the picture is a part of a page, which the wheel moves. */
+const within = canvas.parentElement.classList.contains("within");
 let queued = false;
 function redraw() {
   if (queued) return;
@@ -24,13 +26,10 @@ function entry(parent, name, ...canvases) {
   parent.append(span);
 }
 
-function colored(color) {
-  const c = document.createElement("canvas");
-  c.width = c.height = 14;
-  const t = c.getContext("2d");
-  t.fillStyle = color;
-  t.fillRect(0, 0, 14, 14);
-  return c;
+function colored(ground) {
+  const box = document.createElement("i");
+  box.style.background = ground;
+  return box;
 }
 
 function legend() {
@@ -39,10 +38,10 @@ function legend() {
   for (const run of page.runs) for (const rank of run.ranks) for (const rows of rank.rows)
     for (const row of rows) row.style.forEach(s => used.add(s));
   page.styles.forEach((style, i) => { if (used.has(i)) entry(parent, style.name, swatch(i)); });
-  entry(parent, "idle", colored("#e4e4e4"));
+  entry(parent, "idle", colored("var(--idle)"));
   const shades = [...new Set(page.runs.flatMap(run => run.shades))].sort((a, b) => a - b);
   if (shades.length > 1) entry(parent, "a rank's stages, first to last", ...shades.map(s => colored(inkOf(FORWARD, s).plain)));
-  if (hasMemory) entry(parent, "memory", colored("#d8d8d8"));
+  if (hasMemory) entry(parent, "memory", colored("color-mix(in srgb, var(--fore) 22%, var(--back))"));
 }
 
 function check(name, key) {
@@ -71,7 +70,7 @@ function tools() {
   all.title = "see everything (also double click, or 0)";
   all.addEventListener("click", fit);
   const help = document.createElement("small");
-  help.textContent = "wheel: zoom · drag or shift + wheel: move · hover: times";
+  help.textContent = `${within ? "ctrl + wheel" : "wheel"}: zoom · drag or shift + wheel: move · hover: times`;
   parent.append(all, help);
 }
 
@@ -107,6 +106,7 @@ function zoomAt(pixel, factor) {
 }
 
 canvas.addEventListener("wheel", e => {
+  if (within && !e.ctrlKey && !e.shiftKey) return;
   e.preventDefault();
   const pixels = e.deltaMode === 1 ? 16 : 1;
   if (e.shiftKey || Math.abs(e.deltaX) > Math.abs(e.deltaY)) {
@@ -114,7 +114,7 @@ canvas.addEventListener("wheel", e => {
     limit();
     redraw();
   } else {
-    zoomAt(e.offsetX, Math.exp(e.deltaY * pixels * 0.0015));
+    zoomAt(e.offsetX / grown, Math.exp(e.deltaY * pixels * 0.0015));
   }
 }, { passive: false });
 
@@ -130,12 +130,12 @@ for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, (
 });
 canvas.addEventListener("pointermove", e => {
   if (pulled) {
-    view.start = pulled.start - (e.clientX - pulled.x) * view.scale;
-    view.top = pulled.top - (e.clientY - pulled.y);
+    view.start = pulled.start - (e.clientX - pulled.x) / grown * view.scale;
+    view.top = pulled.top - (e.clientY - pulled.y) / grown;
     limit();
     redraw();
   }
-  hover(pulled ? null : find(e.offsetX, e.offsetY), e.offsetX, e.offsetY);
+  hover(pulled ? null : find(e.offsetX / grown, e.offsetY / grown), e.offsetX, e.offsetY);
 });
 canvas.addEventListener("pointerleave", () => hover(null));
 canvas.addEventListener("dblclick", fit);
@@ -154,6 +154,7 @@ canvas.addEventListener("keydown", e => {
   e.preventDefault();
 });
 window.addEventListener("resize", () => { if (fitted) fit(); else redraw(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readColors(); redraw(); });
 
 // ---- hover -----------------------------------------------------------------------------------
 
@@ -206,12 +207,13 @@ function hover(found, px, py) {
     const bold = document.createElement("b");
     bold.textContent = name;
     tip.replaceChildren(bold, "\n" + lines.join("\n"));
-    tip.style.left = Math.min(px + 14, width - tip.offsetWidth - 8) + "px";
-    tip.style.top = (py + tip.offsetHeight + 24 < height ? py + 16 : py - tip.offsetHeight - 10) + "px";
+    tip.style.left = Math.min(px + 14, canvas.clientWidth - tip.offsetWidth - 8) + "px";
+    tip.style.top = (py + tip.offsetHeight + 24 < canvas.clientHeight ? py + 16 : py - tip.offsetHeight - 10) + "px";
   }
   if (!same) redraw();
 }
 
+readColors();
 legend();
 tools();
 fit();

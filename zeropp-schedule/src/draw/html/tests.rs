@@ -66,6 +66,17 @@ fn every_span_is_in_the_page() {
 }
 
 #[test]
+fn a_part_of_a_page_has_every_span_and_leaves_the_wheel_to_the_page() {
+    let timeline = gpipe(3, 2, 4, 2);
+    let part = part(&timeline).unwrap();
+    let data = data_of(&part);
+    check(&timeline, &data["runs"][0], &data["styles"]);
+    assert!(part.contains("<main class=\"within\" style=\"height:min(556px,80vh)\">"), "{part}");
+    assert!(SCRIPT.concat().contains("if (within && !e.ctrlKey && !e.shiftKey) return;"));
+    assert!(!part.contains("<h1>") && !part.contains("<body>"));
+}
+
+#[test]
 fn nothing_is_loaded_from_elsewhere() {
     let page = text(&[&gpipe(2, 1, 2, 1)]);
     for outside in ["http:", "https:", "src=", "href=", "@import", "url(", "fetch("] {

@@ -16,14 +16,19 @@ pub(super) fn fill((style, shade): Ink) -> String {
     }
 }
 
+/// The attribute of an element in this colour, the same in light and in dark.
+pub(super) fn paint(color: &str) -> String {
+    format!("fill=\"{color}\"")
+}
+
 pub(super) fn swatch(
     out: &mut impl Write,
     x: f64,
     y: f64,
     height: f64,
-    fill: &str,
+    paint: &str,
 ) -> io::Result<()> {
-    writeln!(out, "<rect x=\"{x}\" y=\"{y}\" width=\"12\" height=\"{height}\" fill=\"{fill}\"/>")
+    writeln!(out, "<rect x=\"{x}\" y=\"{y}\" width=\"12\" height=\"{height}\" {paint}/>")
 }
 
 /// Writes a swatch's caption and returns where the next swatch goes.
