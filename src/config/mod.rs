@@ -5,7 +5,6 @@ mod batch;
 mod bytes;
 mod choice;
 mod copies;
-mod deal;
 mod error;
 mod file;
 mod foreign;
@@ -34,7 +33,6 @@ pub use choice::{
     Activation, Decay, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync, Order,
     PackWeights, Place, Precision, Recompute, Tokenizer,
 };
-pub(crate) use deal::Deal;
 pub use error::ConfigError;
 pub use foreign::flags_for;
 pub use kind::OptionKind;
@@ -45,6 +43,7 @@ pub use roles::{Across, OnResume};
 pub use step_range::StepRange;
 pub use table::OptionInfo;
 pub use toml::{Table, Value};
+pub(crate) use zeropp_plan::deal::Deal;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use zeropp_core::data::SplitPart;
+use zeropp_pipeline::schedules::DEFAULT;
 
 use super::bytes::Bytes;
 use super::choice::{
@@ -41,7 +42,7 @@ options! {
         /// U, V and B itself. A file that ends with an optimizer step runs exactly as written; from
         /// any other file only the compute actions are taken, and gathers, reductions and messages
         /// are added.
-        "schedule" "KIND|FILE" schedule: String = "zeropp".into(), Program Kept;
+        "schedule" "KIND|FILE" schedule: String = DEFAULT.into(), Program Kept;
         /// Micro-batches in a scheduling unit (U). Default: near 2P−1, so that units divide the
         /// step evenly.
         ///

@@ -15,13 +15,13 @@ use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::simulate::{Costs, step_period_ns};
 use zeropp_pipeline::timeline::Timeline;
+use zeropp_plan::programs::Programs;
 
 use crate::Error;
 use crate::config::{Config, ConfigError, DeviceKind, Precision};
 use crate::plan::costs_file::wrong;
-use crate::plan::limit;
 use crate::plan::program::{Resolved, generator_costs};
-use crate::plan::replicas::Programs;
+use crate::plan::{limit, replicas};
 use crate::run::ranks::Ranks;
 use crate::run::spawn::Around;
 use crate::run::trace;
@@ -167,7 +167,7 @@ fn programs(resolved: &Resolved, costs: &Costs) -> Result<Programs, Error> {
         return Err(ConfigError::value("mem-limit", limit, problem, help).into());
     }
     let weighed = generator_costs(&resolved.config, costs, &bytes);
-    Programs::new(resolved, &weighed)
+    replicas::programs(resolved, &weighed)
 }
 
 /// Runs all ranks to their end: every step, and every rank's spans of the first few steps.

@@ -12,10 +12,10 @@ use zeropp_pipeline::executor::emulated::{Clock, EmulatedLinks, EmulatedWorker, 
 use zeropp_pipeline::executor::{Executor, Instruments, StatusBoard};
 use zeropp_pipeline::simulate::Costs;
 use zeropp_pipeline::timeline::{Computed, RankTimeline, Span, bubble};
+use zeropp_plan::programs::Programs;
 
 use super::{EmulatedStep, KEPT_STEPS};
 use crate::error::RankError;
-use crate::plan::replicas::Programs;
 use crate::run::collect::{self, Gathering};
 
 /// Between the moment all ranks know the next start and the start.

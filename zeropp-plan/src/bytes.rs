@@ -28,6 +28,16 @@ impl Layer {
         Layer { cost, parameters, role, padded }
     }
 
+    /// Bytes of its parameters in fp32 with what trains of them has beside: a gradient, and what
+    /// the optimizer keeps.
+    pub(crate) fn fixed(&self, rule: &StateRule) -> u64 {
+        let bytes = |p: &ParamSpec| {
+            let state = || p.len() + rule.of(p, self.role).words(p.len());
+            4 * (p.len() + if p.trains { state() } else { 0 }) as u64
+        };
+        self.parameters.iter().map(bytes).sum()
+    }
+
     /// The parameters.
     pub fn parameters(&self) -> &[ParamSpec] {
         &self.parameters
@@ -41,6 +51,17 @@ impl Layer {
     /// Elements of its flat buffers, those of what does not train included.
     pub fn elements(&self, pieces: usize) -> u64 {
         self.trained(pieces) + self.padded[1].next_multiple_of(BLOCK * pieces) as u64
+    }
+
+    /// Floating-point operations with its matrices, of a forward of so many tokens.
+    pub(crate) fn weight_flops(&self, tokens: usize) -> f64 {
+        let matrices = self.parameters.iter().filter(|p| p.shape.len() > 1);
+        2.0 * (tokens * matrices.map(|p| p.len()).sum::<usize>()) as f64
+    }
+
+    /// Floating-point operations of F, B, W and R for so many tokens, those of its cost.
+    pub fn flops(&self, tokens: usize, recomputed: bool) -> [f64; 4] {
+        self.cost.passes(self.weight_flops(tokens), recomputed)
     }
 
     /// What the optimizer of each of the ranks that share it takes.

@@ -8,11 +8,11 @@ use zeropp_model::presets::Preset;
 use zeropp_schedule::ir::{self, Action};
 use zeropp_schedule::lower::OptimizerSync;
 use zeropp_schedule::memory::MemoryBytes;
-use zeropp_schedule::schedules::Kind;
+use zeropp_schedule::schedules::{Kind, StepForm};
 
 use crate::bytes::RunState;
 use crate::exact::Simulation;
-use crate::layout::{Compute, Fixed, Job, KINDS, Layout, Packing, Recompute};
+use crate::layout::{Compute, Fixed, Job, Layout, Packing, Recompute};
 use crate::model::ModelSizes;
 use crate::plan::{Plan, Ranked};
 use crate::race::Tried;
@@ -415,8 +415,8 @@ fn full_recomputation_takes_at_most_a_quarter_longer() {
 #[test]
 fn full_recomputation_is_of_the_stages_that_the_program_does_again() {
     let job = job("gpt2", 4, 64);
-    for schedule in KINDS {
-        let kind = Kind::find(schedule).unwrap();
+    for kind in Kind::planned() {
+        let schedule = kind.name;
         let virtual_stages = kind.stages.default_number();
         let layout = Layout {
             pp: 2,
@@ -471,7 +471,7 @@ proptest! {
     #[test]
     fn no_rank_holds_less_than_the_closed_form_says(
         (p, v, b, u) in (1usize..6, 1usize..5, 1usize..20, 1usize..20),
-        (d, k, kind, samples) in (0usize..4, 1usize..3, 0usize..KINDS.len(), 1usize..3),
+        (d, k, kind, samples) in (0usize..4, 1usize..3, 0..Kind::planned().count(), 1usize..3),
         (full, zero1, on_gpu) in (any::<bool>(), any::<bool>(), any::<bool>()),
     ) {
         let cpu = Compute {
@@ -482,17 +482,18 @@ proptest! {
         };
         let compute = if on_gpu { Compute::GPU } else { cpu };
         let job = Job { compute, ..job("gpt2-xl", 1, 1) };
+        let kind = Kind::planned().nth(kind).unwrap();
         let layout = Layout {
             pp: p,
             zero3: 1 << d,
             dp: k,
             virtual_stages: v,
-            unit: if KINDS[kind] == "zeropp" { u.min(b) } else { b },
+            unit: if kind.step == StepForm::Units { u.min(b) } else { b },
             micro_batches: b,
             micro_batch_size: samples,
             recompute: if full { Recompute::Full } else { Recompute::None },
             zero1: zero1 && k > 1,
-            schedule: KINDS[kind],
+            schedule: kind.name,
             prefetch: 1,
         };
         let mut models = Models::new(&job);

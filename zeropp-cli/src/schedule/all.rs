@@ -4,7 +4,7 @@ mod scatter;
 
 use serde::Serialize;
 use zeropp::pipeline::draw::{chart, page};
-use zeropp::pipeline::schedules::{KINDS, Shape};
+use zeropp::pipeline::schedules::{DEFAULT, KINDS, Shape};
 use zeropp::pipeline::timeline::MemoryUnit;
 
 use super::args::Request;
@@ -99,7 +99,7 @@ pub(super) fn render(
 fn all(request: &Request) -> Result<All, Failure> {
     // Gathers and reductions are part of the same program everywhere.
     let lower = request.lower.unwrap_or_default();
-    let typical = shape(request, "zeropp", true);
+    let typical = shape(request, DEFAULT, true);
     let costs = request.costs.clone().or_of_layers(same_model(&typical));
     let request = &Request { lower: Some(lower), costs, ..request.clone() };
     let (mut kinds, mut misfits, mut first) = (Vec::new(), Vec::new(), None);

@@ -6,7 +6,7 @@ use clap::builder::{IntoResettable, PossibleValuesParser, StyledStr};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::Bytes;
 use zeropp::pipeline::lower::{LowerOptions, OptimizerSync};
-use zeropp::pipeline::schedules::{FORWARD, KINDS, Kind, Limits, Rate, StepForm};
+use zeropp::pipeline::schedules::{DEFAULT, FORWARD, KINDS, Kind, Limits, Rate, StepForm};
 
 use super::all::COLUMNS;
 use super::cost_args::{CostFlags, MEMORY, cost_args};
@@ -203,7 +203,7 @@ fn kind_arg() -> Arg {
     Arg::new("kind")
         .long("kind")
         .value_name("KIND")
-        .default_value("zeropp")
+        .default_value(DEFAULT)
         .help("The schedule, as in --help's list")
         .long_help(format!("The schedule:\n{}\nOr, which trains nothing:\n{trainless}\n", kinds()))
         .value_parser(PossibleValuesParser::new(KINDS.iter().chain([&FORWARD]).map(|k| k.name)))

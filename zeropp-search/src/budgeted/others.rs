@@ -7,7 +7,7 @@ use super::word::{Plan, Word};
 use super::write::with_weights;
 use zeropp_schedule::ir::{Action, Compute, Schedule, Task, looping};
 use zeropp_schedule::lower::{self, LowerOptions, lower};
-use zeropp_schedule::schedules::{KINDS, Shape, generate_with_costs, time};
+use zeropp_schedule::schedules::{KINDS, Kind, Shape, StepForm, generate_with_costs, time};
 use zeropp_schedule::simulate::{self, simulate};
 
 /// A finished order within the budgets.
@@ -29,7 +29,7 @@ pub(super) struct Other {
 pub(super) fn fitting(p: &Problem, shape: &Shape) -> Vec<Other> {
     let mut found: Vec<Other> = Vec::new();
     for kind in KINDS.iter().filter(|kind| kind.name != super::write::KIND) {
-        for unit in units(p, shape, kind.name) {
+        for unit in units(p, shape, kind) {
             let shape = Shape { unit, ..*shape };
             let limited = generate_with_costs(kind.name, &shape, &p.costs);
             let Ok(schedule) = limited else { continue };
@@ -49,9 +49,9 @@ const LARGE: usize = 1 << 15;
 
 /// The units worth trying: for each number of units the smallest U that makes it and that memory
 /// has room for; all but B only for the kinds that have units.
-fn units(p: &Problem, shape: &Shape, kind: &str) -> Vec<usize> {
+fn units(p: &Problem, shape: &Shape, kind: &Kind) -> Vec<usize> {
     let b = shape.micro_batches;
-    if !kind.starts_with("zeropp") {
+    if kind.step != StepForm::Units {
         return vec![b];
     }
     if p.placement != looping(p.ranks, p.v) {
@@ -64,7 +64,7 @@ fn units(p: &Problem, shape: &Shape, kind: &str) -> Vec<usize> {
     units.dedup();
     units.retain(|unit| held(p, *unit) <= p.memory);
     // A search of its own for each: the largest units, which wait least often.
-    if kind != "zeropp" {
+    if kind.obeys_limit {
         units.truncate(if p.letters() > LARGE { 2 } else { 6 });
     }
     units

@@ -1,22 +1,22 @@
 //! What the setting `recompute` comes to on a program, and what it cannot do there.
 
-use zeropp_pipeline::ir::{Action, Compute, Schedule};
+use zeropp_schedule::ir::{Action, Compute, Schedule};
 
-use crate::config::Recompute;
+use crate::layout::Recompute;
 
 /// The stages of a program by what their backward computes again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Recomputed {
+pub struct Recomputed {
     /// All of the forward: the program has an R for them, and F keeps their input alone.
-    pub(crate) whole: Vec<usize>,
+    pub whole: Vec<usize>,
     /// Attention's scores; all else is kept from F to B.
-    pub(crate) attention: Vec<usize>,
+    pub attention: Vec<usize>,
 }
 
 impl Recomputed {
     /// `selective` computes attention again on every stage. `full` does so on the stages that the
     /// program has no R for: where B and W are apart, the last of a rank's several (ZeroPP §3.3).
-    pub(crate) fn new(recompute: Recompute, program: &Schedule) -> Recomputed {
+    pub fn new(recompute: Recompute, program: &Schedule) -> Recomputed {
         let whole = stages_with_r(program);
         let attention = match recompute {
             Recompute::None => Vec::new(),
@@ -28,14 +28,14 @@ impl Recomputed {
     }
 
     /// What is known before there is a program: what a stage keeps that is not recomputed whole.
-    pub(crate) fn before(recompute: Recompute, stages: usize) -> Recomputed {
+    pub fn before(recompute: Recompute, stages: usize) -> Recomputed {
         let attention = if recompute == Recompute::None { 0..0 } else { 0..stages };
         Recomputed { whole: Vec::new(), attention: attention.collect() }
     }
 
     /// What the setting does not do on this program, and what would; `saves_scores` is whether
     /// this model on this device keeps less where attention is computed again.
-    pub(crate) fn note(
+    pub fn note(
         &self,
         recompute: Recompute,
         saves_scores: bool,
@@ -64,7 +64,7 @@ impl Recomputed {
 }
 
 /// The stages that a program has an R for.
-pub(crate) fn stages_with_r(program: &Schedule) -> Vec<usize> {
+pub fn stages_with_r(program: &Schedule) -> Vec<usize> {
     let computes = program.ranks.iter().flatten().flat_map(Action::computes);
     let mut stages: Vec<usize> =
         computes.filter(|t| t.kind == Compute::R).map(|t| t.stage).collect();
@@ -76,8 +76,8 @@ pub(crate) fn stages_with_r(program: &Schedule) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zeropp_pipeline::lower::{LowerOptions, lower};
-    use zeropp_pipeline::schedules::{Shape, generate};
+    use zeropp_schedule::lower::{LowerOptions, lower};
+    use zeropp_schedule::schedules::{Shape, generate};
 
     fn program(kind: &str, virtual_stages: usize, recompute: bool) -> Schedule {
         let shape = Shape { pp: 2, virtual_stages, micro_batches: 4, unit: 4 };

@@ -8,12 +8,12 @@ use zeropp_search::generate;
 
 use super::Cell;
 use crate::baselines::{Baseline, Kernels, Saving, TensorLayout, step};
-use crate::bytes::RunState;
-use crate::exact::{Planned, Simulation};
-use crate::layout::{Compute, Fixed, Job, Layout, Recompute};
-use crate::model::ModelSizes;
-use crate::search::Models;
-use crate::{PlanError, machines};
+use zeropp_plan::bytes::RunState;
+use zeropp_plan::exact::{Planned, Simulation};
+use zeropp_plan::layout::{Compute, Fixed, Job, Layout, Recompute};
+use zeropp_plan::model::ModelSizes;
+use zeropp_plan::search::Models;
+use zeropp_plan::{PlanError, machines};
 
 /// Table 4's rows: model, GPUs, replicas, batch, and memory in GB and seconds of 3D, 3D with
 /// sequence parallelism, ZB-V and ZeroPP.
