@@ -21,6 +21,8 @@ def rank(number, name):
     total, message = device.room(4 * LEN), device.room(4 * LEN)
     cuda.ncclAllReduce(x, total, ctypes.c_size_t(LEN), 7, 0, comm, device.stream)
     settled(comm)
+    # The stand-in keeps no order between the streams of a communicator.
+    device.wait()
     other = device.new_stream()
     size, after, before = ctypes.c_size_t(4 * LEN), (number + 1) % RANKS, (number - 1) % RANKS
     cuda.ncclSend(x, size, 1, after, comm, device.stream)

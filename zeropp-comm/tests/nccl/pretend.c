@@ -30,7 +30,7 @@
  * refuse memory that is not of the queue's device. */
 #ifndef BEFORE_EACH
 #define BEFORE_EACH(stream) ((void)0)
-#define MAY_TOUCH(stream, at, bytes, write) 1
+#define MAY_TOUCH(stream, at, bytes, write) ((void)(bytes), 1)
 #endif
 
 enum { Success, CudaError, SystemError, InternalError, InvalidArgument, InvalidUsage, RemoteError,
