@@ -4,7 +4,7 @@
 use zeropp_model::optimizer::Cut;
 use zeropp_schedule::ir::Schedule;
 use zeropp_schedule::memory::{MemoryBytes, StageBytes, predict_both, predict_warm_up};
-use zeropp_schedule::schedules::InFlight;
+use zeropp_schedule::schedules::FewestHeld;
 
 use crate::bytes::{RankState, StageState};
 use crate::layout::{Job, Layout, Packing, Recompute};
@@ -94,7 +94,7 @@ pub(crate) fn at_least(layout: &Layout, stages: &[Stage]) -> u64 {
     ranks.map(|(rank, held)| rank_at_least(layout, stages, rank, held)).max().unwrap_or(0)
 }
 
-fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize, held: InFlight) -> u64 {
+fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize, held: FewestHeld) -> u64 {
     let of_rank = |(stage, of): (usize, usize)| (of == rank).then_some(stage);
     let indices: Vec<usize> =
         layout.placement().into_iter().enumerate().filter_map(of_rank).collect();

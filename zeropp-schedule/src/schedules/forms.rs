@@ -20,7 +20,7 @@ pub struct Forms {
     pub gathers_by_unit: bool,
     /// What a rank holds at least when it holds most, where stages are recomputed (`true`) or
     /// not; none where nothing is known of the rank. Only ranks 0 and 1 are asked for.
-    pub in_flight: fn(&Shape, usize, bool) -> Option<InFlight>,
+    pub in_flight: fn(&Shape, usize, bool) -> Option<FewestHeld>,
     /// Whether a rank holds as much again after the first W of each of its stages.
     pub refills: fn(&Shape) -> bool,
 }
@@ -51,25 +51,25 @@ impl MeanTimes {
 
 /// Micro-batches of a stage that a rank holds at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InFlight {
+pub struct FewestHeld {
     /// Those of which it keeps everything.
     pub whole: usize,
     /// Those of which it keeps only the input.
     pub inputs: usize,
 }
 
-impl InFlight {
+impl FewestHeld {
     /// Of `all` micro-batches over the stages of `rank`, of which `first` may be of stage 0, whose
     /// inputs are tokens.
-    fn of(shape: &Shape, rank: usize, full: bool, [all, first]: [usize; 2]) -> InFlight {
+    fn of(shape: &Shape, rank: usize, full: bool, [all, first]: [usize; 2]) -> FewestHeld {
         let Shape { virtual_stages, micro_batches, .. } = *shape;
         let all = all.min(virtual_stages * micro_batches);
         if !full {
-            return InFlight { whole: all, inputs: 0 };
+            return FewestHeld { whole: all, inputs: 0 };
         }
         // Where stages are recomputed one of them is whole at a time.
         let without = if rank == 0 { first } else { 1 };
-        InFlight { whole: 1, inputs: all.saturating_sub(without) }
+        FewestHeld { whole: 1, inputs: all.saturating_sub(without) }
     }
 }
 
@@ -83,16 +83,12 @@ fn two_rounds(shape: &Shape) -> bool {
     shape.micro_batches >= 2 * shape.pp
 }
 
-fn four_rounds(shape: &Shape) -> bool {
-    shape.micro_batches >= 4 * shape.pp
-}
-
 impl Forms {
     /// Of a kind of which nothing is known: the bubble of 1F1B, one micro-batch held.
     pub const UNKNOWN: Forms = Forms {
         waits: |shape, times| before(shape.pp) * times.all(),
         gathers_by_unit: false,
-        in_flight: |shape, rank, full| Some(InFlight::of(shape, rank, full, [1, 1])),
+        in_flight: |shape, rank, full| Some(FewestHeld::of(shape, rank, full, [1, 1])),
         refills: |_| false,
     };
 
@@ -109,9 +105,9 @@ impl Forms {
             let last = unit.min(2 * pp - 1);
             let held = match full {
                 // All but the last of several stages are recomputed; stage 0's inputs are tokens.
-                true if v == 1 => InFlight { whole: 1, inputs: last - 1 },
-                true => InFlight { whole: last, inputs: v.saturating_sub(2) * unit },
-                false => InFlight { whole: (v - 1) * unit + last, inputs: 0 },
+                true if v == 1 => FewestHeld { whole: 1, inputs: last - 1 },
+                true => FewestHeld { whole: last, inputs: v.saturating_sub(2) * unit },
+                false => FewestHeld { whole: (v - 1) * unit + last, inputs: 0 },
             };
             (rank == 0).then_some(held)
         },
@@ -138,23 +134,13 @@ impl Forms {
         in_flight: |shape, rank, full| {
             let Shape { virtual_stages, micro_batches, .. } = *shape;
             let all = [virtual_stages * micro_batches, micro_batches];
-            Some(InFlight::of(shape, rank, full, all))
+            Some(FewestHeld::of(shape, rank, full, all))
         },
         ..Forms::UNKNOWN
     };
 
     pub(super) const ZB_H1: Forms =
         Forms { waits: w_fills, in_flight: one_stage, refills: two_rounds, ..Forms::UNKNOWN };
-
-    pub(super) const ZB_H2: Forms = Forms {
-        waits: |shape, times| times.fill(shape.pp),
-        in_flight: |shape, rank, full| {
-            let at = |rank: usize| 2 * (shape.pp - rank) - 1;
-            Some(InFlight::of(shape, rank, full, [at(rank), at(0)]))
-        },
-        refills: four_rounds,
-        ..Forms::UNKNOWN
-    };
 
     pub(super) const ZB_V: Forms = Forms {
         waits: |shape, times| times.fill(shape.pp),
@@ -176,15 +162,6 @@ impl Forms {
         refills: two_rounds,
         ..Forms::UNKNOWN
     };
-
-    pub(super) const DUALPIPE_V: Forms = Forms {
-        waits: |shape, times| before(shape.pp) * (times.f + 2.0 * times.b - times.w).max(0.0),
-        in_flight: |shape, rank, full| folded(shape, rank, full, 1),
-        refills: four_rounds,
-        ..Forms::UNKNOWN
-    };
-
-    pub(super) const HANAYO: Forms = Forms { waits: many_messages, ..Forms::UNKNOWN };
 }
 
 /// Every chunk of the last micro-batch waits for a message each way.
@@ -197,17 +174,17 @@ fn w_fills(shape: &Shape, times: &MeanTimes) -> f64 {
     before(shape.pp) * (times.f + times.b - times.w).max(0.0) + times.fill(shape.pp)
 }
 
-fn one_stage(shape: &Shape, rank: usize, full: bool) -> Option<InFlight> {
-    Some(InFlight::of(shape, rank, full, [shape.pp - rank, shape.pp]))
+fn one_stage(shape: &Shape, rank: usize, full: bool) -> Option<FewestHeld> {
+    Some(FewestHeld::of(shape, rank, full, [shape.pp - rank, shape.pp]))
 }
 
-fn by_turns(shape: &Shape, rank: usize, full: bool) -> Option<InFlight> {
+fn by_turns(shape: &Shape, rank: usize, full: bool) -> Option<FewestHeld> {
     let all = shape.stages();
-    Some(InFlight::of(shape, rank, full, [all - rank, all]))
+    Some(FewestHeld::of(shape, rank, full, [all - rank, all]))
 }
 
 /// On rank 0 of a V, the share of P micro-batches.
-fn folded(shape: &Shape, rank: usize, full: bool, share: usize) -> Option<InFlight> {
+fn folded(shape: &Shape, rank: usize, full: bool, share: usize) -> Option<FewestHeld> {
     let all = [shape.pp.div_ceil(share), shape.pp];
-    (rank == 0).then(|| InFlight::of(shape, rank, full, all))
+    (rank == 0).then(|| FewestHeld::of(shape, rank, full, all))
 }

@@ -128,6 +128,9 @@ use StepForm::{Rounds, Units, Whole};
 /// Why kinds are not planned with.
 const SEARCHED: &str = "its order is searched for, which takes too long for every layout";
 
+/// Why kinds that are made at once are not planned with yet.
+const UNTRIED: &str = "its plans have not been held against runs";
+
 /// The kind of a run that names none.
 pub const DEFAULT: &str = KINDS[0].name;
 
@@ -240,7 +243,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: looping,
-        planning: Planning::With(Forms::ZB_H2),
+        planning: Planning::Not(UNTRIED),
         note: |_| None,
         with_unit: None,
         generate: |shape, _| zb_h::h2(shape),
@@ -355,7 +358,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: vee,
-        planning: Planning::With(Forms::DUALPIPE_V),
+        planning: Planning::Not(UNTRIED),
         note: |_| None,
         with_unit: None,
         generate: |shape, _| dualpipe_v::generate(shape),
@@ -369,7 +372,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: vee,
-        planning: Planning::With(Forms::HANAYO),
+        planning: Planning::Not(UNTRIED),
         note: |_| None,
         with_unit: None,
         generate: |shape, _| super::hanayo::generate(shape),

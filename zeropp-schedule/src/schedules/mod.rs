@@ -34,7 +34,7 @@ mod zeropp_place;
 mod zeropp_spine;
 
 pub use costs::{Costs, Limits, Objective};
-pub use forms::{Forms, InFlight, MeanTimes, Planning};
+pub use forms::{FewestHeld, Forms, MeanTimes, Planning};
 pub use forward::{FORWARD, forwards_of};
 pub use interleaved::interleaved_as_printed;
 pub use kinds::{DEFAULT, KINDS, Kind, Rate, StagesPerRank, StepForm, WithUnit};
