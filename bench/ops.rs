@@ -108,6 +108,7 @@ fn time<const D: usize, const DY: usize>(
             meter: meter.clone(),
             token: token.clone().autodiff().require_grad(),
             recompute_attention: false,
+            output_wanted: true,
             forward_grads: None,
             masks: Masks::default(),
         };

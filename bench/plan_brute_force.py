@@ -31,8 +31,8 @@ import tempfile
 
 from plan_against_runs import SIZES, output, steps_of
 
-# As zeropp_plan::layout::KINDS; whether a kind has a shape is asked of the plan.
-KINDS = ["zeropp", "bf-pp", "1f1b", "interleaved", "interleaved-zb", "zb-h1", "zb-v", "v-half",
+# Those of zeropp_schedule::schedules::KINDS that are planned; a plan says which have a shape.
+KINDS = ["zeropp", "1f1b", "interleaved", "bf-pp", "interleaved-zb", "zb-h1", "zb-v", "v-half",
          "v-min"]
 # Runs of the plan's first in a round, first and last among them.
 OWN_RUNS = 5

@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release --example own_optimizer`
 
-use zeropp::optimizer::{Elements, Parameter, StepScale, UpdateRule};
+use zeropp::optimizer::{Elements, Parameter, StateTensor, StepScale, UpdateRule};
 use zeropp::{Config, Trainer};
 
 struct RmsProp {
@@ -16,13 +16,13 @@ impl UpdateRule for RmsProp {
         "rmsprop"
     }
 
-    fn moments(&self, _: &Parameter<'_>) -> &[&'static str] {
-        &["square_avg"]
+    fn state(&self, _: &Parameter<'_>) -> Vec<StateTensor> {
+        vec![StateTensor::per_element("square_avg")]
     }
 
     fn update(&self, _: &Parameter<'_>, elements: Elements<'_, '_>, step: &StepScale) {
-        let Elements { parameter, moments, gradient } = elements;
-        let each = parameter.iter_mut().zip(moments[0].iter_mut()).zip(gradient);
+        let Elements { parameter, state, gradient } = elements;
+        let each = parameter.iter_mut().zip(state[0].iter_mut()).zip(gradient);
         for ((p, square), g) in each {
             let g = g * step.gradient;
             *square = self.alpha * *square + (1.0 - self.alpha) * g * g;

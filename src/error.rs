@@ -39,9 +39,9 @@ pub enum Error {
     Export {
         /// The checkpoint, or what was to be read or written.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         problem: String,
-        /// What would work.
+        /// The way that would work.
         help: String,
     },
     /// A schedule that does not exist or does not suit the mesh.
@@ -84,7 +84,7 @@ pub enum Error {
     Rank {
         /// World rank.
         rank: usize,
-        /// What it was doing and what happened.
+        /// Its work and what happened.
         message: String,
     },
     /// Gradients that were not finite in too many steps in a row; the run has ended, and no rank
@@ -116,7 +116,7 @@ pub enum Error {
         path: PathBuf,
         /// Why.
         source: std::io::Error,
-        /// What the run returns otherwise.
+        /// The summary that the run returns otherwise.
         summary: Box<Summary>,
     },
     /// An output file that could not be written during the run.
@@ -204,7 +204,7 @@ pub(crate) enum RankError {
 }
 
 impl RankError {
-    /// What went wrong between ranks, if that is what ended it.
+    /// The fault between ranks, if that is what ended it.
     pub(crate) fn between_ranks(&self) -> Option<&CommError> {
         match self {
             RankError::Comm(e) => Some(e),

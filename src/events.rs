@@ -1,4 +1,4 @@
-//! What a run tells through `tracing`: how it begins, each step, each checkpoint, and how it ends.
+//! A run's events through `tracing`: how it begins, each step, each checkpoint, and how it ends.
 
 use std::path::Path;
 

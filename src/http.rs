@@ -27,7 +27,7 @@ const REFUSED: Duration = Duration::from_millis(200);
 pub struct Request {
     /// `GET`, `POST`, …
     pub method: String,
-    /// What is asked for, with the query.
+    /// The path that is asked for, with the query.
     pub target: String,
     /// `Host` headers.
     hosts: Vec<String>,
@@ -61,7 +61,7 @@ impl Request {
     }
 }
 
-/// What a caller gets.
+/// The response to a caller.
 #[derive(Debug)]
 pub struct Answer {
     /// Such as `200 OK`.

@@ -34,7 +34,7 @@ impl Launched {
         self.members.iter().find(runs).expect("all ranks of the mesh are here")
     }
 
-    /// What to say where ranks that share weights are on several machines: which, where, and what
+    /// The note where ranks that share weights are on several machines: which, where, and what
     /// would work.
     pub fn spread(&self) -> Option<String> {
         let hosts: Vec<_> = self.members.iter().map(|member| member.host.clone()).collect();

@@ -15,7 +15,7 @@ pub struct TooLittleMemory {
     pub(crate) needed: u64,
     /// Bytes there are.
     pub(crate) room: u64,
-    /// What says how much there is.
+    /// The source of the limit.
     pub(crate) limit: String,
     /// The rank that needs most.
     pub(crate) largest: RankPlan,

@@ -114,8 +114,8 @@ fn check_given(bp: &Blueprint, weights: &Given) -> Result<(), Error> {
 }
 
 /// Opens the weights at `path`, or their moving average if `mean`, and compares them with `model`.
-/// What a checkpoint did not train is read from its base; adapters that are not there begin as the
-/// seed makes them.
+/// Weights that a checkpoint did not train are read from its base; adapters that are not there
+/// begin as the seed makes them.
 ///
 /// # Errors
 /// Weights that cannot be read, or are another model's; no mean of them.

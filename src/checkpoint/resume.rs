@@ -9,7 +9,7 @@ use tracing::warn;
 use zeropp_checkpoint::places::{Place, Places};
 use zeropp_checkpoint::resume::{self as choices, CheckFailure, Choice, NoCandidate};
 use zeropp_comm::Communicator;
-use zeropp_core::data::{Dataset, Fingerprint, InMiddleOfEpoch, Position};
+use zeropp_core::data::{Dataset, Fingerprint, Position};
 use zeropp_core::layer::Part;
 use zeropp_core::params::ParamSpec;
 use zeropp_pipeline::schedules::unit_note;
@@ -39,7 +39,7 @@ pub struct Resumed {
     /// Settings that change what follows and differ from the checkpoint's, and whether the
     /// data does, in words.
     pub changed: Vec<String>,
-    /// What it costs to keep the checkpoint's unit on another number of pipeline ranks, in words,
+    /// The price of keeping the checkpoint's unit on another number of pipeline ranks, in words,
     /// where another unit would idle less.
     pub kept_unit: Option<String>,
 }
@@ -106,28 +106,7 @@ pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
     found.place = resumed.as_ref().map(|resumed| Place::on_disk(resumed.step));
     found.resumed = resumed;
     found.passed_over.extend(passed_over);
-    if let Some(resumed) = &found.resumed {
-        check_epoch(bp, data, resumed)?;
-    }
     Ok(found)
-}
-
-/// Refuses samples of a length that what is left of an epoch cannot be cut into.
-fn check_epoch(bp: &Blueprint, data: &Dataset, resumed: &Resumed) -> Result<(), ConfigError> {
-    if bp.own.data.is_some() {
-        return Ok(());
-    }
-    let Resumed { path, step, position, .. } = resumed;
-    let sampler = bp.config.sampler().going_on(*step, position.clone());
-    sampler.check_epoch(data).map_err(|InMiddleOfEpoch { origin, seq, left }| {
-        let problem = format!(
-            "{} is in the middle of an epoch of {origin}: {left} of its samples of {seq} tokens \
-             are left, and cannot be cut into such",
-            path.display()
-        );
-        let help = format!("use seq = {seq} or a divisor of it, or another order");
-        ConfigError::value("seq", bp.config.seq, problem, help)
-    })
 }
 
 /// Steps of the checkpoints that the run may go on from, the wanted one last; none where it begins.
@@ -200,7 +179,7 @@ fn is_fixed(option: &OptionInfo) -> bool {
     option.on_resume == OnResume::Fixed
 }
 
-/// What the unit of a checkpoint costs on another number of pipeline ranks, where another unit
+/// The price of a checkpoint's unit on another number of pipeline ranks, where another unit
 /// would idle less.
 fn kept_unit(bp: &Blueprint, manifest: &Manifest) -> Option<String> {
     let then = |key: &str| manifest.settings.get(key)?.parse::<usize>().ok();

@@ -9,6 +9,8 @@ pub use zeropp_core::choice::{
 };
 pub use zeropp_pipeline::lower::OptimizerSync;
 
+pub use super::optimizers::OptimizerKind;
+
 use super::kind::{OptionKind, OptionType};
 
 choice! {
@@ -18,20 +20,6 @@ choice! {
         Restart = "restart",
         /// It goes on with the other replicas, which share the samples of the lost one.
         Shrink = "shrink",
-    }
-}
-
-choice! {
-    /// How weights follow from gradients.
-    OptimizerKind {
-        /// Adam with decoupled weight decay.
-        Adamw = "adamw",
-        /// Stochastic gradient descent with momentum.
-        Sgd = "sgd",
-        /// Steps of one size along the sign of a mean gradient.
-        Lion = "lion",
-        /// Mean gradients made orthogonal for the matrices of blocks, AdamW for all else.
-        Muon = "muon",
     }
 }
 

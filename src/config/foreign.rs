@@ -1,5 +1,7 @@
 //! Other programs' names of settings: Hugging Face, axolotl, torchtitan, Megatron, nanoGPT.
 
+use zeropp_pipeline::schedules::DEFAULT;
+
 use super::{OPTIONS, OptionKind};
 
 /// A thing that others have a name for.
@@ -54,7 +56,7 @@ impl Foreign {
 }
 
 macro_rules! foreign {
-    ($($($name:literal)+ => [$($key:literal = $value:literal),*] $note:literal;)+) => {
+    ($($($name:literal)+ => [$($key:literal = $value:expr),*] $note:literal;)+) => {
         &[$(Foreign { names: &[$($name),+], ours: &[$(($key, $value)),*], note: $note },)+]
     };
 }
@@ -135,7 +137,7 @@ pub(super) const FOREIGN: &[Foreign] = foreign! {
         => ["pp" = "4"] "";
     "num-layers-per-virtual-pipeline-stage" "virtual-pipeline-model-parallel-size"
         => ["virtual" = "2"] "stages on each rank";
-    "pipeline-parallel-schedule" => ["schedule" = "1f1b"] "";
+    "pipeline-parallel-schedule" => ["schedule" = DEFAULT] "";
     "data-parallel-shard-degree" "fsdp" "fsdp-size" "deepspeed" "zero-stage" "sharding-strategy"
         => ["zero3" = "8"] "ranks that share the weights";
     "data-parallel-replicate-degree" "data-parallel-size" "dp-size" "ddp" => ["dp" = "2"] "";

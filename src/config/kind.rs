@@ -36,7 +36,7 @@ impl OptionKind {
     /// Reads the text of a flag as the value that stands for it in a file.
     ///
     /// # Errors
-    /// What would have been understood, where `text` is not of this kind.
+    /// The forms that are understood, where `text` is not of this kind.
     pub fn parse(&self, text: &str) -> Result<Value, String> {
         match self {
             OptionKind::Count => {

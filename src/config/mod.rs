@@ -5,7 +5,6 @@ mod batch;
 mod bytes;
 mod choice;
 mod copies;
-mod deal;
 mod error;
 mod file;
 mod foreign;
@@ -14,6 +13,7 @@ mod launch;
 mod lists;
 mod model;
 mod optimizer;
+mod optimizers;
 mod options;
 mod outputs;
 mod parts;
@@ -33,7 +33,6 @@ pub use choice::{
     Activation, Decay, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync, Order,
     PackWeights, Place, Precision, Recompute, Tokenizer,
 };
-pub(crate) use deal::Deal;
 pub use error::ConfigError;
 pub use foreign::flags_for;
 pub use kind::OptionKind;
@@ -44,6 +43,7 @@ pub use roles::{Across, OnResume};
 pub use step_range::StepRange;
 pub use table::OptionInfo;
 pub use toml::{Table, Value};
+pub(crate) use zeropp_plan::deal::Deal;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -140,7 +140,7 @@ impl Config {
     /// Where figures are served to Prometheus, if they are.
     ///
     /// # Errors
-    /// What is no address and port.
+    /// Text that is no address and port.
     pub(crate) fn prometheus_address(&self) -> Result<Option<SocketAddr>, ConfigError> {
         let Some(text) = &self.prometheus else { return Ok(None) };
         let alone = || text.parse().ok().map(|port: u16| (Ipv4Addr::LOCALHOST, port).into());
@@ -172,7 +172,7 @@ impl Config {
             micro_batches: self.micro_batches.or(own(self.micro_batches())),
             warmup: Some(self.warmup()),
             min_lr: Some(self.min_lr()),
-            beta2: (self.optimizer != OptimizerKind::Sgd).then(|| self.beta2()),
+            beta2: self.beta2(),
             momentum: self.momentum(),
             nesterov: self.nesterov(),
             ..self.clone()

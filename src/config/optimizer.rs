@@ -2,49 +2,40 @@
 
 use std::sync::Arc;
 
-use zeropp_zero3::adamw::AdamW;
-use zeropp_zero3::lion::Lion;
-use zeropp_zero3::muon::Muon;
 use zeropp_zero3::rule::{NoDecay, UpdateRule};
-use zeropp_zero3::sgd::Sgd;
 
+use super::optimizers::{OptimizerKind, Values};
 use super::validate::{check, number};
-use super::{Config, ConfigError, OptimizerKind};
+use super::{Config, ConfigError};
 
 impl Config {
-    /// Decay of the second moment, or with Lion of the mean gradient: 0.99 there, else 0.999.
-    pub fn beta2(&self) -> f64 {
-        let usual = if self.optimizer == OptimizerKind::Lion { 0.99 } else { 0.999 };
-        self.beta2.unwrap_or(usual)
+    /// The decay of the second moment, or with Lion of the mean gradient; none where the optimizer
+    /// has neither.
+    pub fn beta2(&self) -> Option<f64> {
+        self.optimizer.usual().beta2.map(|usual| self.beta2.unwrap_or(usual))
     }
 
-    /// The share that stays of SGD's velocity, 0.9, or of Muon's mean gradient, 0.95; none where
-    /// the optimizer has neither.
+    /// The share that stays of SGD's velocity or of Muon's mean gradient; none where the optimizer
+    /// has neither.
     pub fn momentum(&self) -> Option<f64> {
-        match self.optimizer {
-            OptimizerKind::Sgd => Some(self.momentum.unwrap_or(0.9)),
-            OptimizerKind::Muon => Some(self.momentum.unwrap_or(0.95)),
-            OptimizerKind::Adamw | OptimizerKind::Lion => None,
-        }
+        self.optimizer.usual().momentum.map(|usual| self.momentum.unwrap_or(usual))
     }
 
-    /// Whether the momentum is Nesterov's: Muon's is; none where the optimizer has no momentum.
+    /// Whether the momentum is Nesterov's; none where the optimizer has no momentum.
     pub fn nesterov(&self) -> Option<bool> {
-        self.momentum().map(|_| self.nesterov.unwrap_or(self.optimizer == OptimizerKind::Muon))
+        self.optimizer.usual().nesterov.map(|usual| self.nesterov.unwrap_or(usual))
     }
 
     /// The optimizer.
     pub(crate) fn update_rule(&self) -> Arc<dyn UpdateRule> {
-        let (beta1, beta2, weight_decay) = (self.beta1, self.beta2(), self.weight_decay);
-        let momentum = self.momentum().unwrap_or(0.0);
-        let nesterov = self.nesterov().unwrap_or(false);
-        let adamw = AdamW { beta1, beta2, eps: self.eps, weight_decay };
-        match self.optimizer {
-            OptimizerKind::Adamw => Arc::new(adamw),
-            OptimizerKind::Sgd => Arc::new(Sgd { momentum, nesterov, weight_decay }),
-            OptimizerKind::Lion => Arc::new(Lion { beta1, beta2, weight_decay }),
-            OptimizerKind::Muon => Arc::new(Muon { momentum, nesterov, adamw }),
-        }
+        self.optimizer.rule(&Values {
+            beta1: self.beta1,
+            beta2: self.beta2().unwrap_or(0.0),
+            eps: self.eps,
+            momentum: self.momentum().unwrap_or(0.0),
+            nesterov: self.nesterov().unwrap_or(false),
+            weight_decay: self.weight_decay,
+        })
     }
 
     /// The groups that do not decay, where they are given.
@@ -74,7 +65,8 @@ impl Config {
     pub(super) fn check_optimizer(&self) -> Result<(), ConfigError> {
         let kind = self.optimizer;
         number("weight-decay", self.weight_decay, self.weight_decay >= 0.0, "0 or more")?;
-        for (field, beta) in [("beta1", self.beta1), ("beta2", self.beta2())] {
+        let betas = [("beta1", Some(self.beta1)), ("beta2", self.beta2().or(self.beta2))];
+        for (field, beta) in betas.into_iter().filter_map(|(field, beta)| Some((field, beta?))) {
             number(field, beta, (0.0..1.0).contains(&beta), "0 or more and less than 1")?;
             check((beta as f32) < 1.0, || {
                 let problem =
@@ -84,10 +76,12 @@ impl Config {
         }
         number("eps", self.eps, self.eps > 0.0, "more than 0, such as 1e-8")?;
         let has_momentum = self.momentum().is_some();
-        let help = "leave it out, or use optimizer sgd or muon";
+        let with = |kind: &&OptimizerKind| kind.usual().momentum.is_some();
+        let with: Vec<&str> = OptimizerKind::ALL.iter().filter(with).map(|k| k.name()).collect();
+        let help = format!("leave it out, or use optimizer {}", with.join(" or "));
         if let Some(momentum) = self.momentum {
             let problem = format!("optimizer {kind} has no such setting");
-            check(has_momentum, || ConfigError::value("momentum", momentum, problem, help))?;
+            check(has_momentum, || ConfigError::value("momentum", momentum, problem, &*help))?;
             let range = "0 or more and less than 1";
             number("momentum", momentum, (0.0..1.0).contains(&momentum), range)?;
             check((momentum as f32) < 1.0, || {
@@ -97,7 +91,7 @@ impl Config {
         }
         if let Some(nesterov) = self.nesterov {
             let problem = format!("optimizer {kind} has no momentum");
-            check(has_momentum, || ConfigError::value("nesterov", nesterov, problem, help))?;
+            check(has_momentum, || ConfigError::value("nesterov", nesterov, problem, &*help))?;
             check(!nesterov || self.momentum() != Some(0.0), || {
                 let problem = "looks ahead along a momentum, and that is 0";
                 ConfigError::value("nesterov", nesterov, problem, "use a momentum, such as 0.9")
@@ -111,15 +105,14 @@ impl Config {
 
     /// Decays and an epsilon are for optimizers that have them.
     fn check_moments(&self) -> Result<(), ConfigError> {
-        let (kind, usual) = (self.optimizer, Self::default());
-        let is_sgd = kind == OptimizerKind::Sgd;
-        let given = |value: f64, usual: f64| (value != usual).then_some(value);
-        for (field, value, is_absent) in [
-            ("beta1", given(self.beta1, usual.beta1), is_sgd),
-            ("beta2", self.beta2, is_sgd),
-            ("eps", given(self.eps, usual.eps), is_sgd || kind == OptimizerKind::Lion),
+        let (kind, usual, defaults) = (self.optimizer, self.optimizer.usual(), Self::default());
+        let given = |value: f64, default: f64| (value != default).then_some(value);
+        for (field, value, usual) in [
+            ("beta1", given(self.beta1, defaults.beta1), usual.beta1),
+            ("beta2", self.beta2, usual.beta2),
+            ("eps", given(self.eps, defaults.eps), usual.eps),
         ] {
-            check(value.is_none() || !is_absent, || {
+            check(value.is_none() || usual.is_some(), || {
                 let problem = format!("optimizer {kind} has no such setting");
                 ConfigError::value(field, value.unwrap_or_default(), problem, "leave it out")
             })?;

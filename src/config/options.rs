@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use zeropp_core::data::SplitPart;
+use zeropp_pipeline::schedules::DEFAULT;
 
 use super::bytes::Bytes;
 use super::choice::{
@@ -41,7 +42,7 @@ options! {
         /// U, V and B itself. A file that ends with an optimizer step runs exactly as written; from
         /// any other file only the compute actions are taken, and gathers, reductions and messages
         /// are added.
-        "schedule" "KIND|FILE" schedule: String = "zeropp".into(), Program Kept;
+        "schedule" "KIND|FILE" schedule: String = DEFAULT.into(), Program Kept;
         /// Micro-batches in a scheduling unit (U). Default: near 2P−1, so that units divide the
         /// step evenly.
         ///
@@ -96,9 +97,9 @@ options! {
         /// What to compute again in the backward to save memory.
         ///
         /// `selective`: attention's scores on every stage; GPUs and bf16 never keep them. `full`:
-        /// whole stages, of which only the inputs are kept. Schedules with a split backward do not
-        /// recompute the last stage of a rank as a whole, because its backward follows at once:
-        /// there `full` means `selective`.
+        /// whole stages, of which only the layers' inputs are kept. Schedules with a split backward
+        /// do not recompute the last of a rank's several stages as a whole, because its backward
+        /// follows at once: there `full` means `selective`.
         "recompute" "WHAT" recompute: Recompute = Recompute::None, Program Kept;
         /// When ranks learn the norm that clipping and the check for finite gradients need.
         ///
@@ -157,11 +158,7 @@ options! {
         "find-lr" "N" find_lr: u64 = 0, Same Left;
         /// The rule that updates weights from gradients.
         ///
-        /// adamw; sgd with momentum, as in PyTorch; lion, which keeps one moment instead of two and
-        /// needs a smaller lr (a third to a tenth) and a larger weight-decay (three to ten times);
-        /// muon, which makes the mean gradients of the blocks' matrices orthogonal, scales them to
-        /// the size of AdamW's steps, and uses AdamW for all other parameters. See
-        /// docs/optimizers.md.
+        /// docs/optimizers.md says what each keeps and does, and which lr and weight-decay suit it.
         "optimizer" "KIND" optimizer: OptimizerKind = OptimizerKind::Adamw, Same Fixed;
         /// Weight decay: decoupled from the gradient; with sgd added to the gradient, as in
         /// PyTorch.

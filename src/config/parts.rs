@@ -166,7 +166,8 @@ impl Config {
     /// The devices that ranks of this process compute on.
     ///
     /// # Errors
-    /// What is missing and where it was looked for, or a precision that the device does not have.
+    /// The part that is missing and where it was looked for, or a precision that the device does
+    /// not have.
     pub fn devices(&self) -> Result<Devices, ConfigError> {
         Ok(Devices::find(self.device, self.precision)?)
     }

@@ -27,6 +27,7 @@ impl Config {
                 && !self.document_mask
                 && self.dropout == 0.0,
             dropout: self.dropout > 0.0,
+            redoes_outputs: false,
             packing: match self.pack_weights {
                 _ if on_gpu || fp32 => Packing::Never,
                 PackWeights::Off => Packing::Never,

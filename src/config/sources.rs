@@ -40,7 +40,7 @@ impl Config {
     /// Shares of each source to train on and to validate on; none where all is trained on.
     ///
     /// # Errors
-    /// What is not two whole numbers, the first at least 1.
+    /// Text that is not two whole numbers, the first at least 1.
     pub(super) fn split_shares(&self) -> Result<Option<(u64, u64)>, ConfigError> {
         let Some(text) = &self.split else { return Ok(None) };
         let share = |text: &str| text.trim().parse::<u32>().ok().map(u64::from);

@@ -86,7 +86,7 @@ macro_rules! options {
 
         impl Config {
             /// All settings with their values as a person would write them; none where it has none.
-            /// What is no text in a path is replaced.
+            /// Bytes that are no text in a path are replaced.
             pub(crate) fn texts(
                 &self,
             ) -> impl Iterator<Item = (&'static OptionInfo, Option<String>)> + use<> {

@@ -60,7 +60,7 @@ fn missing_settings_follow_from_the_others() {
 #[test]
 fn defaults_are_those_of_the_field() {
     let c = Config::default();
-    assert_eq!((c.beta1, c.beta2(), c.eps, c.weight_decay), (0.9, 0.999, 1e-8, 0.01));
+    assert_eq!((c.beta1, c.beta2().unwrap(), c.eps, c.weight_decay), (0.9, 0.999, 1e-8, 0.01));
     assert_eq!((c.clip, c.decay, c.prefetch), (1.0, Decay::Cosine, 1));
     c.validate().unwrap();
 }

@@ -297,7 +297,7 @@ impl Config {
         })
     }
 
-    /// What the settings can name but this build does not have.
+    /// Values that the settings can name but this build does not have.
     fn check_build(&self) -> Checked {
         let (device, engine) = (self.device, self.engine);
         check(device::is_built(device), || device::absent(device).into())?;

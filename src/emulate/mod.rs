@@ -15,13 +15,13 @@ use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::simulate::{Costs, step_period_ns};
 use zeropp_pipeline::timeline::Timeline;
+use zeropp_plan::programs::Programs;
 
 use crate::Error;
 use crate::config::{Config, ConfigError, DeviceKind, Precision};
 use crate::plan::costs_file::wrong;
-use crate::plan::limit;
 use crate::plan::program::{Resolved, generator_costs};
-use crate::plan::replicas::Programs;
+use crate::plan::{limit, replicas};
 use crate::run::ranks::Ranks;
 use crate::run::spawn::Around;
 use crate::run::trace;
@@ -46,7 +46,7 @@ pub struct EmulatedStep {
     pub step_ns: u64,
     /// Idle share of all ranks from the first start to the last end of a compute on any.
     pub bubble: f64,
-    /// What the runtime itself took for an action, averaged over all: everything but waiting for
+    /// Time of the runtime itself for an action, averaged over all: everything but waiting for
     /// given times and for other ranks.
     pub runtime_ns: u64,
     /// How late a rank was after a wait, averaged over all: the machine's part, most of which the
@@ -65,9 +65,9 @@ pub struct EmulationReport {
     pub simulated_step_ns: u64,
     /// The simulator's bubble.
     pub simulated_bubble: f64,
-    /// What every rank really did in the step of the median makespan among the first few.
+    /// The timeline of every rank in the step of the median makespan among the first few.
     pub measured: Timeline,
-    /// What the simulator says it would do, one rank for each ZeRO-3 group and replica; of one
+    /// The simulator's timeline, one rank for each ZeRO-3 group and replica; of one
     /// replica where all have as many micro-batches.
     pub simulated: Timeline,
 }
@@ -80,7 +80,7 @@ impl EmulationReport {
         steps[(steps.len() - 1) / 2]
     }
 
-    /// What a step takes in the second half of the run, the median: ranks have found their places
+    /// Time of a step in the second half of the run, the median: ranks have found their places
     /// among each other by then.
     pub fn settled_step_ns(&self) -> u64 {
         let settled = self.steps.iter().skip(self.steps.len() / 2);
@@ -167,7 +167,7 @@ fn programs(resolved: &Resolved, costs: &Costs) -> Result<Programs, Error> {
         return Err(ConfigError::value("mem-limit", limit, problem, help).into());
     }
     let weighed = generator_costs(&resolved.config, costs, &bytes);
-    Programs::new(resolved, &weighed)
+    replicas::programs(resolved, &weighed)
 }
 
 /// Runs all ranks to their end: every step, and every rank's spans of the first few steps.

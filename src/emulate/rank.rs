@@ -12,16 +12,16 @@ use zeropp_pipeline::executor::emulated::{Clock, EmulatedLinks, EmulatedWorker, 
 use zeropp_pipeline::executor::{Executor, Instruments, StatusBoard};
 use zeropp_pipeline::simulate::Costs;
 use zeropp_pipeline::timeline::{Computed, RankTimeline, Span, bubble};
+use zeropp_plan::programs::Programs;
 
 use super::{EmulatedStep, KEPT_STEPS};
 use crate::error::RankError;
-use crate::plan::replicas::Programs;
 use crate::run::collect::{self, Gathering};
 
 /// Between the moment all ranks know the next start and the start.
 const LEAD_NS: u64 = 5_000_000;
 
-/// What all ranks share.
+/// The state that all ranks share.
 pub(super) struct Shared {
     pub(super) steps: u64,
     pub(super) mesh: Mesh,

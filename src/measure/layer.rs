@@ -1,7 +1,6 @@
 //! One layer's F, B, W and R, the head's F and the optimizer, from a short real run.
 
 use burn::tensor::{DType, Tensor};
-use zeropp_core::layer::Part;
 use zeropp_pipeline::costs::{BlockTimes, measured};
 use zeropp_pipeline::ir::Action;
 use zeropp_pipeline::simulate::{Costs, StageCosts};
@@ -12,7 +11,6 @@ use super::products::repeated;
 use super::together::together;
 use crate::Error;
 use crate::config::{Config, Precision, Recompute};
-use crate::plan::times::flops;
 use crate::trainer::Trainer;
 
 /// Blocks of the run's stages: one with the embedding, some alone, one with the head. A run's
@@ -31,7 +29,7 @@ const UPDATE_BYTES: f64 = 28.0;
 /// Elements of the tensors that passes are measured with.
 const PASS: usize = 1 << 22;
 
-/// What a rank does in a second.
+/// A rank's work in a second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerRates {
     /// Seconds of F, B, W and R of one block for a micro-batch.
@@ -68,8 +66,8 @@ pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error
     let plain = plain.as_ref().unwrap_or(&recomputed);
     let blueprint = &plain.trainer.blueprint;
     let parts = &blueprint.model.parts;
-    let of = |part: &Part| flops(part, blueprint.batch, false);
-    let block = of(parts.iter().find(|part| part.is_block()).expect("blocks"));
+    let of = |part: usize| blueprint.parts.flops(part, false);
+    let block = of(parts.iter().position(|part| part.is_block()).expect("blocks"));
     let whole = plain.times[1];
     // Recomputation leaves in the caches what B and W read next. R is charged with what a block
     // takes longer by it, all in all, and other kinds' B and W stay what they are without.
@@ -78,7 +76,7 @@ pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error
     let larger = larger.map(|run| run.times[1].map(|s| s / BLOCKS[1] as f64));
     let mut fixed = larger.map_or([0.0; 4], |larger| fixed_s(&block_s, &larger));
     fixed[3] = fixed[0].min(0.5 * block_s[3]);
-    let head = of(parts.last().expect("a head"));
+    let head = of(parts.len() - 1);
     // What the last stage takes beside a block, F, B and W together, is the head's: its share of F
     // alone would carry the noise of three.
     let last = compute(&plain.times[2]);

@@ -1,4 +1,4 @@
-//! What passes between ranks, over size: a latency and a bandwidth that fit.
+//! Times between ranks, over size: a latency and a bandwidth that fit.
 
 use std::sync::Arc;
 use std::time::Instant;

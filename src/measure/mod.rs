@@ -1,4 +1,4 @@
-//! What this machine does in a second, measured: products by shape, one layer at the model's sizes,
+//! This machine's work in a second, measured: products by shape, one layer at the model's sizes,
 //! the optimizer, and what passes between ranks. From these numbers the times of any layout follow.
 
 mod layer;
@@ -15,7 +15,7 @@ pub use layer::LayerRates;
 pub use links::{Line, Links};
 pub use products::Product;
 
-/// What was measured. All rates are those of one rank while all ranks do the same.
+/// The results. All rates are those of one rank while all ranks do the same.
 #[derive(Clone, Debug)]
 pub struct Measured {
     /// Ranks that worked at the same time.
@@ -57,7 +57,7 @@ pub fn measure(config: &Config) -> Result<Measured, Error> {
     let layer = layer::measure(config, at_once)?;
     let memory_bytes = match config.device {
         DeviceKind::Cpu => Room::find().map(|room| room.bytes / ranks as u64),
-        gpu => device::memory(gpu).into_iter().min(),
+        gpu => device::gpus(gpu).iter().map(|gpu| gpu.total).min(),
     };
     let at_once = (config.device == DeviceKind::Cpu).then_some(at_once);
     Ok(Measured { ranks, at_once, memory_bytes, products, layer, inside, between })

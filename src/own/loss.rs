@@ -7,7 +7,7 @@ use burn::tensor::{DType, Int, Tensor};
 use zeropp_core::layer::{BatchShape, Head, LayerCost, LayerCx};
 use zeropp_core::params::ParamSpec;
 
-/// What a model is trained by, as a function of its logits.
+/// The function of a model's logits that it is trained by.
 pub trait Loss: Send + Sync + 'static {
     /// The mean loss `[1]` over n tokens, from their logits `[n, V]` and targets `[n]`, by Burn's
     /// operations, through which it goes back. The logits are in fp32 or bf16, as the run computes;

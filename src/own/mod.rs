@@ -1,4 +1,4 @@
-//! What a program brings of its own, in place of what the settings name.
+//! Parts that a program brings itself, in place of those that the settings name.
 
 pub(crate) mod loss;
 pub(crate) mod samples;
@@ -18,7 +18,7 @@ pub(crate) struct Own {
     pub(crate) rule: Option<Arc<dyn UpdateRule>>,
     pub(crate) rate: Option<LearningRate>,
     pub(crate) data: Option<Arc<dyn Samples>>,
-    /// What the validation loss is of.
+    /// The samples of the validation loss.
     pub(crate) eval_data: Option<Arc<dyn Samples>>,
     pub(crate) schedule: Option<Arc<Schedule>>,
     /// Whether the loss is the program's own, which does not know that a token is not scored.

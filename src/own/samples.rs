@@ -16,7 +16,7 @@ pub type SampleError = Box<dyn std::error::Error + Send + Sync>;
 /// any time and as often as it likes, and gets the same answer. So a run that is resumed, or
 /// started on another mesh, is trained on the same.
 pub trait Samples: Send + Sync + 'static {
-    /// What messages call it.
+    /// Its name in messages.
     fn name(&self) -> &str;
     /// Number of token ids: one more than the largest that a sample may have.
     fn vocabulary(&self) -> usize;
@@ -28,7 +28,7 @@ pub trait Samples: Send + Sync + 'static {
     fn sample(&self, n: u64, tokens: usize) -> Result<Vec<u32>, SampleError>;
 }
 
-/// What stands for `samples` where a run is held against a checkpoint, or a process against
+/// Bytes that stand for `samples` where a run is held against a checkpoint, or a process against
 /// another: its name and its first samples, as bytes.
 ///
 /// # Errors
@@ -78,7 +78,7 @@ fn wrong(samples: &dyn Samples, n: u64, problem: &str) -> DataError {
 #[derive(Clone)]
 pub(crate) struct FirstSamples {
     pub(crate) samples: Arc<dyn Samples>,
-    /// What stands for them.
+    /// The data that stands for them.
     pub(crate) stand_in: Dataset,
     pub(crate) number: usize,
     pub(crate) seq: usize,

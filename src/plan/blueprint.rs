@@ -1,32 +1,34 @@
 //! Everything that follows from a configuration and a model before a rank starts: stages, the
 //! verified program of every rank, predicted memory and bubble.
 
-use std::sync::Arc;
+use std::ops::Range;
 
-use crate::config::{Config, DeviceKind, PackWeights, Precision};
+use crate::config::{Config, DeviceKind, EngineKind, PackWeights, Precision};
 use burn::tensor::DType;
 use zeropp_comm::mesh::Mesh;
-use zeropp_core::layer::{BatchShape, Model};
+use zeropp_core::device;
+use zeropp_core::layer::{BatchShape, Model, Part};
 use zeropp_core::metrics::{Plan, RankPlan};
-use zeropp_core::optimizer::{Cut, Shares};
+use zeropp_core::optimizer::Cut;
 use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Schedule};
-use zeropp_pipeline::memory::{MemoryBytes, StageBytes, predict, predict_at_once, predict_warm_up};
-use zeropp_pipeline::schedules::unit_note;
+use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::simulate::{Costs, StageCosts};
 use zeropp_pipeline::timeline::Timeline;
-use zeropp_plan::bytes::{Layer, RankState, RunState, StageForm, StageState, Tied, stage_bytes};
+use zeropp_plan::bytes::{Layer, RankState, StageForm, StageState};
+use zeropp_plan::cutter::Stages;
+use zeropp_plan::memory::{Held, of_ranks, rank_states};
+use zeropp_plan::parts::Parts;
+use zeropp_plan::programs::Programs;
+use zeropp_plan::recompute::Recomputed;
 use zeropp_zero3::Tie;
 use zeropp_zero3::checkpoint::Base;
 
 use crate::Error;
 use crate::own::Own;
-use crate::plan::cut::{Cutter, Stages};
 use crate::plan::program::{Resolved, generator_costs, shape};
-use crate::plan::recompute::Recomputed;
-use crate::plan::replicas::Programs;
-use crate::plan::times::{Times, estimates};
-use crate::plan::{evaluation, limit, memory, sizes};
+use crate::plan::times::Times;
+use crate::plan::{cut, evaluation, limit, memory, replicas, sizes};
 
 /// What every rank builds from.
 #[derive(Clone)]
@@ -35,7 +37,7 @@ pub(crate) struct Blueprint {
     pub(crate) mesh: Mesh,
     pub(crate) model: Model,
     /// The model's parts as predictions see them.
-    layers: Arc<[Layer]>,
+    pub(crate) parts: Parts,
     /// Parts of each stage.
     pub(crate) stages: Stages,
     /// The lowered, verified programs.
@@ -63,16 +65,17 @@ impl Blueprint {
         let batch = config.compute().batch(config.micro_batch_size, config.seq);
         sizes::check(config, &model, batch)?;
         check_names(&model)?;
-        let layers = layers(&model, batch);
-        let table = resolved.costs.as_ref();
-        let cutter = Cutter::new((config, table, own), &model, batch, resolved.stages())?;
-        let cut = |stages: Stages| {
-            let costs = cutter.costs_of(table, &stages)?;
-            let model = (&model, &layers);
+        let parts = parts(&model, batch);
+        let costs = (config, resolved.costs.as_ref());
+        let rule = config.run_state_with(own.parameters(config).rule).rule;
+        let cutter = cut::cutter(costs, (&parts, &rule), resolved.stages())?;
+        let made_of = |stages: Stages| {
+            let costs = cut::costs_of(costs, &cutter, &stages)?;
+            let model = (&model, &parts);
             Self::of((&resolved, costs.as_ref(), own), model, (batch, compute), stages)
         };
-        let first = cut(cutter.first()?)?;
-        let mut made = cutter.within_memory(first, |bp| (&bp.stages, &bp.plan.ranks), cut)?;
+        let first = made_of(cut::first(config, &cutter)?)?;
+        let mut made = cutter.within_memory(first, Self::held, made_of)?;
         if config.pack_weights == PackWeights::Auto
             && made.packs_weights()
             && memory::is_short(&made)
@@ -80,14 +83,14 @@ impl Blueprint {
             let without = Config { pack_weights: PackWeights::Off, ..config.clone() };
             return Self::new(&without, made.model, own);
         }
-        cutter.tell(&made.stages, &mut made.plan);
+        cut::tell(config, &cutter, &made.stages, &mut made.plan);
         Ok(made)
     }
 
     /// The same with these stages, which take what `table` says, if there is one.
     fn of(
         (resolved, table, own): (&Resolved, Option<&Table>, &Own),
-        (model, layers): (&Model, &Arc<[Layer]>),
+        (model, parts): (&Model, &Parts),
         (batch, compute): (BatchShape, DType),
         stages: Stages,
     ) -> Result<Blueprint, Error> {
@@ -95,7 +98,7 @@ impl Blueprint {
             config: resolved.config.clone(),
             mesh: resolved.config.mesh(),
             model: model.clone(),
-            layers: layers.clone(),
+            parts: parts.clone(),
             stages,
             programs: Programs::default(),
             evaluation: None,
@@ -111,11 +114,10 @@ impl Blueprint {
         blueprint.recomputed = Recomputed::before(blueprint.config.recompute, stages);
         let bytes = blueprint.all_bytes();
         let recomputed = &blueprint.recomputed.whole;
-        let estimates =
-            estimates(&blueprint.model.parts, &blueprint.stages, batch, |s| recomputed.contains(s));
+        let estimates = parts.estimates(&blueprint.stages, |s| recomputed.contains(&s));
         blueprint.times = Times::new((&blueprint.config, table), estimates, &bytes)?;
         let costs = generator_costs(&blueprint.config, &blueprint.times.costs, &bytes);
-        let programs = Programs::new(resolved, &costs)?;
+        let programs = replicas::programs(resolved, &costs)?;
         let measures = own.measures(&blueprint.config);
         blueprint.evaluation = evaluation::programs(&blueprint.config, &programs, measures)?;
         blueprint.programs = programs;
@@ -148,7 +150,7 @@ impl Blueprint {
         if stages.len() != self.stages.len() || foreign {
             return Err(format!("{} stages, and {} here", stages.len(), self.stages.len()));
         }
-        let programs = Programs::given(&self.config, all)?;
+        let programs = replicas::given(&self.config, all)?;
         let unit = Some(programs.most.units[0]);
         let recomputed = Recomputed::new(self.config.recompute, &programs.most);
         let config = Config { unit, ..self.config.clone() };
@@ -171,12 +173,20 @@ impl Blueprint {
     pub(crate) fn tie(&self) -> Option<Tie> {
         let placement = &self.schedule().placement;
         let last = self.stages.len() - 1;
-        let trains = self.model.parts[0].parameters().iter().any(|p| p.trains);
-        (trains && self.model.is_tied()).then(|| Tie {
+        self.parts.trains_tied().then(|| Tie {
             first: (0, 0),
             last: (last, self.stages[last].len() - 1),
             ranks: (placement[0], placement[last]),
         })
+    }
+
+    /// The stages of each rank, with what it is predicted to hold.
+    fn held(&self) -> (Stages, Vec<(Vec<usize>, Held)>) {
+        let of = |rank: &RankPlan| {
+            let stages = rank.stages.iter().map(|(stage, _)| *stage).collect();
+            (stages, Held { at_once: rank.at_once, peaks: rank.memory })
+        };
+        (self.stages.clone(), self.plan.ranks.iter().map(of).collect())
     }
 
     /// Equal pieces that every flat buffer can be cut into.
@@ -192,19 +202,11 @@ impl Blueprint {
 
     fn make_plan(&self, batch: BatchShape) -> Result<Plan, Error> {
         let bytes = self.all_bytes();
-        let each = || self.programs.each();
-        let peaks = each().map(|program| predict(program, &bytes));
-        let peaks = peaks.reduce(|a, b| a.iter().zip(&b).map(|(a, b)| a.max(b)).collect());
-        let peaks = peaks.expect("a run has a program");
-        let most = |of: fn(&Schedule, &[StageBytes]) -> Vec<MemoryBytes>| {
-            let held = each().map(|program| of(program, &bytes));
-            held.reduce(larger).expect("a run has a program")
-        };
-        let (at_once, warm_ups) = (most(predict_at_once), most(predict_warm_up));
+        let ranks = self.rank_states();
+        let held = of_ranks(self.programs.each(), &bytes, &ranks);
         let simulated = self.simulated(&Costs { memory: bytes, ..self.times.costs.clone() });
         limit::check(&self.config, &simulated)?;
         let bubble = simulated.bubble();
-        let ranks = self.rank_states();
         let program = &self.schedule().ranks[0];
         let count = |f: fn(&Action) -> bool| program.iter().filter(|a| f(a)).count() as u64;
         Ok(Plan {
@@ -225,9 +227,7 @@ impl Blueprint {
             reduce_scatters_per_rank: count(|a| matches!(a, Action::ReduceScatter { .. })),
             optimizer_gathers_per_rank: ranks.iter().map(|rank| rank.gathers).max().unwrap_or(0),
             optimizer_bytes_per_rank: ranks.iter().map(|rank| rank.sent).max().unwrap_or(0),
-            ranks: (0..self.mesh.pp)
-                .map(|p| self.rank_plan((p, &ranks[p]), peaks[p], [at_once[p], warm_ups[p]]))
-                .collect(),
+            ranks: (0..self.mesh.pp).map(|p| self.rank_plan(p, &ranks[p], &held[p])).collect(),
             notes: self.notes(batch),
             ..Plan::default()
         })
@@ -239,7 +239,7 @@ impl Blueprint {
         let saves_scores = costs.any(|c| c.activation_bytes_selective < c.activation_bytes);
         let recompute = self.config.recompute;
         let recompute = self.recomputed.note(recompute, saves_scores, self.schedule());
-        let unit = (self.config.schedule == "zeropp").then(|| unit_note(&shape(&self.config)));
+        let unit = self.config.kind().and_then(|kind| (kind.note)(&shape(&self.config)));
         let batch = self.config.global_batch_note();
         let Config { dropout, device, .. } = self.config;
         let on_host = dropout > 0.0 && device != DeviceKind::Cpu;
@@ -249,15 +249,19 @@ impl Blueprint {
                  them for every F and B; that is slow"
             )
         });
-        [recompute, unit.flatten(), batch, dropout].into_iter().flatten().collect()
+        let engine = self.config.engine;
+        let gpus = device::gpus(device).len();
+        let by_host = engine == EngineKind::Threads && gpus > 1 && self.mesh.world() > 1;
+        let by_host = by_host.then(|| {
+            format!(
+                "engine = {engine}: tensors between this machine's {gpus} GPUs go through the \
+                 memory of the host; nccl sends them directly"
+            )
+        });
+        [recompute, unit, batch, dropout, by_host].into_iter().flatten().collect()
     }
 
-    fn rank_plan(
-        &self,
-        (pp, state): (usize, &RankState),
-        peaks: MemoryBytes,
-        [at_once, warm_up]: [MemoryBytes; 2],
-    ) -> RankPlan {
+    fn rank_plan(&self, pp: usize, state: &RankState, held: &Held) -> RankPlan {
         let mine = self.schedule().stages_of(pp);
         let names = |s: usize| {
             self.model.parts[self.stages[s].clone()].iter().map(|p| p.name().to_string()).collect()
@@ -265,10 +269,10 @@ impl Blueprint {
         RankPlan {
             pp,
             stages: mine.iter().map(|s| (*s, names(*s))).collect(),
-            parameters: mine.iter().map(|s| self.stage_parameters(*s)).sum(),
+            parameters: mine.iter().map(|s| self.parts.parameters(self.stages[*s].clone())).sum(),
             saved: state.saved(),
-            memory: state.peaks(peaks),
-            at_once: state.at_once(at_once, warm_up),
+            memory: held.peaks,
+            at_once: held.at_once,
         }
     }
 
@@ -276,40 +280,12 @@ impl Blueprint {
     pub(crate) fn rank_states(&self) -> Vec<RankState> {
         let rule = self.own.parameters(&self.config).rule;
         let run = self.config.run_state_with(rule);
-        let stages: Vec<_> = (0..self.stages.len()).map(|s| self.stage_state(s, &run)).collect();
+        let (cut, parts) = (self.cut(), &self.parts);
+        let shares = |part: usize| parts.layers()[part].shares(&run, cut, parts.is_tied_head(part));
+        let state = |stage: &Range<usize>| parts.stage_state(stage.clone(), cut, shares);
+        let stages: Vec<_> = self.stages.iter().map(state).collect();
         let stages: Vec<&StageState> = stages.iter().collect();
-        let schedule = self.schedule();
-        let how = (self.cut(), schedule.validates_late(), run.save);
-        let rank = |pp| RankState::new(&stages, &schedule.stages_of(pp), &schedule.placement, how);
-        (0..self.mesh.pp).map(rank).collect()
-    }
-
-    /// What ranks have of a stage from step to step.
-    fn stage_state(&self, stage: usize, run: &RunState) -> StageState {
-        let (cut, pieces, range) = (self.cut(), self.layout_pieces(), self.stages[stage].clone());
-        let head = self.layers.len() - 1;
-        let tied = self.tie().filter(|_| range.contains(&head));
-        let is_tied_head = |part: usize| self.model.is_tied() && part == head;
-        let of = |part: usize| self.layers[part].shares(run, cut, is_tied_head(part));
-        let mut shares = Shares::default();
-        for part in range.clone().filter(|part| tied.is_none() || *part != head) {
-            shares.add(&of(part), 1);
-        }
-        let layers = &self.layers[range];
-        StageState {
-            elements: layers.iter().map(|layer| layer.elements(pieces)).sum(),
-            trained: layers.iter().map(|layer| layer.trained(pieces)).sum(),
-            shares,
-            tied: tied.map(|_| Tied {
-                shard: self.layers[0].trained(pieces) / cut.zero3 as u64 * 4,
-                head: of(head),
-            }),
-        }
-    }
-
-    fn stage_parameters(&self, stage: usize) -> u64 {
-        let parameters = self.layers[self.stages[stage].clone()].iter().map(Layer::parameters);
-        parameters.flatten().map(|p| p.len() as u64).sum()
+        rank_states(&stages, self.schedule(), cut, run.save)
     }
 
     fn bytes(&self, stage: usize) -> StageBytes {
@@ -318,12 +294,13 @@ impl Blueprint {
             cut: self.cut(),
             is_summed: self.mesh.dp > 1,
             selective: self.recomputed.attention.contains(&stage),
+            whole: self.recomputed.whole.contains(&stage),
             element_bytes,
             packed_bytes: self.config.packed_bytes(),
             message: (self.batch.tokens() * self.model.hidden * element_bytes) as u64,
             is_first: stage == 0,
         };
-        stage_bytes(self.layers[self.stages[stage].clone()].iter(), &form)
+        self.parts.stage_bytes(self.stages[stage].clone(), &form)
     }
 
     /// Predicted bytes of every stage.
@@ -352,19 +329,14 @@ impl Blueprint {
 }
 
 /// The model's parts as predictions see them.
-fn layers(model: &Model, batch: BatchShape) -> Arc<[Layer]> {
-    let (tied, last) = (model.is_tied(), model.parts.len().saturating_sub(1));
+fn parts(model: &Model, batch: BatchShape) -> Parts {
+    let (is_tied, last) = (model.is_tied(), model.parts.len().saturating_sub(1));
     let parts = model.parts.iter().enumerate();
-    let layer = parts.map(|(i, part)| {
-        Layer::new(part.parameters(), part.role(tied && i == last), part.cost(batch))
-    });
-    layer.collect()
-}
-
-/// What holds more at once, of each rank.
-fn larger(a: Vec<MemoryBytes>, b: Vec<MemoryBytes>) -> Vec<MemoryBytes> {
-    let most = |(a, b): (MemoryBytes, MemoryBytes)| if b.total() > a.total() { b } else { a };
-    a.into_iter().zip(b).map(most).collect()
+    let layer = |(i, part): (usize, &Part)| {
+        let role = part.role(is_tied && i == last);
+        (Layer::new(part.parameters(), role, part.cost(batch)), part.is_block())
+    };
+    Parts::new(parts.map(layer).collect(), is_tied, batch.tokens())
 }
 
 /// Parameter names must be unique, but for the weight that embedding and head share.

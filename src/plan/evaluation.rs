@@ -2,15 +2,12 @@
 
 use zeropp_core::metrics::EvaluationPlan;
 use zeropp_pipeline::ir::{Action, Schedule};
-use zeropp_pipeline::lower::{LowerOptions, in_issue_order, lower};
 use zeropp_pipeline::memory::predict_at_once;
-use zeropp_pipeline::schedules::forwards_of;
-use zeropp_pipeline::verify::{VerifyLimits, verify, verify_issue_order};
+use zeropp_plan::programs::{Programs, forwards};
 
 use crate::Error;
 use crate::config::{Config, EngineKind};
 use crate::plan::blueprint::Blueprint;
-use crate::plan::replicas::Programs;
 
 /// The verified programs of all pipeline ranks for one batch, which has the micro-batches and units
 /// of a step of `training`; none where the run `measures` no validation loss.
@@ -24,23 +21,12 @@ pub(crate) fn programs(
 ) -> Result<Option<Programs>, Error> {
     match measures {
         false => Ok(None),
-        true => training.map(|training| program(config, training)).map(Some),
+        true => {
+            let one_order = config.engine == EngineKind::Nccl;
+            let of = |training: &Schedule| forwards(training, config.prefetch, one_order);
+            Ok(Some(training.map(of)?))
+        }
     }
-}
-
-fn program(config: &Config, training: &Schedule) -> Result<Schedule, Error> {
-    let compact = forwards_of(training);
-    let options = LowerOptions { prefetch: config.prefetch, ..LowerOptions::default() };
-    let limits = VerifyLimits { forward_only: true, ..VerifyLimits::default() };
-    let program = lower(&compact, &options);
-    verify(&program, &limits)?;
-    if config.engine != EngineKind::Nccl {
-        return Ok(program);
-    }
-    let program = in_issue_order(&program);
-    verify(&program, &limits)?;
-    verify_issue_order(&program)?;
-    Ok(program)
 }
 
 /// What is known of it before the run: `batches` of it predict `tokens`.

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use zeropp_core::files::in_words;
-use zeropp_pipeline::schedules::KINDS;
+use zeropp_pipeline::schedules::Kind;
 
 use crate::config::Config;
 use crate::plan::blueprint::Blueprint;
@@ -64,8 +64,7 @@ fn others(config: &Config) -> Vec<Config> {
         micro_batches: if config.global_batch.is_some() { None } else { batches },
         ..config.clone()
     };
-    let kinds = KINDS.iter().filter(|kind| zeropp_plan::layout::KINDS.contains(&kind.name));
-    let all = kinds.flat_map(|kind| {
+    let all = Kind::planned().flat_map(|kind| {
         let fits = move |v: &usize| kind.stages.allows(*v) && config.pp * v <= config.layers;
         STAGES.filter(fits).map(move |v| (kind.name, v))
     });

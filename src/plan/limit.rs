@@ -1,7 +1,8 @@
 //! The limit on what a rank keeps from forward to backward.
 
 use zeropp_pipeline::schedules::Kind;
-use zeropp_pipeline::timeline::{MemoryPoint, Timeline};
+use zeropp_pipeline::timeline::Timeline;
+use zeropp_plan::programs::most_kept;
 
 use crate::config::{Bytes, Config, ConfigError};
 
@@ -12,11 +13,7 @@ use crate::config::{Bytes, Config, ConfigError};
 /// The limit, what the program needs and where, and which schedules look for less.
 pub(crate) fn check(config: &Config, simulated: &Timeline) -> Result<(), ConfigError> {
     let Some(limit) = config.mem_limit else { return Ok(()) };
-    let peak = |bytes: u64, m: &MemoryPoint| bytes.max(m.bytes);
-    let peaks = simulated.ranks.iter().map(|r| (r.pp, r.memory.iter().fold(0, peak)));
-    let Some((rank, most)) = peaks.max_by_key(|(_, most)| *most) else {
-        return Ok(());
-    };
+    let Some((rank, most)) = most_kept(simulated) else { return Ok(()) };
     if most <= limit.0 {
         return Ok(());
     }

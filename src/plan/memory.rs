@@ -5,7 +5,7 @@ use std::fmt;
 
 use zeropp_comm::launch::Launch;
 use zeropp_comm::mesh::Coords;
-use zeropp_core::device::{self, Room, RoomSource};
+use zeropp_core::device::{self, Gpu, Room, RoomSource};
 use zeropp_core::files::in_words;
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::RankPlan;
@@ -26,8 +26,14 @@ pub(crate) const STACK_BYTES: usize = 32 << 20;
 const THREAD_STACK_BYTES: u64 = 2 << 20;
 /// Other threads of a rank: those that save, carry operations and watch.
 const OTHER_THREADS: u64 = 3;
-/// The part of its tensors that the command's allocator may keep beside them (ADR 66).
+/// The part of its tensors that an allocator may keep beside them: the command's on a CPU (ADR 66),
+/// on a GPU the pages of the kernels' library, for which it is assumed.
 const KEPT: u64 = 16;
+/// What a process takes of each CUDA device that it uses: the driver's context and the kernels'
+/// code. Assumed: no GPU has run this.
+const CONTEXT_BYTES: u64 = 700 << 20;
+/// What NCCL takes of a device for each rank: buffers of its channels. Assumed, too.
+const NCCL_BYTES: u64 = 1 << 30;
 
 /// Predicted memory of this machine's ranks beside what the machine has.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,7 +68,7 @@ impl fmt::Display for MemoryCheck {
             n => format!("{n} ranks"),
         };
         let place = match self.room.as_ref().map(|room| &room.source) {
-            Some(RoomSource::Gpu(_)) => "one GPU",
+            Some(RoomSource::Gpu(_) | RoomSource::FreeGpu(_)) => "one GPU",
             None if self.on_device => "a device",
             _ => "this machine",
         };
@@ -139,10 +145,10 @@ fn too_little(short: TooLittleMemory) -> Error {
 
 /// The memory with the least to spare, and the ranks that share it, process by process.
 fn tightest(bp: &Blueprint) -> (MemoryCheck, Vec<Vec<usize>>) {
-    let here = ranks_here(bp);
+    let (here, mine) = ranks_here(bp);
     let places = match bp.config.device {
         DeviceKind::Cpu => vec![(Room::find(), here)],
-        kind => on_devices(&device::memory(kind), here),
+        kind => on_devices(device::gpus(kind), here, mine),
     };
     let checks = places.into_iter().map(|(room, ranks)| {
         let count: usize = ranks.iter().map(Vec::len).sum();
@@ -171,26 +177,39 @@ fn without_stacks(room: Room, ranks: usize, bp: &Blueprint) -> Room {
 }
 
 /// The ranks of each of these devices, which they take in turn; each has one of its own where the
-/// memory of devices is not known.
-fn on_devices(memory: &[u64], ranks: Vec<Vec<usize>>) -> Vec<(Option<Room>, Vec<Vec<usize>>)> {
-    if memory.is_empty() {
+/// memory of devices is not known. What is free counts where only ranks of process `mine` come,
+/// as those of others may be there already.
+fn on_devices(
+    gpus: &[Gpu],
+    ranks: Vec<Vec<usize>>,
+    mine: usize,
+) -> Vec<(Option<Room>, Vec<Vec<usize>>)> {
+    if gpus.is_empty() {
         return ranks.concat().into_iter().map(|rank| (None, vec![vec![rank]])).collect();
     }
-    let ranks: Vec<usize> = ranks.concat();
-    let of = |(device, bytes): (usize, &u64)| {
-        let room = Room { bytes: *bytes, source: RoomSource::Gpu(device) };
-        let own = ranks.iter().skip(device).step_by(memory.len());
-        (Some(room), own.map(|rank| vec![*rank]).collect())
+    let of_process =
+        |(process, ranks): (usize, Vec<usize>)| ranks.into_iter().map(move |rank| (process, rank));
+    let ranks: Vec<_> = ranks.into_iter().enumerate().flat_map(of_process).collect();
+    let of = |(device, gpu): (usize, &Gpu)| {
+        let own: Vec<_> = ranks.iter().skip(device).step_by(gpus.len()).collect();
+        let free = gpu.free.filter(|_| own.iter().all(|(process, _)| *process == mine));
+        let room = match free {
+            Some(bytes) => Room { bytes, source: RoomSource::FreeGpu(device) },
+            None => Room { bytes: gpu.total, source: RoomSource::Gpu(device) },
+        };
+        let by_process = own.chunk_by(|a, b| a.0 == b.0);
+        (Some(room), by_process.map(|own| own.iter().map(|(_, rank)| *rank).collect()).collect())
     };
-    let used = memory.len().min(ranks.len().max(1));
-    memory.iter().enumerate().take(used).map(of).collect()
+    let used = gpus.len().min(ranks.len().max(1));
+    gpus.iter().enumerate().take(used).map(of).collect()
 }
 
-/// World ranks of this machine, process by process, as far as the launcher tells: of processes
-/// beside this one it says how many there are, and they are taken to be its neighbours.
-fn ranks_here(bp: &Blueprint) -> Vec<Vec<usize>> {
+/// World ranks of this machine, process by process, as far as the launcher tells, and which of the
+/// processes this one is: of those beside it the launcher says how many there are, and they are
+/// taken to be its neighbours.
+fn ranks_here(bp: &Blueprint) -> (Vec<Vec<usize>>, usize) {
     let config = &bp.config;
-    let all = || vec![(0..bp.mesh.world()).collect()];
+    let all = || (vec![(0..bp.mesh.world()).collect()], 0);
     if config.engine == EngineKind::Threads {
         return all();
     }
@@ -200,13 +219,15 @@ fn ranks_here(bp: &Blueprint) -> Vec<Vec<usize>> {
     let (place, processes) = local.unwrap_or((0, 1));
     let first = job.process.saturating_sub(place);
     let ranks = |process: usize| (process * job.ranks..(process + 1) * job.ranks).collect();
-    (first..(first + processes.max(1)).min(job.processes)).map(ranks).collect()
+    let here = first..(first + processes.max(1)).min(job.processes);
+    (here.map(ranks).collect(), job.process - first)
 }
 
 /// Bytes of these ranks, process by process. On a CPU, ranks of one process that share a stage's
 /// weights gather them into one buffer.
 fn needed(bp: &Blueprint, processes: &[Vec<usize>]) -> u64 {
     let on_cpu = bp.config.device == DeviceKind::Cpu;
+    let nccl = if bp.config.engine == EngineKind::Nccl { NCCL_BYTES } else { 0 };
     let of_process = |ranks: &Vec<usize>| {
         let mut seen = HashSet::new();
         let mut of_rank = |c: Coords| {
@@ -217,8 +238,13 @@ fn needed(bp: &Blueprint, processes: &[Vec<usize>]) -> u64 {
             held.total() - shared + most.saturating_sub(held.communication)
         };
         let tensors = ranks.iter().map(|rank| of_rank(bp.mesh.coords(*rank))).sum::<u64>();
-        let beside = PROCESS_BYTES + ranks.len() as u64 * RANK_BYTES + tensors / KEPT;
-        tensors + if on_cpu { beside } else { 0 }
+        let count = ranks.len() as u64;
+        let beside = match bp.config.device {
+            DeviceKind::Cpu => PROCESS_BYTES + count * RANK_BYTES + tensors / KEPT,
+            DeviceKind::Cuda => CONTEXT_BYTES + count * nccl + tensors / KEPT,
+            DeviceKind::Wgpu => 0,
+        };
+        tensors + beside
     };
     let ranks = || processes.iter().flatten().copied();
     let copies = if on_cpu { copies::bytes_to_come(bp, ranks()) } else { 0 };
@@ -229,15 +255,33 @@ fn needed(bp: &Blueprint, processes: &[Vec<usize>]) -> u64 {
 mod tests {
     use super::*;
 
+    fn gpu(total: u64, free: Option<u64>) -> Gpu {
+        Gpu { name: "GPU".into(), total, free }
+    }
+
     #[test]
     fn ranks_take_devices_in_turn() {
-        let places = on_devices(&[80, 40], vec![vec![8, 9, 10], vec![11, 12]]);
-        let of = |at: usize| (places[at].0.clone().unwrap(), places[at].1.concat());
-        assert_eq!(of(0), (Room { bytes: 80, source: RoomSource::Gpu(0) }, vec![8, 10, 12]));
-        assert_eq!(of(1), (Room { bytes: 40, source: RoomSource::Gpu(1) }, vec![9, 11]));
+        let gpus = [gpu(80, None), gpu(40, None)];
+        let places = on_devices(&gpus, vec![vec![8, 9, 10], vec![11, 12]], 0);
+        let of = |at: usize| places[at].clone();
+        let room = |bytes, device| Some(Room { bytes, source: RoomSource::Gpu(device) });
+        assert_eq!(of(0), (room(80, 0), vec![vec![8, 10], vec![12]]));
+        assert_eq!(of(1), (room(40, 1), vec![vec![9], vec![11]]));
         assert_eq!(places.len(), 2);
-        assert_eq!(on_devices(&[80; 8], vec![vec![0, 1]]).len(), 2, "a device without ranks");
+        let eight = vec![gpu(80, None); 8];
+        assert_eq!(on_devices(&eight, vec![vec![0, 1]], 0).len(), 2, "a device without ranks");
         let alone = [0, 1].map(|rank| (None, vec![vec![rank]]));
-        assert_eq!(on_devices(&[], vec![vec![0, 1]]), alone);
+        assert_eq!(on_devices(&[], vec![vec![0, 1]], 0), alone);
+    }
+
+    /// What other processes of the job have on a card by now belongs to it, too.
+    #[test]
+    fn free_memory_counts_on_a_card_of_this_process_alone() {
+        let gpus = [gpu(80, Some(70)), gpu(80, Some(10)), gpu(80, Some(60))];
+        let places = on_devices(&gpus, vec![vec![0], vec![1], vec![2]], 2);
+        let rooms: Vec<Room> = places.into_iter().map(|(room, _)| room.unwrap()).collect();
+        let sources = [RoomSource::Gpu(0), RoomSource::Gpu(1), RoomSource::FreeGpu(2)];
+        let expected = [80, 80, 60].into_iter().zip(sources);
+        assert!(rooms.into_iter().eq(expected.map(|(bytes, source)| Room { bytes, source })));
     }
 }

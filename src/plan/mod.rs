@@ -13,7 +13,6 @@ pub(crate) mod memory;
 pub(crate) mod model_check;
 pub(crate) mod peak;
 pub(crate) mod program;
-pub(crate) mod recompute;
 pub(crate) mod replicas;
 pub(crate) mod schedule_file;
 pub(crate) mod sizes;

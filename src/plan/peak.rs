@@ -1,10 +1,11 @@
-//! What a device can do at best: the measured rate of one matrix product.
+//! What a device can do at best: a GPU by its data sheet where its name is known, everything else by
+//! the measured rate of one matrix product.
 
 use std::time::Instant;
 
 use crate::config::{Config, DeviceKind};
 use burn::tensor::{DType, Device, Tensor};
-use zeropp_core::device::Devices;
+use zeropp_core::device::{self, Devices, Gpu};
 
 /// Measurements that have to come close to the best one.
 const CLOSE_TRIES: usize = 3;
@@ -23,13 +24,16 @@ pub(crate) struct Peak {
 }
 
 impl Peak {
-    /// Measures the first of this machine's `devices`.
+    /// Looks up or measures the first of this machine's `devices`.
     pub(crate) fn measure(config: &Config, devices: &Devices, compute: DType) -> Peak {
         let units = match config.device {
             DeviceKind::Cpu => std::thread::available_parallelism().map_or(1, |n| n.get()),
             _ => devices.count(),
         };
-        Peak { units, unit_flops: gemm_flops(config.device, &devices.of(0), compute) }
+        let sheet = device::gpus(config.device).first().and_then(|gpu| sheet_flops(gpu, compute));
+        let unit_flops =
+            sheet.unwrap_or_else(|| gemm_flops(config.device, &devices.of(0), compute));
+        Peak { units, unit_flops }
     }
 }
 
@@ -52,13 +56,19 @@ impl Best {
     }
 }
 
+/// FLOP/s of a GPU's products by its data sheet. Those of fp32 run on tensor cores in TF32, at half
+/// the rate of bf16.
+fn sheet_flops(gpu: &Gpu, compute: DType) -> Option<f64> {
+    gpu.bf16_flops().map(|flops| if compute == DType::BF16 { flops } else { flops / 2.0 })
+}
+
 /// FLOP/s of an n × n × n product on `device`: on the CPU that is one core's in fp32, whatever is
 /// computed in, since it has nothing faster; on a GPU the device's in `dtype`.
 fn gemm_flops(kind: DeviceKind, device: &Device, dtype: DType) -> f64 {
     // Large enough to fill the device; several in a row, so that the reading does not count.
     let (n, products, dtype) = match kind {
         DeviceKind::Cpu => (512, 1, DType::F32),
-        DeviceKind::Cuda => (8192, 10, dtype),
+        DeviceKind::Cuda => (4096, 10, dtype),
         DeviceKind::Wgpu => (512, 4, dtype),
     };
     let a = Tensor::<2>::ones([n, n], (device, dtype));
@@ -111,6 +121,14 @@ mod tests {
         // Others compute: the best within the time counts, alone as it is.
         assert_eq!(taken(&[0.05, 0.08, 0.003, 0.06, 0.07, 0.001]), (0.003, 5));
         assert_eq!(taken(&[0.3, 0.1]), (0.3, 1));
+    }
+
+    #[test]
+    fn the_peak_in_fp32_is_that_of_tf32() {
+        let gpu = Gpu { name: "NVIDIA A100-SXM4-80GB".into(), total: 0, free: None };
+        assert_eq!(sheet_flops(&gpu, DType::BF16), Some(312e12));
+        assert_eq!(sheet_flops(&gpu, DType::F32), Some(156e12));
+        assert_eq!(sheet_flops(&Gpu { name: "?".into(), ..gpu }, DType::BF16), None);
     }
 
     /// Runs printed 347 % of a peak that was measured while others computed.

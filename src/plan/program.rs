@@ -3,16 +3,16 @@
 use crate::config::{Config, ConfigError, EngineKind, OptimizerSync, Recompute};
 use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Compute, Schedule};
-use zeropp_pipeline::lower::{LowerOptions, in_issue_order, lower};
+use zeropp_pipeline::lower::LowerOptions;
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::schedules::{Costs, Limits, Shape};
-use zeropp_pipeline::simulate::{self, StageCosts};
+use zeropp_pipeline::simulate;
 use zeropp_pipeline::verify::{VerifyLimits, verify, verify_issue_order};
+use zeropp_plan::programs::{self, lowered};
+use zeropp_plan::recompute::stages_with_r;
 use zeropp_search::generate_with_costs;
 
 use crate::plan::costs_file::load;
-use crate::plan::recompute::stages_with_r;
-use crate::plan::times::message_ns;
 use crate::{Error, read_schedule};
 
 /// A configuration with everything that follows from others written out, a schedule file's sizes
@@ -96,44 +96,18 @@ impl Resolved {
             Some(schedule) => schedule.clone(),
             None => generate_with_costs(&config.schedule, &shape(config), costs)?,
         };
-        let schedule = lower(&compact, &options);
-        verify(&schedule, &VerifyLimits::default())?;
-        if !one_order {
-            return Ok(schedule);
-        }
-        let schedule = in_issue_order(&schedule);
-        verify(&schedule, &VerifyLimits::default())?;
-        verify_issue_order(&schedule)?;
-        Ok(schedule)
+        Ok(lowered(&compact, &options, one_order)?)
     }
 }
 
 /// The generators' costs of stages that take the times of `costs` and keep `bytes`, within the
-/// memory limit of `config`. Where whole stages are recomputed (all but each rank's last), that is
-/// part of their B.
+/// limits of `config`.
 pub(crate) fn generator_costs(
     config: &Config,
     costs: &simulate::Costs,
     bytes: &[StageBytes],
 ) -> Costs {
-    let times = &costs.stages;
-    let kept = times.len().saturating_sub(config.pp);
-    let redo = config.recompute == Recompute::Full;
-    let of = |f: fn(&StageCosts) -> u64| times.iter().map(f).collect::<Vec<u64>>();
-    let b = times.iter().enumerate();
-    let b = b.map(|(s, t)| t.b_ns + if redo && s < kept { t.r_ns } else { 0 }).collect();
-    // What B keeps for W is at most what F kept.
-    let stash = |m: &StageBytes| m.stash.min(m.activation) as i64;
     Costs {
-        f: of(|t| t.f_ns),
-        b,
-        w: of(|t| t.w_ns),
-        send: message_ns(costs),
-        gather: of(|t| t.all_gather_ns),
-        reduce: of(|t| t.reduce_scatter_ns),
-        mem_f: bytes.iter().map(|m| m.activation as i64).collect(),
-        mem_b: bytes.iter().map(|m| stash(m) - m.activation as i64).collect(),
-        mem_w: bytes.iter().map(|m| -stash(m)).collect(),
         mem_limit: config.mem_limit.and_then(|limit| i64::try_from(limit.0).ok()),
         limits: Limits {
             gathered: config.max_gathered,
@@ -141,6 +115,7 @@ pub(crate) fn generator_costs(
             evaluations: None,
         },
         objective: config.optimizer_sync.into(),
+        ..programs::generator_costs(costs, bytes, (config.recompute, config.pp))
     }
 }
 

@@ -253,12 +253,14 @@ impl FlightRecorder {
             self.ranks.keys().for_each(|rank| processes[*rank] = this_process());
             processes
         };
+        let job = || config.job().map(|job| job.name()).unwrap_or_default();
         let (groups, ops) = ops.snapshot();
         let mut pauses = self.pauses.lock().clone();
         pauses.extend(self.watch.lock().as_ref().and_then(watch::Watch::pausing));
         let header = Header {
             format: 0,
             run: roster.map_or(&*self.run, |roster| roster.run()).to_owned(),
+            job: roster.map_or_else(job, |_| String::new()),
             rank,
             coords: mesh.coords(rank),
             mesh: Coords { pp: mesh.pp, zero3: mesh.zero3, dp: mesh.dp },

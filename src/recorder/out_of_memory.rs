@@ -32,7 +32,7 @@ static WRITER: OnceLock<Thread> = OnceLock::new();
 static ENDING: AtomicBool = AtomicBool::new(false);
 /// Memory that is mapped from a file was not there.
 static LOST: AtomicBool = AtomicBool::new(false);
-/// What it asked for.
+/// The bytes that it asked for.
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Its rank and one more; 0 where it is no rank's.
 static RANK: AtomicUsize = AtomicUsize::new(0);

@@ -9,13 +9,13 @@ use zeropp_core::metrics::StepMetrics;
 
 use crate::run::collect::{self, Gathering};
 use crate::run::rank::StageTimes;
-use crate::run::stop::Wish;
+use crate::run::stop::StopRequest;
 
 /// A rank's note to all others about a step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Note {
     /// The request of its process.
-    pub(crate) wish: Wish,
+    pub(crate) wish: StopRequest,
     /// Whether all are to meet after the next step: the program has not answered for long.
     pub(crate) meet: bool,
     /// The steps that were reported to rank 0's trainer since the step before, for the trainers of
@@ -107,7 +107,7 @@ mod tests {
                 scope.spawn(move || {
                     let rank = world.rank();
                     let note = |step: usize| Note {
-                        wish: if rank == step { Wish::Stop(15) } else { Wish::Save },
+                        wish: if rank == step { StopRequest::Stop(15) } else { StopRequest::Save },
                         meet: rank == 2 && step == 0,
                         told: vec![rank as u8, step as u8],
                     };
@@ -122,9 +122,9 @@ mod tests {
         for (rank, [first, second]) in all.into_iter().enumerate() {
             let of_all =
                 |from: u64| if rank == 0 { vec![from, from + 1, from + 2] } else { vec![] };
-            let note = Note { wish: Wish::Stop(15), meet: true, told: vec![0, 0] };
+            let note = Note { wish: StopRequest::Stop(15), meet: true, told: vec![0, 0] };
             assert_eq!(first, (of_all(0), note));
-            let note = Note { wish: Wish::Save, meet: false, told: vec![0, 7] };
+            let note = Note { wish: StopRequest::Save, meet: false, told: vec![0, 7] };
             assert_eq!(second, (of_all(10), note));
         }
     }

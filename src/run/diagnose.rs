@@ -12,31 +12,6 @@ use zeropp_pipeline::executor::{Executor, ModelWorker, NotFinite, Value};
 use crate::Error;
 use crate::error::RankError;
 
-/// The steps in a row that were skipped because a gradient was not finite.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Skipped {
-    /// The first of them, where the last step was one.
-    first: Option<u64>,
-    /// How many.
-    pub(crate) in_a_row: u64,
-}
-
-impl Skipped {
-    /// Counts a step.
-    pub(crate) fn see(&mut self, step: u64, skipped: bool) {
-        *self = match (skipped, self.first) {
-            (false, _) => Skipped::default(),
-            (true, None) => Skipped { first: Some(step), in_a_row: 1 },
-            (true, first) => Skipped { first, in_a_row: self.in_a_row + 1 },
-        };
-    }
-
-    /// The first of the row, where there is one of `limit` steps; 0 is no limit.
-    pub(crate) fn beyond(&self, limit: u64) -> Option<u64> {
-        self.first.filter(|_| limit > 0 && self.in_a_row >= limit)
-    }
-}
-
 /// Why a run ended whose steps were not finite; the same on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Diverged {
@@ -119,23 +94,5 @@ impl Diverged {
             None => "; the forward was finite".into(),
         };
         format!("{what}; {place}{before}; a smaller lr or clip, or a longer warmup may help")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_row_ends_with_a_step_that_is_finite() {
-        let mut skipped = Skipped::default();
-        for (step, bad) in [(1, true), (2, true), (3, false), (4, true), (5, true), (6, true)] {
-            skipped.see(step, bad);
-        }
-        assert_eq!(skipped.in_a_row, 3);
-        assert_eq!(
-            (skipped.beyond(3), skipped.beyond(4), skipped.beyond(0)),
-            (Some(4), None, None)
-        );
     }
 }

@@ -26,7 +26,7 @@ use crate::own::samples::{self, FirstSamples, Samples};
 use crate::plan::blueprint::Blueprint;
 use crate::plan::mask_check;
 use crate::run::evaluated::Measured;
-use crate::run::stop::{Stopper, Wish};
+use crate::run::stop::{StopRequest, Stopper};
 
 /// Bytes of a micro-batch's number and loss on their way to the other ranks.
 const LOSS_BYTES: usize = 12;
@@ -85,7 +85,7 @@ impl EvaluationSet {
         }))
     }
 
-    /// What is measured on, or what stands for it.
+    /// The data that is measured on, or that stands for it.
     pub(crate) fn data(&self) -> &Dataset {
         self.measured.data()
     }
@@ -185,7 +185,7 @@ fn of_eval_data(error: &DataError) -> String {
     error.to_string().replacen("data =", "eval-data =", 1)
 }
 
-/// What is measured on has tokens of the kind that is trained on.
+/// Checks that the data to measure on has tokens of the kind that is trained on.
 fn check_kind(data: &Dataset, trained_on: &Dataset) -> Result<(), Error> {
     if data.is_bytes() == trained_on.is_bytes() {
         return Ok(());
@@ -234,16 +234,16 @@ pub(crate) struct Asked<'a> {
     /// None where nothing can be asked.
     stopper: Option<&'a Stopper>,
     /// The request that this rank knows of and has not sent.
-    untold: Wish,
+    untold: StopRequest,
     told: Option<Pending<AllBytes>>,
     /// The largest of all ranks.
-    pub(crate) wish: Wish,
+    pub(crate) wish: StopRequest,
 }
 
 impl<'a> Asked<'a> {
     /// Of a run that `stopper` may end; this rank knows of a `wish` already.
-    pub(crate) fn of(stopper: Option<&'a Stopper>, wish: Wish) -> Asked<'a> {
-        Asked { stopper, untold: wish, told: None, wish: Wish::GoOn }
+    pub(crate) fn of(stopper: Option<&'a Stopper>, wish: StopRequest) -> Asked<'a> {
+        Asked { stopper, untold: wish, told: None, wish: StopRequest::GoOn }
     }
 
     /// Whether anything was asked before the batch before; the same on all ranks.
@@ -252,7 +252,7 @@ impl<'a> Asked<'a> {
         let mine = std::mem::take(&mut self.untold).max(stopper.hear());
         let before = self.told.replace(world.exchange(mine.to_bytes().to_vec()));
         self.hear(before)?;
-        Ok(self.wish > Wish::GoOn)
+        Ok(self.wish > StopRequest::GoOn)
     }
 
     /// Receives the requests that were sent last.
@@ -264,7 +264,8 @@ impl<'a> Asked<'a> {
     fn hear(&mut self, told: Option<Pending<AllBytes>>) -> Result<(), RankError> {
         let Some(told) = told else { return Ok(()) };
         for bytes in told.wait()?.iter() {
-            let wish = bytes.as_slice().try_into().map_or(Wish::GoOn, Wish::from_bytes);
+            let wish =
+                bytes.as_slice().try_into().map_or(StopRequest::GoOn, StopRequest::from_bytes);
             self.wish = self.wish.max(wish);
         }
         Ok(())

@@ -19,6 +19,7 @@ use zeropp_pipeline::executor::{
 use zeropp_pipeline::ir::{Action, Compute};
 use zeropp_pipeline::simulate::StageCosts;
 use zeropp_pipeline::timeline::{Computed, SaveSpan, Span, bubble, bubble_own_span, bubble_step};
+use zeropp_plan::recompute::Recomputed;
 use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::stage::ShardOptions;
 use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
@@ -31,7 +32,6 @@ use crate::config::{Config, StepRange};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::peak::{Best, Peak};
-use crate::plan::recompute::Recomputed;
 use crate::recorder::FlightRecorder;
 use crate::run::agreement::{Digests, Taken, agree};
 use crate::run::diagnose::Diverged;

@@ -1,12 +1,12 @@
-//! What the program asks of all ranks between two steps: weights, or a validation loss.
+//! Requests of the program to all ranks between two steps: weights, or a validation loss.
 
-use crate::run::stop::Wish;
+use crate::run::stop::StopRequest;
 
-/// What rank 0's process answers to a step.
+/// Answer of rank 0's process to a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Answer {
-    /// What is to follow.
-    Follows(Wish),
+    /// The wish for the next step.
+    Follows(StopRequest),
     /// Something first; another answer comes after it.
     First(Request),
 }

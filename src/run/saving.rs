@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use tracing::{Span, debug, info_span, warn};
-use zeropp_checkpoint::pace::{Begin, Pace, StepEnd, Wanted};
+use zeropp_checkpoint::pace::{Begin, Wanted};
+use zeropp_checkpoint::step_end::MetStep;
 use zeropp_checkpoint::under_way::{Completing, Report, Save, SaveOutcome};
 use zeropp_comm::Communicator;
 use zeropp_comm::patience::Deadline;
@@ -36,7 +37,6 @@ pub(crate) struct Saving {
     /// to all.
     pub(crate) saved: Option<u64>,
     // Rank 0 alone:
-    pace: Pace,
     /// The save that waits for the one before.
     last: Option<Save>,
     /// A save that has ended and has not been reported yet.
@@ -66,7 +66,6 @@ impl Saving {
             writer,
             blocked_ns: Arc::default(),
             saved: None,
-            pace: Pace::new(saver.every, saver.last),
             last: None,
             ended: None,
             given_up: false,
@@ -96,21 +95,19 @@ impl Saving {
         ended.into_iter().try_for_each(|outcome| self.conclude(outcome, false))
     }
 
-    /// On rank 0: whether a save follows a step.
-    pub(crate) fn decide(&mut self, end: StepEnd) -> Begin {
-        if self.saver.is_copier && (self.given_up || !end.is_good || end.ends) {
+    /// On rank 0: whether a save begins after a step, where one is `wanted`. `left_out` notes that
+    /// it is left out, and says whether that is to be reported.
+    pub(crate) fn decide(
+        &mut self,
+        wanted: Wanted,
+        (met, updates): (&MetStep, u64),
+        left_out: impl FnOnce() -> bool,
+    ) -> Begin {
+        let step = met.step;
+        if wanted == Wanted::Nothing || self.given_up {
             return Begin::No;
         }
-        let end = match self.saver.is_copier {
-            // Those are wishes for a checkpoint.
-            true => StepEnd { asked: false, is_best: false, ..end },
-            false => end,
-        };
-        let wanted = self.pace.after(end);
-        if wanted == Wanted::Nothing {
-            return Begin::No;
-        }
-        let save = self.saver.save_of(end.step, end.updates, end.is_good);
+        let save = self.saver.save_of(step, updates, !met.skipped);
         if wanted == Wanted::Surely {
             self.last = Some(save);
             return Begin::AfterTheOneBefore;
@@ -124,15 +121,13 @@ impl Saving {
             self.saver.under_way.begin(save);
             return Begin::Now;
         };
-        let tells = self.pace.leave_out(end.asked);
+        let tells = left_out();
         if tells && self.saver.is_copier {
-            let step = end.step;
             warn!(
                 "copy-every: no copy after step {step}, as that of step {before} is still being \
                  written; use a larger copy-every. This is reported once"
             );
         } else if tells {
-            let step = end.step;
             warn!(
                 "save-every: no checkpoint after step {step}, as that of step {before} is still \
                  being written; use a faster folder or a larger save-every. This is reported once"

@@ -7,47 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-use serde::{Deserialize, Serialize};
-
-/// The request of a rank's process, as far as the rank knows; the largest of all ranks' counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) enum Wish {
-    /// Nothing.
-    #[default]
-    GoOn,
-    /// Save after this step and go on.
-    Save,
-    /// Save after this step and end; for a signal, or for the program where it is 0.
-    Stop(u8),
-}
-
-impl Wish {
-    /// As two bytes of a message.
-    pub(crate) fn to_bytes(self) -> [u8; 2] {
-        match self {
-            Wish::GoOn => [0, 0],
-            Wish::Save => [1, 0],
-            Wish::Stop(signal) => [2, signal],
-        }
-    }
-
-    /// Reads what [`to_bytes`](Self::to_bytes) gave.
-    pub(crate) fn from_bytes(bytes: [u8; 2]) -> Wish {
-        match bytes {
-            [1, _] => Wish::Save,
-            [2, signal] => Wish::Stop(signal),
-            _ => Wish::GoOn,
-        }
-    }
-
-    /// The signal that asked for the end.
-    pub(crate) fn signal(self) -> Option<i32> {
-        match self {
-            Wish::Stop(signal) if signal > 0 => Some(signal.into()),
-            _ => None,
-        }
-    }
-}
+pub(crate) use zeropp_checkpoint::step_end::StopRequest;
 
 /// Stops the run of a [`Trainer`](crate::Trainer), from any thread; clones are of the same run.
 #[derive(Clone, Debug, Default)]
@@ -91,13 +51,13 @@ impl Stopper {
     }
 
     /// This process's request. A save is requested once: the first rank that reads it passes it on.
-    pub(crate) fn hear(&self) -> Wish {
+    pub(crate) fn hear(&self) -> StopRequest {
         let save = self.0.save.swap(false, Ordering::SeqCst);
         if self.0.stop.load(Ordering::SeqCst) {
             let signal = self.0.signal.load(Ordering::SeqCst);
-            return Wish::Stop(u8::try_from(signal).unwrap_or(0));
+            return StopRequest::Stop(u8::try_from(signal).unwrap_or(0));
         }
-        if save { Wish::Save } else { Wish::GoOn }
+        if save { StopRequest::Save } else { StopRequest::GoOn }
     }
 
     /// The first step is about to begin.
@@ -119,21 +79,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wish_to_stop_outdoes_one_to_save_and_is_forgotten_with_the_run() {
+    fn a_request_to_save_is_passed_on_once_and_all_are_forgotten_with_the_run() {
         let stopper = Stopper::default();
-        assert_eq!(stopper.hear(), Wish::GoOn);
+        assert_eq!(stopper.hear(), StopRequest::GoOn);
         stopper.clone().save();
-        assert_eq!((stopper.hear(), stopper.hear()), (Wish::Save, Wish::GoOn), "once");
+        assert_eq!(
+            (stopper.hear(), stopper.hear()),
+            (StopRequest::Save, StopRequest::GoOn),
+            "once"
+        );
         stopper.save();
         stopper.stop_for(15);
-        assert_eq!((stopper.hear(), stopper.hear()), (Wish::Stop(15), Wish::Stop(15)));
-        assert_eq!(Wish::Stop(15).signal(), Some(15));
-        assert_eq!(Wish::Stop(0).signal(), None);
+        assert_eq!(
+            (stopper.hear(), stopper.hear()),
+            (StopRequest::Stop(15), StopRequest::Stop(15))
+        );
         stopper.end();
-        assert_eq!(stopper.hear(), Wish::GoOn);
-        for wish in [Wish::GoOn, Wish::Save, Wish::Stop(0), Wish::Stop(2)] {
-            assert_eq!(Wish::from_bytes(wish.to_bytes()), wish);
-        }
-        assert!(Wish::GoOn < Wish::Save && Wish::Save < Wish::Stop(0));
+        assert_eq!(stopper.hear(), StopRequest::GoOn);
     }
 }

@@ -7,7 +7,8 @@ use std::sync::mpsc::TryRecvError;
 use std::time::Instant;
 
 use tracing::{debug_span, warn};
-use zeropp_checkpoint::pace::{Begin, Pace, StepEnd};
+use zeropp_checkpoint::pace::{Begin, Pace};
+use zeropp_checkpoint::step_end::{Decision, Ending, MetStep, Rules, StepEnds};
 use zeropp_comm::groups::Groups;
 use zeropp_core::meter::Meter;
 use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped, wall_time};
@@ -21,7 +22,7 @@ use crate::error::RankError;
 use crate::plan::peak::Best;
 use crate::run::behind::{Behind, Note, ToldSteps};
 use crate::run::collect;
-use crate::run::diagnose::{Skipped, diagnose};
+use crate::run::diagnose::diagnose;
 use crate::run::evaluation::{Asked, Evaluator};
 use crate::run::layers;
 use crate::run::rank::{
@@ -29,7 +30,7 @@ use crate::run::rank::{
 };
 use crate::run::request::Answer;
 use crate::run::saving::Saving;
-use crate::run::stop::Wish;
+use crate::run::stop::StopRequest;
 use crate::run::tokens::Scored;
 use crate::world::clocks::Clock;
 use crate::world::hello::Roster;
@@ -50,20 +51,14 @@ pub(crate) struct Training<'a, R> {
     report: R,
     /// Steps that a checkpoint had behind it.
     done: u64,
-    skipped: Skipped,
-    /// Whether updates are validated in the step after theirs, so that not every step ends with a
-    /// meeting.
-    late: bool,
-    /// The step before, where it did not.
+    /// What follows each step.
+    ends: StepEnds,
+    /// The step before, where ranks did not meet at its end.
     before: Option<Unmet>,
     /// On rank 0: when the step under way began.
     began: Instant,
-    /// The notes of all ranks about that step.
-    heard: Note,
     /// Whether all ranks are known to have their first step behind them.
     warm: bool,
-    /// A save is due as soon as a step is finite.
-    owes: bool,
     /// On rank 0: steps that were reported to its trainer and not yet sent to other processes.
     told: ToldSteps,
     /// On rank 0: steps that were reported to its trainer and that it has not answered.
@@ -84,13 +79,22 @@ struct Unmet {
     behind: Behind<RankStep>,
 }
 
-/// The actions that all ranks take after a step.
-struct Told {
-    wish: Wish,
-    /// Whether a save begins.
-    saves: Begin,
-    /// Whether a copy does.
-    copies: Begin,
+/// What is due after which steps.
+fn rules(shared: &Shared, measures: bool) -> Rules {
+    let config = &shared.blueprint.config;
+    let pace =
+        |saver: &Option<Arc<Saver>>| saver.as_ref().map(|saver| Pace::new(saver.every, saver.last));
+    Rules {
+        late: shared.blueprint.schedule().validates_late(),
+        saves: pace(&shared.saver),
+        copies: pace(&shared.copier),
+        eval_every: if measures { config.eval_every } else { 0 },
+        steps: config.steps,
+        read_every: config.sample_every,
+        look_every: config.log_layers,
+        max_skipped: config.max_skipped,
+        patience: config.patience,
+    }
 }
 
 impl<'a, R: FnMut(News)> Training<'a, R> {
@@ -109,12 +113,10 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         Ok(Self {
             saving: saving(&shared.saver)?,
             copying: saving(&shared.copier)?,
-            late: shared.blueprint.schedule().validates_late(),
+            ends: StepEnds::new(rules(shared, evaluator.is_some())),
             before: None,
             began: Instant::now(),
-            heard: Note::default(),
             warm: false,
-            owes: false,
             told: ToldSteps::default(),
             unanswered: 0,
             shared,
@@ -127,7 +129,6 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             clock: roster.clock(),
             report,
             done: 0,
-            skipped: Skipped::default(),
             spans: Vec::new(),
             end: RankEnd::default(),
         })
@@ -156,12 +157,13 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         // The losses before were the last ones then; to train on until another one comes would undo
         // with each start what patience is for.
         let is_over = resumed.is_some() && shared.export != Export::Gradients;
-        let no_lower = self.out_of_patience().filter(|_| is_over && self.done < config.steps);
+        let no_lower = self.ends.rules().out_of_patience(self.since());
+        let no_lower = no_lower.filter(|_| is_over && self.done < config.steps);
         self.tell(News::Ready(Ready { at: wall_time(), resumed, no_lower }));
         self.await_begin()?;
         if shared.export == Export::Evaluation {
             let evaluator = self.evaluator.as_mut().expect("asked for where there is one");
-            let mut asked = Asked::of(None, Wish::GoOn);
+            let mut asked = Asked::of(None, StopRequest::GoOn);
             let evaluation =
                 evaluator.measure(self.groups, &mut self.executor, self.done, &mut asked)?;
             self.tell(News::Evaluated(evaluation.expect("nothing is asked of it")));
@@ -172,18 +174,20 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             _ if no_lower.is_some() => self.done,
             _ => config.steps,
         };
+        self.ends.run_until(last);
         self.end.stopped = no_lower.map(|_| Stopped { step: self.done, signal: None, no_lower });
         shared.stopper.begin();
         self.began = Instant::now();
         for step in self.done + 1..=last {
-            let told = debug_span!("step", step).in_scope(|| self.step(step, last))?;
-            let Some(Told { wish, saves, copies }) = told else { continue };
-            if let Some(first) = self.skipped.beyond(config.max_skipped) {
-                let at = (first, self.skipped.in_a_row);
+            let met = debug_span!("step", step).in_scope(|| self.step(step))?;
+            let Some((met, decision)) = met else { continue };
+            let ending = self.ends.follow(&met, &decision);
+            if let Some(Ending::Diverged { first, in_a_row }) = ending {
+                let at = (first, in_a_row);
                 self.end.diverged = Some(diagnose(&mut self.executor, self.groups, at)?);
                 break;
             }
-            let stops = matches!(wish, Wish::Stop(_)) && step < last;
+            let Decision { saves, copies, .. } = decision;
             let log = shared.traces(step, self.done).then_some(shared.epoch);
             if let Some(saving) = self.saving.as_mut().filter(|_| saves != Begin::No) {
                 if saves == Begin::AfterTheOneBefore {
@@ -194,11 +198,13 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             if let Some(copying) = self.copying.as_mut().filter(|_| copies != Begin::No) {
                 copying.begin(step, &mut self.executor.worker, log);
             }
-            if stops {
-                let no_lower = self.out_of_patience().filter(|_| wish.signal().is_none());
-                self.end.stopped = Some(Stopped { step, signal: wish.signal(), no_lower });
-                break;
-            }
+            let (signal, no_lower) = match ending {
+                Some(Ending::Asked { signal }) => (signal, None),
+                Some(Ending::NoLower { since }) => (None, Some(since)),
+                _ => continue,
+            };
+            self.end.stopped = Some(Stopped { step, signal, no_lower });
+            break;
         }
         if let Some(copying) = &mut self.copying {
             copying.settle(false)?;
@@ -212,8 +218,12 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
 
     /// The validation loss after `step`, where it is due and comes to its end before a request to
     /// the run; `wish` is the request that this rank knows of, and is raised by those of others.
-    fn evaluate(&mut self, step: u64, wish: &mut Wish) -> Result<Option<Evaluation>, RankError> {
-        let due = self.evaluates_after(step);
+    fn evaluate(
+        &mut self,
+        step: u64,
+        wish: &mut StopRequest,
+    ) -> Result<Option<Evaluation>, RankError> {
+        let due = self.ends.rules().evaluates(step);
         let Some(evaluator) = self.evaluator.as_mut().filter(|_| due) else { return Ok(None) };
         if self.shared.export == Export::Gradients {
             return Ok(None);
@@ -223,7 +233,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         *wish = (*wish).max(asked.wish);
         let Some(evaluation) = evaluation else {
             if self.groups.world.rank() == 0 {
-                let what = if asked.wish == Wish::Save { "save" } else { "end" };
+                let what = if asked.wish == StopRequest::Save { "save" } else { "end" };
                 warn!("the validation after step {step} was left, as the run was asked to {what}");
             }
             return Ok(None);
@@ -234,54 +244,14 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         Ok(Some(evaluation))
     }
 
-    /// How many validation losses in a row were no lower than the lowest, where that is more than
-    /// the settings wait for.
-    fn out_of_patience(&self) -> Option<u64> {
-        let patience = self.shared.blueprint.config.patience;
-        let since = self.evaluator.as_ref()?.plateau()?.since;
-        (patience > 0 && since >= patience).then_some(since)
-    }
-
-    /// Whether a validation loss is due after `step`, if there are any.
-    fn evaluates_after(&self, step: u64) -> bool {
-        let config = &self.shared.blueprint.config;
-        config.eval_every > 0 && (step == config.steps || step.is_multiple_of(config.eval_every))
-    }
-
-    /// Whether the program writes a text with the weights of `step`.
-    fn writes_after(&self, step: u64) -> bool {
-        let every = self.shared.blueprint.config.sample_every;
-        every > 0 && step.is_multiple_of(every)
-    }
-
-    /// Whether a checkpoint or a copy is due after `step`.
-    fn saves_after(&self, step: u64) -> bool {
-        let due = |saver: &Arc<Saver>| Pace::new(saver.every, saver.last).is_due(step);
-        self.shared.saver.iter().chain(&self.shared.copier).any(due)
-    }
-
-    /// Whether ranks meet at the end of `step`, before any of them begins the next; all come to the
-    /// same. They do where something may follow that all do together, or nothing at all.
-    fn meets_after(&self, step: u64, last: u64) -> bool {
-        let limit = self.shared.blueprint.config.max_skipped;
-        let Note { wish, meet, .. } = self.heard;
-        !self.late
-            || step == last
-            || meet
-            || wish > Wish::GoOn
-            || self.owes
-            || self.saves_after(step)
-            // A step whose layers are looked at is done once, and is validated by its end.
-            || self.looks_at_layers(step)
-            || self.looks_at_layers(step + 1)
-            || self.evaluator.is_some() && self.evaluates_after(step)
-            || self.writes_after(step)
-            || limit > 0 && self.skipped.in_a_row + 1 >= limit
+    /// How many validation losses in a row were no lower than the lowest, where there was any.
+    fn since(&self) -> Option<u64> {
+        Some(self.evaluator.as_ref()?.plateau()?.since)
     }
 
     /// Runs a step, reports it and returns what all ranks are to do after it; nothing where they go
     /// on without having met.
-    fn step(&mut self, step: u64, last: u64) -> Result<Option<Told>, RankError> {
+    fn step(&mut self, step: u64) -> Result<Option<(MetStep, Decision)>, RankError> {
         self.meter.reset_peak();
         let looks = self.looks_at_layers(step);
         if looks {
@@ -294,18 +264,18 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             self.spans.append(&mut record.spans);
         }
         self.read_step_before(record.validated)?;
-        if !self.meets_after(step, last) {
+        if !self.ends.meets(step) {
             self.leave(step, record, &mine);
             return Ok(None);
         }
-        if self.late {
+        if self.ends.rules().late {
             record.outcome = self.executor.settle(step).map_err(RankError::Step)?;
         }
         if looks {
             let seen = self.executor.worker.take_watched();
             mine.layers = layers::watched(&self.shared.blueprint, seen);
         }
-        self.meet((step, last), &record, mine).map(Some)
+        self.meet(step, &record, mine).map(Some)
     }
 
     /// Whether the layers of `step` are looked at.
@@ -381,9 +351,8 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         record.outcome = Some(outcome);
         let (records, note) = behind.wait()?;
         self.past_first_step();
-        self.skipped.see(step, outcome.skipped);
         self.hear(&note.told, None);
-        self.heard = note;
+        self.ends.left((step, outcome.skipped), note.wish, note.meet);
         if self.groups.world.rank() == 0 {
             let (metrics, times) = self.metrics((step, seconds), &record, records)?;
             self.tell_step(metrics, times, false);
@@ -408,7 +377,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
                     Err(TryRecvError::Empty) => break,
                     // The trainer is gone: no more steps are wanted.
                     Err(TryRecvError::Disconnected) => {
-                        wish = wish.max(Wish::Stop(0));
+                        wish = wish.max(StopRequest::Stop(0));
                         break;
                     }
                 }
@@ -432,44 +401,35 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
     /// Meets all ranks after a step whose outcome is known, and returns what all do.
     fn meet(
         &mut self,
-        (step, last): (u64, u64),
+        step: u64,
         record: &StepRecord,
         mine: RankStep,
-    ) -> Result<Told, RankError> {
+    ) -> Result<(MetStep, Decision), RankError> {
         let (shared, groups) = (self.shared, self.groups);
         // Rank 0 alone reads all records: what everyone needs of them is in its answer.
         let all = collect::figures(&*groups.world, &(shared.stopper.hear(), mine))?;
         self.past_first_step();
-        let (wishes, records): (Vec<Wish>, Vec<RankStep>) = all.into_iter().unzip();
-        let heard = std::mem::take(&mut self.heard).wish;
-        let mut wish = wishes.into_iter().max().unwrap_or_default().max(heard);
+        let (requests, records): (Vec<StopRequest>, Vec<RankStep>) = all.into_iter().unzip();
+        let mut asked = requests.into_iter().max().unwrap_or_default().max(self.ends.asked());
         let mut news = None;
         if groups.world.rank() == 0 {
             let seconds = self.began.elapsed().as_secs_f64();
             news = Some(self.metrics((step, seconds), record, records)?);
         }
         // What it takes is no part of the step.
-        let eval = self.evaluate(step, &mut wish)?;
-        if eval.is_some() && self.out_of_patience().is_some() {
-            wish = wish.max(Wish::Stop(0));
-        }
+        let eval = self.evaluate(step, &mut asked)?;
         let is_best = shared.blueprint.config.keep_best && eval.is_some_and(|eval| eval.best);
         if let Some((metrics, times)) = news {
             self.tell_step(StepMetrics { eval, ..metrics }, times, true);
         }
         let outcome = record.outcome.expect("every program ends with the optimizer step");
-        self.skipped.see(step, outcome.skipped);
-        let updates = self.executor.worker.optimizer().updates();
-        let (is_good, ends) = (!outcome.skipped, step == last);
-        let end = StepEnd { step, updates, is_good, asked: false, is_best, ends };
-        let told = self.agree(end, wish, eval)?;
-        let left_out = told.wish == Wish::Save && told.saves == Begin::No;
-        let was_due = self.owes || self.saves_after(step);
-        self.owes = was_due && (outcome.skipped || is_best) || left_out;
-        Ok(told)
+        let met = MetStep { step, skipped: outcome.skipped, is_best, since: self.since() };
+        let asked = self.ends.met(&met, asked);
+        let decision = self.agree(&met, asked, eval)?;
+        Ok((met, decision))
     }
 
-    /// What the rank leaves behind; those of other processes come to rank 0.
+    /// The rank's results; those of other processes come to rank 0.
     pub(crate) fn finish(mut self) -> Result<RankEnd, RankError> {
         let shared = self.shared;
         if self.end.diverged.is_some() {

@@ -68,7 +68,7 @@ impl Steps for CsvRows {
     /// is an empty cell.
     fn write(&mut self, step: &StepMetrics) -> io::Result<()> {
         let step = values(step)?;
-        let cells: Vec<String> = KEYS.iter().map(|key| cell(key.of(&step))).collect();
+        let cells: Vec<String> = KEYS.iter().map(|key| cell(key.written(&step))).collect();
         writeln!(self.out, "{}", cells.join(","))?;
         self.out.flush()
     }

@@ -1,4 +1,4 @@
-//! What a run says of itself before its first step.
+//! The facts of a run before its first step.
 
 use zeropp_core::metrics::{Plan, RunHeader};
 

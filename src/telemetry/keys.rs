@@ -7,14 +7,23 @@ use zeropp_core::metrics::StepMetrics;
 pub(super) struct Key {
     /// In a line of JSON and as a column of CSV, that of an object inside behind a dot.
     pub(super) name: &'static str,
+    /// Its value in a step, a switch as 0 or 1; none where the step has none. Of what is plotted:
+    /// files have the figures of a line of JSON, which leaves some out where they are 0.
+    pub(super) of: fn(&StepMetrics) -> Option<f64>,
     /// The tag of TensorBoard, which groups by what is before the slash.
     pub(super) tag: Option<&'static str>,
     /// The gauge of Prometheus behind `zeropp_`, and its help.
     pub(super) gauge: Option<(&'static str, &'static str)>,
 }
 
+/// A figure that stands in files only.
 const fn key(name: &'static str) -> Key {
-    Key { name, tag: None, gauge: None }
+    Key { name, of: |_| None, tag: None, gauge: None }
+}
+
+/// A figure that is plotted too.
+const fn plot(name: &'static str, of: fn(&StepMetrics) -> Option<f64>) -> Key {
+    Key { name, of, tag: None, gauge: None }
 }
 
 impl Key {
@@ -26,8 +35,8 @@ impl Key {
         Key { gauge: Some((name, help)), ..self }
     }
 
-    /// Its value in a step that [`values`] gave; none where the step has none.
-    pub(super) fn of<'a>(&self, step: &'a Value) -> Option<&'a Value> {
+    /// Its value in a step that [`values`] gave; none where a line of JSON has none.
+    pub(super) fn written<'a>(&self, step: &'a Value) -> Option<&'a Value> {
         self.name.split('.').try_fold(step, |value, key| value.get(key))
     }
 }
@@ -42,62 +51,114 @@ pub(super) fn values(step: &StepMetrics) -> serde_json::Result<Value> {
     Ok(values)
 }
 
-/// A value as a number; a switch that is on is 1, and NaN stands for what is not finite.
-pub(super) fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or(if *value == Value::Bool(true) { 1.0 } else { f64::NAN })
+fn switch(is_on: bool) -> Option<f64> {
+    Some(f64::from(u8::from(is_on)))
 }
 
 /// All of them. A column's place is its row's, so that new ones come last.
 pub(super) const KEYS: &[Key] = &[
-    key("step").gauge("step", "Last step of the run."),
-    key("wall_time").gauge("last_step_timestamp_seconds", "When it was done."),
-    key("loss").tag("loss/train").gauge("loss", "Its loss, in nats per token."),
-    key("grad_norm").tag("train/grad_norm").gauge("grad_norm", "Its global gradient norm."),
-    key("lr").tag("train/lr").gauge("learning_rate", "Its learning rate."),
+    plot("step", |m| Some(m.step as f64)).gauge("step", "Last step of the run."),
+    plot("wall_time", |m| Some(m.wall_time))
+        .gauge("last_step_timestamp_seconds", "When it was done."),
+    plot("loss", StepMetrics::measured_loss)
+        .tag("loss/train")
+        .gauge("loss", "Its loss, in nats per token."),
+    plot("grad_norm", |m| Some(m.grad_norm))
+        .tag("train/grad_norm")
+        .gauge("grad_norm", "Its global gradient norm."),
+    plot("lr", |m| Some(m.lr)).tag("train/lr").gauge("learning_rate", "Its learning rate."),
     key("tokens"),
-    key("tokens_per_s")
+    plot("tokens_per_s", |m| Some(m.tokens_per_s))
         .tag("speed/tokens_per_s")
         .gauge("tokens_per_second", "Its tokens per second."),
-    key("step_s").tag("speed/step_s").gauge("step_seconds", "Its time."),
-    key("flops_util")
+    plot("step_s", |m| Some(m.step_s)).tag("speed/step_s").gauge("step_seconds", "Its time."),
+    plot("flops_util", |m| Some(m.flops_util))
         .tag("speed/flops_util")
         .gauge("flops_utilization_ratio", "Its FLOP utilisation."),
-    key("bubble").tag("speed/bubble").gauge("bubble_ratio", "Idle share of its pipeline."),
+    plot("bubble", |m| Some(m.bubble))
+        .tag("speed/bubble")
+        .gauge("bubble_ratio", "Idle share of its pipeline."),
     key("bubble_own_span"),
     key("bubble_step"),
     key("all_gathers"),
     key("reduce_scatters"),
     key("all_reduces"),
     key("optimizer_gathers"),
-    key("comm_bytes").tag("comm/bytes"),
+    plot("comm_bytes", |m| Some(m.comm_bytes as f64)).tag("comm/bytes"),
     key("peak_bytes.parameter_shard"),
     key("peak_bytes.gathered"),
     key("peak_bytes.packed_weights"),
     key("peak_bytes.gradient"),
     key("peak_bytes.gradient_shard"),
     key("peak_bytes.optimizer"),
-    key("peak_bytes.activation").tag("memory/activation_bytes"),
+    plot("peak_bytes.activation", |m| Some(m.peak_bytes.activation as f64))
+        .tag("memory/activation_bytes"),
     key("peak_bytes.weight_stash"),
     key("peak_bytes.communication"),
     key("peak_bytes.save"),
-    key("at_once_bytes").tag("memory/at_once_bytes"),
+    plot("at_once_bytes", |m| Some(m.at_once_bytes as f64)).tag("memory/at_once_bytes"),
     key("early_bytes"),
     key("idle_bytes"),
-    key("save_blocked_s").tag("speed/save_blocked_s"),
-    key("skipped").tag("train/skipped"),
-    key("eval.loss")
+    plot("save_blocked_s", |m| Some(m.save_blocked_s)).tag("speed/save_blocked_s"),
+    plot("skipped", |m| switch(m.skipped)).tag("train/skipped"),
+    plot("eval.loss", |m| Some(m.eval?.loss))
         .tag("loss/validation")
         .gauge("eval_loss", "Last validation loss, in nats per token."),
-    key("eval.perplexity").tag("eval/perplexity"),
-    key("eval.bits_per_byte").tag("eval/bits_per_byte"),
+    plot("eval.perplexity", |m| Some(m.eval?.perplexity)).tag("eval/perplexity"),
+    plot("eval.bits_per_byte", |m| m.eval?.bits_per_byte).tag("eval/bits_per_byte"),
     key("eval.tokens"),
     key("eval.seconds"),
     key("eval.all_gathers"),
     key("eval.comm_bytes"),
     key("eval.best"),
     key("peak_bytes.rollback"),
-    key("rolled_back").tag("train/rolled_back"),
+    plot("rolled_back", |m| switch(m.rolled_back)).tag("train/rolled_back"),
     key("redone_s"),
-    key("scored_tokens").tag("train/scored_tokens"),
+    plot("scored_tokens", |m| m.scored_tokens.map(|n| n as f64)).tag("train/scored_tokens"),
     key("eval.scored_tokens"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use zeropp_core::metrics::Evaluation;
+
+    use super::*;
+
+    /// A step all of whose figures are others.
+    fn full() -> StepMetrics {
+        let mut step = StepMetrics { step: 1, ..StepMetrics::default() };
+        step.eval = Some(Evaluation {
+            bits_per_byte: Some(1.5),
+            scored_tokens: Some(1),
+            ..Evaluation::default()
+        });
+        step.scored_tokens = Some(1);
+        (step.skipped, step.rolled_back, step.save_blocked_s) = (true, true, 1.0);
+        let mut json = serde_json::to_value(&step).unwrap();
+        let mut next = 2;
+        for value in json.as_object_mut().unwrap().values_mut() {
+            number(value, &mut next);
+        }
+        serde_json::from_value(json).unwrap()
+    }
+
+    /// Puts numbers that count up in place of numbers.
+    fn number(value: &mut Value, next: &mut u64) {
+        match value {
+            Value::Number(_) => (*value, *next) = (Value::from(*next), *next + 1),
+            Value::Object(inner) => inner.values_mut().for_each(|value| number(value, next)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn what_is_plotted_is_the_figure_of_its_row() {
+        let step = full();
+        let values = values(&step).unwrap();
+        for key in KEYS.iter().filter(|key| key.tag.is_some() || key.gauge.is_some()) {
+            let written = key.written(&values).unwrap();
+            let written = written.as_f64().or(written.as_bool().and_then(switch));
+            assert_eq!((key.of)(&step), written, "{}", key.name);
+        }
+    }
+}

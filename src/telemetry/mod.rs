@@ -1,5 +1,5 @@
-//! What rank 0's process writes of every step while the run goes: metrics in JSON lines or CSV,
-//! TensorBoard's event files, and the last step's figures for Prometheus.
+//! Records of every step that rank 0's process writes while the run goes: metrics in JSON lines or
+//! CSV, TensorBoard's event files, and the last step's figures for Prometheus.
 
 mod csv;
 mod header;

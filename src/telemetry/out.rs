@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 /// Bytes of records that wait at most.
 pub(super) const WAITING_MAX: usize = 64 << 20;
 
-/// What takes bytes.
+/// A place for bytes.
 trait Sink: Send {
     /// Takes some of `bytes`, and says how many.
     fn take(&mut self, bytes: &[u8]) -> io::Result<usize>;
@@ -36,7 +36,7 @@ impl Sink for File {
     }
 }
 
-/// What there is to tell of a file.
+/// News of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum News {
     /// Records wait, since this error.
@@ -47,7 +47,7 @@ pub(super) enum News {
     Lost(String),
 }
 
-/// What was told last.
+/// The last news.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Told {
     Written,
@@ -62,7 +62,7 @@ pub(super) struct Out(Arc<Mutex<State>>);
 
 struct State {
     sink: Box<dyn Sink>,
-    /// What was written since the last flush.
+    /// The bytes since the last flush.
     record: Vec<u8>,
     waiting: VecDeque<Vec<u8>>,
     waiting_bytes: usize,
@@ -96,7 +96,7 @@ impl Out {
         })))
     }
 
-    /// What was not told yet.
+    /// The news that was not taken yet.
     pub(super) fn news(&self) -> Option<News> {
         let mut state = self.0.lock();
         let (now, news) = match state.failed.as_ref().map(ToString::to_string) {

@@ -8,27 +8,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use serde_json::Value;
-use zeropp_core::meter::{MemoryBytes, MemoryKind};
+use zeropp_core::meter::MemoryKind;
 use zeropp_core::metrics::{LayerMetrics, StepMetrics};
 use zeropp_core::threads::start;
 
 use crate::config::{Config, ConfigError};
 use crate::http::{self, Answer, Request};
-use crate::telemetry::keys::{KEYS, number, values};
+use crate::telemetry::keys::KEYS;
 
 /// The text format of version 0.0.4, which every Prometheus reads.
 const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What is shown.
+/// The figures that are shown.
 #[derive(Default)]
 struct Shown {
     name: String,
-    /// The figures of the last step by [`KEYS`], with those of the last validation; nothing before
-    /// the first.
-    last: Value,
-    /// The most memory of a rank in that step.
-    peak_bytes: MemoryBytes,
+    /// The last step, with the last validation; none before the first.
+    last: Option<StepMetrics>,
     /// Those of the last step in which layers were looked at.
     layers: Vec<LayerMetrics>,
     steps: u64,
@@ -78,12 +74,8 @@ impl Prometheus {
         shown.skipped += u64::from(step.skipped);
         shown.rollbacks += u64::from(step.rolled_back);
         shown.save_blocked_s += step.save_blocked_s;
-        let validated = shown.last.get("eval").cloned();
-        shown.last = values(step).unwrap_or_default();
-        if let (None, Some(eval)) = (step.eval, validated) {
-            shown.last["eval"] = eval;
-        }
-        shown.peak_bytes = step.peak_bytes;
+        let validated = shown.last.take().and_then(|last| last.eval);
+        shown.last = Some(StepMetrics { eval: step.eval.or(validated), ..step.clone() });
         if !step.layers.is_empty() {
             shown.layers = step.layers.clone();
         }
@@ -105,7 +97,7 @@ impl Drop for Prometheus {
     }
 }
 
-/// What is answered to `request`.
+/// The response to `request`.
 fn answer(request: &Request, shown: &Mutex<Shown>) -> Answer {
     let path = request.target.split('?').next();
     match request.method == "GET" && path == Some("/metrics") {
@@ -151,18 +143,18 @@ fn text(shown: &Shown) -> String {
         "Time that saving kept a rank from its work.",
         shown.save_blocked_s,
     );
-    if shown.last.is_null() {
-        return out;
-    }
+    let Some(last) = &shown.last else { return out };
     for key in KEYS {
-        if let (Some((name, about)), Some(value)) = (key.gauge, key.of(&shown.last)) {
-            tell(name, "gauge", about, number(value));
+        // A loss of no tokens is NaN; before the first validation nothing is shown of one.
+        let value = (key.of)(last).or((!key.name.starts_with("eval.")).then_some(f64::NAN));
+        if let (Some((name, about)), Some(value)) = (key.gauge, value) {
+            tell(name, "gauge", about, value);
         }
     }
     out.push_str("# HELP zeropp_peak_bytes Largest memory of a rank in the last step, by kind.\n");
     out.push_str("# TYPE zeropp_peak_bytes gauge\n");
     for kind in MemoryKind::ALL {
-        let (what, bytes) = (kind.name().replace(' ', "_"), shown.peak_bytes.get(kind));
+        let (what, bytes) = (kind.name().replace(' ', "_"), last.peak_bytes.get(kind));
         let _ = writeln!(out, "zeropp_peak_bytes{{run=\"{run}\",kind=\"{what}\"}} {bytes}");
     }
     tell_layers(&mut out, &run, &shown.layers);
@@ -241,6 +233,26 @@ mod tests {
             let told = ask(prometheus.address, &format!("{other}\r\n\r\n"));
             assert!(told.starts_with("HTTP/1.1 404") && !told.contains("zeropp_"), "{told}");
         }
+    }
+
+    #[test]
+    fn figures_that_are_not_finite_are_shown_as_they_are_and_a_validation_stays() {
+        let mut shown = Shown::default();
+        let show = |step: StepMetrics, shown: Shown| {
+            let prometheus = started();
+            *prometheus.shown.lock() = shown;
+            prometheus.show(&step);
+            std::mem::take(&mut *prometheus.shown.lock())
+        };
+        let has = |shown: &Shown, line: &str| text(shown).lines().any(|found| found == line);
+        shown = show(StepMetrics { grad_norm: f64::INFINITY, ..Default::default() }, shown);
+        assert!(has(&shown, "zeropp_grad_norm{run=\"\"} +Inf"), "{}", text(&shown));
+        assert!(!text(&shown).contains("eval_loss"), "there was no validation");
+        let eval = zeropp_core::metrics::Evaluation { loss: 2.5, ..Default::default() };
+        shown = show(StepMetrics { eval: Some(eval), ..Default::default() }, shown);
+        shown = show(StepMetrics { scored_tokens: Some(0), ..Default::default() }, shown);
+        assert!(has(&shown, "zeropp_eval_loss{run=\"\"} 2.5"), "{}", text(&shown));
+        assert!(has(&shown, "zeropp_loss{run=\"\"} NaN"), "of no tokens: {}", text(&shown));
     }
 
     #[test]

@@ -11,12 +11,12 @@ use zeropp_core::files::open_kept;
 use zeropp_core::metrics::{LayerMetrics, RunHeader, StepMetrics};
 
 use super::Steps;
-use super::keys::{KEYS, number, values};
+use super::keys::KEYS;
 use super::out::Out;
 
-/// What the first event of a file says it is.
+/// The version that the first event of a file has.
 const VERSION: &[u8] = b"brain.Event:2";
-/// What is added to a rotated checksum, so that one of a text with checksums in it is no constant.
+/// Added to a rotated checksum, so that one of a text with checksums in it is no constant.
 const MASK: u32 = 0xa282_ead8;
 
 // Fields of `Event`, `Summary`, `Summary.Value` and `SessionLog`.
@@ -91,7 +91,7 @@ impl Steps for EventFile {
         event.double(EVENT_WALL_TIME, step.wall_time);
         event.integer(EVENT_STEP, step.step);
         let mut summary = Message::default();
-        for (tag, value) in scalars(step)? {
+        for (tag, value) in scalars(step) {
             let mut one = Message::default();
             one.bytes(VALUE_TAG, tag.as_bytes());
             one.float(VALUE_SIMPLE, value as f32);
@@ -104,12 +104,8 @@ impl Steps for EventFile {
 }
 
 /// The figures of a step and of its layers, by tag.
-fn scalars(m: &StepMetrics) -> io::Result<Vec<(String, f64)>> {
-    let step = values(m)?;
-    let of_step = KEYS.iter().filter_map(|key| {
-        let value = key.of(&step).filter(|value| !value.is_null())?;
-        Some((key.tag?.to_owned(), number(value)))
-    });
+fn scalars(m: &StepMetrics) -> Vec<(String, f64)> {
+    let of_step = KEYS.iter().filter_map(|key| Some((key.tag?.to_owned(), (key.of)(m)?)));
     let of_layer = |layer: &LayerMetrics| {
         let scalar =
             |group: &str, value: Option<f64>| Some((format!("{group}/{}", layer.name), value?));
@@ -119,7 +115,7 @@ fn scalars(m: &StepMetrics) -> io::Result<Vec<(String, f64)>> {
             scalar("layer_activation_rms", layer.activation_rms),
         ]
     };
-    Ok(of_step.chain(m.layers.iter().flat_map(of_layer).flatten()).collect())
+    of_step.chain(m.layers.iter().flat_map(of_layer).flatten()).collect()
 }
 
 /// A message of Protocol Buffers on its way.
@@ -266,6 +262,25 @@ mod tests {
         assert_eq!(loss[1], (u64::from(VALUE_SIMPLE), 2.5f32.to_le_bytes().to_vec()));
         let layer = values.iter().find(|value| value[0].1 == b"layer_grad_norm/h.0").unwrap();
         assert_eq!(layer[1], (u64::from(VALUE_SIMPLE), 0.5f32.to_le_bytes().to_vec()));
-        assert_eq!(values.len(), scalars(&step).unwrap().len());
+        assert_eq!(values.len(), scalars(&step).len());
+    }
+
+    #[test]
+    fn every_step_has_a_point_of_every_figure_whatever_its_value() {
+        let of = |step: &StepMetrics, tag: &str| {
+            let found = scalars(step).into_iter().find(|(name, _)| name == tag);
+            found.map(|(_, value)| value)
+        };
+        let step = StepMetrics { grad_norm: f64::INFINITY, ..StepMetrics::default() };
+        for tag in ["train/skipped", "train/rolled_back", "speed/save_blocked_s"] {
+            assert_eq!(of(&step, tag), Some(0.0), "{tag}");
+        }
+        assert_eq!(of(&step, "train/grad_norm"), Some(f64::INFINITY));
+        let step = StepMetrics { skipped: true, loss: f64::NAN, ..step };
+        assert_eq!(of(&step, "train/skipped"), Some(1.0));
+        assert!(of(&step, "loss/train").unwrap().is_nan());
+        // What is not there has none.
+        let step = StepMetrics { scored_tokens: Some(0), ..step };
+        assert_eq!([of(&step, "loss/train"), of(&step, "loss/validation")], [None; 2]);
     }
 }

@@ -1,4 +1,4 @@
-//! What a program may ask of a run between two of its steps.
+//! Requests of a program to a run between two of its steps.
 
 use zeropp_core::metrics::Evaluation;
 
@@ -6,7 +6,7 @@ use crate::Error;
 use crate::config::ConfigError;
 use crate::run::rank::News;
 use crate::run::request::{Answer, Request};
-use crate::run::stop::Wish;
+use crate::run::stop::StopRequest;
 use crate::trainer::steps::Steps;
 use crate::trainer::{Weights, assemble};
 
@@ -54,7 +54,7 @@ impl Steps<'_> {
             return Err(ConfigError::value("save", "", "the run saves nowhere", help).into());
         }
         self.step_between()?;
-        self.wish = Wish::Save;
+        self.wish = StopRequest::Save;
         Ok(())
     }
 
@@ -88,7 +88,7 @@ impl Steps<'_> {
                     self.unanswered = true;
                     match metrics.step == step {
                         true => self.send(Answer::First(request)),
-                        false => self.answer(Wish::GoOn),
+                        false => self.answer(StopRequest::GoOn),
                     }
                 }
                 Some(News::Step(..)) => {

@@ -16,10 +16,10 @@ use crate::plan::mask_check::{self, Owns};
 use crate::plan::{hints, model_check};
 use crate::trainer::{Trainer, Weights};
 
-/// What a [`Trainer`] is made of: [`Trainer::builder`].
+/// The parts of a [`Trainer`]: [`Trainer::builder`].
 ///
-/// What is not given is as the settings say. Where the ranks are in several processes, each gives
-/// the same; that is for the program to see to, which no setting describes.
+/// A part that is not given is as the settings say. Where the ranks are in several processes, each
+/// gives the same; that is for the program to see to, which no setting describes.
 pub struct TrainerBuilder {
     config: Config,
     model: Option<Model>,

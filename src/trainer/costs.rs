@@ -10,7 +10,7 @@ use crate::plan::blueprint::Blueprint;
 /// Most layers that are named.
 const NAMED: usize = 4;
 
-/// What there is to say of the costs of a model's layers after a run's first step: that a rank has
+/// Notes on the costs of a model's layers after a run's first step: that a rank has
 /// kept more than they say, and which layers say nothing at all.
 pub(crate) fn remark(bp: &Blueprint, step: &StepMetrics) -> Option<String> {
     let most = |of: fn(&MemoryBytes, MemoryKind) -> u64, kind| {

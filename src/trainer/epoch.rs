@@ -21,7 +21,7 @@ use crate::run::rank::{Export, News, RankEnd, Shared, run_rank};
 use crate::run::ranks::Ranks;
 use crate::run::request::Answer;
 use crate::run::spawn::Around;
-use crate::run::stop::Wish;
+use crate::run::stop::StopRequest;
 use crate::trainer::Trainer;
 use crate::world::hello::new_name;
 use crate::world::{LocalRank, World, cores};
@@ -36,7 +36,7 @@ pub(crate) struct Epoch {
     pub(crate) peak: Peak,
 }
 
-/// What ranks are started with.
+/// The parts that ranks are started with.
 pub(crate) struct Begin {
     /// Their world, where it is not to be started with the engine of the settings.
     pub(crate) given: Option<Vec<Arc<dyn Communicator>>>,
@@ -44,7 +44,7 @@ pub(crate) struct Begin {
     /// Measured where it is not known.
     pub(crate) peak: Option<Peak>,
     pub(crate) saver: Option<Arc<Saver>>,
-    /// What makes the copies in memory.
+    /// The saver of copies in memory.
     pub(crate) copier: Option<Arc<Saver>>,
     pub(crate) loader: Option<Loader>,
 }
@@ -106,7 +106,7 @@ impl Epoch {
     pub(crate) fn let_begin(&self) {
         if let Some(answers) = &self.answers {
             // Where rank 0 has failed, nobody waits any more.
-            let _ = answers.send(Answer::Follows(Wish::GoOn));
+            let _ = answers.send(Answer::Follows(StopRequest::GoOn));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a user should hear of while a run goes on: a loss that is not a number, or that jumps. Each
+//! Warnings while a run goes on: a loss that is not a number, or that jumps. Each
 //! is told once.
 
 use tracing::warn;

@@ -53,23 +53,23 @@ pub struct Trainer {
     /// The weights that the run begins with, unless it goes on.
     pub(crate) initial: Option<Arc<Initial>>,
     pub(crate) stopper: Stopper,
-    /// What the validation loss is of.
+    /// The data of the validation loss.
     pub(crate) evaluation: Option<Arc<EvaluationSet>>,
 }
 
-/// What a run ends with.
+/// The end of a run.
 struct End {
     summary: Summary,
-    /// What this process's ranks left behind; on rank 0's all ranks.
+    /// The results of this process's ranks; on rank 0's those of all.
     results: Vec<RankResult>,
-    /// What they were built from: that of the last replicas, where some were lost.
+    /// The blueprint that they were built from: that of the last replicas, where some were lost.
     blueprint: Arc<Blueprint>,
 }
 
 /// Final weights by parameter name, each in row-major order.
 pub type Weights = BTreeMap<String, Vec<f32>>;
 
-/// What a function that is called after each step says: `()` to go on, or a [`ControlFlow`], of
+/// The result of a function that is called after each step: `()` to go on, or a [`ControlFlow`], of
 /// which `Break` stops the run there.
 pub trait StepFlow {
     /// Whether the run goes on.
@@ -161,12 +161,12 @@ impl Trainer {
         self.blueprint.config.save.is_some()
     }
 
-    /// What is known before the run: mesh, schedule, predicted memory and bubble.
+    /// The facts that are known before the run: mesh, schedule, predicted memory and bubble.
     pub fn plan(&self) -> &Plan {
         &self.blueprint.plan
     }
 
-    /// What this machine's ranks are predicted to need beside what it has. Training refuses to
+    /// The predicted need of this machine's ranks beside its memory. Training refuses to
     /// start where that is too little; the plan does not.
     pub fn memory(&self) -> MemoryCheck {
         MemoryCheck::of(&self.blueprint)
@@ -175,7 +175,7 @@ impl Trainer {
     /// The devices of this process's ranks, of which there are enough. The plan takes none.
     ///
     /// # Errors
-    /// What is missing, and where it was looked for.
+    /// The part that is missing, and where it was looked for.
     pub(crate) fn devices(&self) -> Result<Devices, Error> {
         let config = &self.blueprint.config;
         let devices = config.devices()?;
@@ -348,7 +348,7 @@ fn on_rank_0<F: StepFlow>(
     }
 }
 
-/// What every rank did when, of a run of `bp`.
+/// The actions of every rank with their times, of a run of `bp`.
 pub(crate) fn timeline(bp: &Blueprint, results: &[RankResult]) -> Timeline {
     let title = match results.iter().map(|r| r.clock_error_ns).max() {
         None | Some(0) => format!("{} · {}", bp.schedule().kind, bp.mesh),
@@ -400,7 +400,7 @@ fn assemble(bp: &Blueprint, results: Vec<RankResult>, pieces: usize) -> Weights 
     weights
 }
 
-/// What there is to say of data that is only measured on.
+/// Notes on data that is only measured on.
 fn notes_of_evaluation(config: &Config, set: &EvaluationSet) -> Vec<String> {
     let data = set.data();
     let own = config.eval_data.is_some() && config.eval_data != config.data;
@@ -421,7 +421,7 @@ fn bytes_for_ids(bp: &Blueprint, dataset: &Dataset) -> Option<String> {
     })
 }
 
-/// What a trace says of its run.
+/// The facts that a trace has of its run.
 fn facts(bp: &Blueprint) -> Vec<String> {
     let (plan, deal) = (&bp.plan, bp.config.deal());
     let batches = match deal.fewer() {

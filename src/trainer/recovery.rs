@@ -46,7 +46,7 @@ struct StepBits {
     grad_norm: u64,
 }
 
-/// What is to be done about a failure.
+/// The answer to a failure.
 pub(crate) enum Remedy {
     /// To recover.
     Recover,

@@ -1,4 +1,4 @@
-//! What signals to the command mean: to stop well, to save, to say what the ranks are doing.
+//! The meaning of signals to the command: to stop well, to save, to say what the ranks are doing.
 
 use std::io;
 #[cfg(unix)]

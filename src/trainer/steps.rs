@@ -25,7 +25,7 @@ use crate::run::measured;
 use crate::run::rank::{Export, News, RankEnd, RankResult, Ready, StageTimes};
 use crate::run::request::Answer;
 use crate::run::spawn;
-use crate::run::stop::Wish;
+use crate::run::stop::StopRequest;
 use crate::run::totals::Totals;
 use crate::run::trace;
 use crate::telemetry::{Prometheus, Telemetry, header};
@@ -54,8 +54,8 @@ pub struct Steps<'a> {
     pub(super) unanswered: bool,
     /// The step that was last told of, where all ranks wait after it.
     pub(super) waits_after: Option<u64>,
-    /// What follows that step, where another one is asked for.
-    pub(super) wish: Wish,
+    /// The wish after that step, where another one is asked for.
+    pub(super) wish: StopRequest,
     /// The program wants no more steps.
     pub(super) stops: bool,
     lock: Option<StoreLock>,
@@ -69,7 +69,7 @@ pub struct Steps<'a> {
     telemetry: Telemetry,
     totals: Totals,
     times: StageTimes,
-    /// What the ranks of a recovery compute on, too.
+    /// The devices, on which the ranks of a recovery compute, too.
     devices: Devices,
     /// Why the run ends, where that is found out before all of it has.
     failed: Option<Error>,
@@ -128,7 +128,7 @@ impl<'a> Steps<'a> {
             recoveries,
             unanswered: false,
             waits_after: None,
-            wish: Wish::GoOn,
+            wish: StopRequest::GoOn,
             stops: false,
             lock,
             copy_lock,
@@ -204,7 +204,7 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// What is run: with the replicas that are left.
+    /// The trainer that is run: with the replicas that are left.
     pub(super) fn trainer(&self) -> &Trainer {
         self.survivors.as_ref().unwrap_or(self.trainer)
     }
@@ -224,7 +224,7 @@ impl<'a> Steps<'a> {
         self.no_lower
     }
 
-    /// What the run is, as the first line of its metrics says it.
+    /// The run's facts, as the first line of its metrics has them.
     pub fn header(&self) -> RunHeader {
         let bp = &self.trainer.blueprint;
         header(&bp.config, &bp.plan, self.began_at, self.resumed().map(|resumed| resumed.step))
@@ -241,7 +241,7 @@ impl<'a> Steps<'a> {
         match self.epoch.answers.is_some() && self.unanswered {
             true => {
                 self.stops = true;
-                self.answer(Wish::Stop(0));
+                self.answer(StopRequest::Stop(0));
             }
             false => self.trainer.stopper.stop(),
         }
@@ -274,7 +274,7 @@ impl<'a> Steps<'a> {
         Ok(evaluation.expect("ranks that end well have told it"))
     }
 
-    pub(super) fn answer(&mut self, wish: Wish) {
+    pub(super) fn answer(&mut self, wish: StopRequest) {
         if std::mem::take(&mut self.unanswered)
             && let Some(answers) = &self.epoch.answers
         {
@@ -295,14 +295,14 @@ impl<'a> Steps<'a> {
                 Some(News::Step(metrics, ..)) if self.recoveries.is_redone(&metrics) => {
                     self.unanswered = true;
                     let stops = self.stops && self.recoveries.is_caught_up();
-                    self.answer(if stops { Wish::Stop(0) } else { Wish::GoOn });
+                    self.answer(if stops { StopRequest::Stop(0) } else { StopRequest::GoOn });
                 }
                 Some(News::Step(metrics, times, met)) => {
                     self.waits_after = met.then_some(metrics.step);
                     self.see(&metrics, &times);
                     if self.stops {
                         // The ranks have failed since, and did not hear of it.
-                        self.answer(Wish::Stop(0));
+                        self.answer(StopRequest::Stop(0));
                     }
                     return Some(metrics);
                 }
@@ -515,7 +515,7 @@ impl<'a> Steps<'a> {
     }
 }
 
-/// What may help where no step of a run had a token that was scored.
+/// Help where no step of a run had a token that was scored.
 const NOTHING_SCORED: &str = "no step of the run had one; use data with more tokens that the \
     settings document-mask and loss-mask leave, or a larger global-batch";
 
@@ -527,7 +527,7 @@ fn is_watched(export: Export) -> bool {
 /// A saver, and in rank 0's process the lock that goes with it.
 type Locked = (Saver, Option<StoreLock>);
 
-/// What `begin` gives, for all ranks here; nothing where the run is a question to a model.
+/// The value of `begin` for all ranks here; nothing where the run is a question to a model.
 fn begun(
     export: Export,
     begin: impl FnOnce() -> Result<Option<Locked>, Error>,

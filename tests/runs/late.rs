@@ -98,8 +98,7 @@ fn late(config: &Config) -> Config {
 fn random(seed: u64, steps: u64) -> Config {
     let draw = |what: u64, of: usize| (mixed(seed, what) % of as u64) as usize;
     let pick = |what: u64, of: &[usize]| of[draw(what, of.len())];
-    let optimizers =
-        [OptimizerKind::Adamw, OptimizerKind::Sgd, OptimizerKind::Lion, OptimizerKind::Muon];
+    let optimizers = OptimizerKind::ALL;
     let recompute = [Recompute::None, Recompute::Selective, Recompute::Full][draw(1, 3)];
     let (pp, zero3) = (pick(2, &[1, 2, 2, 4]), pick(3, &[1, 2]));
     let tied = draw(9, 3) == 0;
@@ -115,7 +114,7 @@ fn random(seed: u64, steps: u64) -> Config {
         virtual_stages: None,
         unit: None,
         micro_batches: Some(8),
-        optimizer: optimizers[draw(7, 4)],
+        optimizer: optimizers[draw(7, optimizers.len())],
         ema: (draw(8, 2) == 1).then_some(0.9),
         tied,
         recompute,

@@ -8,9 +8,9 @@ use burn::tensor::{DType, Int, Tensor, activation::log_softmax};
 
 use crate::common::{Run, assert_same_bits, run, text_file, tiny};
 use zeropp::config::{Decay, OptimizerSync, Order, Precision, Resume};
-use zeropp::optimizer::{Elements, Parameter, StepScale, UpdateRule};
+use zeropp::optimizer::{Elements, Parameter, StateTensor, StepScale, UpdateRule};
 use zeropp::pipeline::schedules::{Shape, generate};
-use zeropp::{Config, Loss, SampleError, Samples, Trainer, TrainerBuilder};
+use zeropp::{Config, Loss, SampleError, Samples, Summary, Trainer, TrainerBuilder};
 
 fn outcome(builder: TrainerBuilder) -> Run {
     let trainer = builder.build().expect("a good run");
@@ -292,20 +292,22 @@ fn an_own_loss_in_bf16_trains_as_one_in_fp32_does() {
 }
 
 /// Momentum of an element's own.
+#[derive(Clone, Copy)]
 struct Heavy;
 
 impl UpdateRule for Heavy {
     fn name(&self) -> &str {
         "heavy"
     }
-    fn moments(&self, of: &Parameter<'_>) -> &[&'static str] {
-        if of.shape.len() == 2 { &["speed"] } else { &[] }
+    fn state(&self, of: &Parameter<'_>) -> Vec<StateTensor> {
+        let speed = (of.shape.len() == 2).then(|| StateTensor::per_element("speed"));
+        speed.into_iter().collect()
     }
     fn update(&self, _: &Parameter<'_>, elements: Elements<'_, '_>, step: &StepScale) {
-        let Elements { parameter, moments, gradient } = elements;
+        let Elements { parameter, state, gradient } = elements;
         for (i, (p, g)) in parameter.iter_mut().zip(gradient).enumerate() {
             let mut along = g * step.gradient;
-            if let [speed] = moments {
+            if let [speed] = state {
                 speed[i] = 0.9 * speed[i] + along;
                 along = speed[i];
             }
@@ -314,33 +316,74 @@ impl UpdateRule for Heavy {
     }
 }
 
+/// Momentum as 8-bit numbers, of which each 64 have a scale.
+#[derive(Clone, Copy)]
+struct Codes;
+
+impl UpdateRule for Codes {
+    fn name(&self) -> &str {
+        "codes"
+    }
+    fn state(&self, _: &Parameter<'_>) -> Vec<StateTensor> {
+        vec![StateTensor::per_block("codes", 64, 17)]
+    }
+    fn update(&self, _: &Parameter<'_>, elements: Elements<'_, '_>, step: &StepScale) {
+        let Elements { parameter, state, gradient } = elements;
+        let blocks = parameter.chunks_mut(64).zip(gradient.chunks(64));
+        for ((p, g), words) in blocks.zip(state[0].chunks_mut(17)) {
+            let (scale, codes) = words.split_first_mut().unwrap();
+            let bytes = codes.iter().flat_map(|word| word.to_bits().to_le_bytes());
+            let before = bytes.map(|code| f32::from(code as i8) * *scale);
+            let speed: Vec<f32> = before.zip(g).map(|(v, g)| 0.9 * v + g * step.gradient).collect();
+            *scale = speed.iter().fold(0f32, |most, v| most.max(v.abs())) / 127.0;
+            let code = |v: &f32| ((v / scale.max(1e-30)).round() as i8).cast_unsigned();
+            let bytes: Vec<u8> = speed.iter().map(code).collect();
+            for (word, bytes) in codes.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *word = f32::from_bits(u32::from_le_bytes(*bytes));
+            }
+            p.iter_mut().zip(speed).for_each(|(p, v)| *p -= step.lr as f32 * v);
+        }
+    }
+}
+
 #[test]
 fn an_own_optimizer_is_sharded_saved_and_predicted_like_any() {
+    sharded_saved_and_predicted(Heavy, "it has speed of");
+}
+
+#[test]
+fn state_in_8_bits_with_a_scale_per_block_is_sharded_saved_and_predicted_like_any() {
+    let whole = sharded_saved_and_predicted(Codes, "it has codes of");
+    // Words of what a rank owns beside their mean: 17 for each 64.
+    let bare = Config { ema: None, zero3: 2, dp: 2, ..small() };
+    let codes = outcome(Trainer::builder(bare).optimizer(Codes)).summary.peak_bytes.optimizer;
+    assert_eq!(codes * 64, (whole.peak_bytes.optimizer - codes) * 17);
+}
+
+fn sharded_saved_and_predicted(rule: impl UpdateRule + Copy, has: &str) -> Summary {
     let dir = tempfile::tempdir().unwrap();
     let save = Some(dir.path().join("ckpt"));
     let base = Config { zero3: 2, dp: 2, lr: 0.1, ema: Some(0.9), ..small() };
-    let whole = outcome(Trainer::builder(base.clone()).optimizer(Heavy));
+    let whole = outcome(Trainer::builder(base.clone()).optimizer(rule));
     assert!(whole.summary.last_loss < whole.summary.first_loss);
     let most = whole.summary.predicted_bytes.optimizer;
     assert_eq!(whole.summary.peak_bytes.optimizer, most);
     // Stopped after three steps, and gone on with on another mesh.
     let saving = Config { save, resume: Resume::Newest, ..base };
-    let trainer = Trainer::builder(saving.clone()).optimizer(Heavy).build().unwrap();
+    let trainer = Trainer::builder(saving.clone()).optimizer(rule).build().unwrap();
     let stop = |step: &zeropp::StepMetrics| match step.step {
         3 => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),
     };
     trainer.train(stop).unwrap();
     let piped = Config { pp: 2, zero1: true, ..saving.clone() };
-    let rest = outcome(Trainer::builder(piped).optimizer(Heavy));
+    let rest = outcome(Trainer::builder(piped).optimizer(rule));
     let half = Run { steps: whole.steps[3..].to_vec(), ..whole };
     assert_same_bits(&half, &rest, "an own optimizer");
     // It is no other one's.
     let error = Trainer::new(saving).err().expect("another optimizer").to_string();
-    assert!(
-        error.contains("it has speed of") && error.contains("optimizer adamw keeps"),
-        "{error}"
-    );
+    assert!(error.contains(has) && error.contains("optimizer adamw keeps"), "{error}");
+    half.summary
 }
 
 #[test]

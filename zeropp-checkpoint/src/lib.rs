@@ -19,12 +19,14 @@ pub mod complete;
 pub mod disk;
 mod error;
 mod file;
+mod kept;
 mod manifest;
 mod open;
 pub mod pace;
 pub mod part;
 pub mod places;
 pub mod resume;
+pub mod step_end;
 mod store;
 pub mod under_way;
 mod written;
@@ -36,7 +38,8 @@ mod sync {
 
 pub use error::{Checked, CheckpointError};
 pub use file::{PARAMETER, StateWriter, WRITER_BYTES, WrittenFile, tensor_name};
+pub use kept::{EMA, StateTensor};
 pub use manifest::{Base, FileRecord, MANIFEST, Manifest, Piece, Plateau, SavedParameter};
-pub use open::{Checkpoint, EMA, ParameterReader, Reader};
+pub use open::{Checkpoint, ParameterReader, Reader};
 pub use store::{Holder, Store, StoreLock, checkpoint_at};
 pub use written::{UnsyncedState, WrittenPiece, WrittenState};

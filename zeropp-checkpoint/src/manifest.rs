@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use zeropp_data::tokens::{Fingerprint, Position};
 
 use crate::error::{Checked, damaged};
+use crate::kept::StateTensor;
 
 /// Name of the file that makes a folder a checkpoint.
 pub const MANIFEST: &str = "manifest.json";
@@ -90,18 +91,19 @@ pub struct FileRecord {
 pub struct SavedParameter {
     /// Dimensions.
     pub shape: Vec<usize>,
-    /// Names of what the optimizer keeps of it; earlier versions knew AdamW's alone, and say none.
+    /// The tensors that the optimizer keeps of it; earlier versions knew AdamW's alone, and say
+    /// none.
     #[serde(default = "of_adamw", skip_serializing_if = "is_of_adamw")]
-    pub kept: Vec<String>,
+    pub kept: Vec<StateTensor>,
     /// Pieces in order of their offsets; together all elements, once.
     pub pieces: Vec<Piece>,
 }
 
-fn of_adamw() -> Vec<String> {
-    ["exp_avg", "exp_avg_sq"].map(String::from).to_vec()
+fn of_adamw() -> Vec<StateTensor> {
+    ["exp_avg", "exp_avg_sq"].map(StateTensor::per_element).to_vec()
 }
 
-fn is_of_adamw(kept: &Vec<String>) -> bool {
+fn is_of_adamw(kept: &Vec<StateTensor>) -> bool {
     *kept == of_adamw()
 }
 
@@ -221,9 +223,8 @@ impl Manifest {
 
     fn check(&self) -> Result<(), String> {
         for (name, parameter) in &self.parameters {
-            let odd = |kept: &String| kept.is_empty() || kept.contains('/') || kept == "parameter";
-            if let Some(kept) = parameter.kept.iter().find(|kept| odd(kept)) {
-                return Err(format!("{kept:?}, kept of {name}, is no name"));
+            if let Some(kept) = parameter.kept.iter().find(|kept| !kept.is_possible()) {
+                return Err(format!("{:?}, kept of {name}, is no name or no tensor", kept.name));
             }
         }
         for name in self.files.keys() {

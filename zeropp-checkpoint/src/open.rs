@@ -11,10 +11,8 @@ use parking_lot::Mutex;
 use crate::disk::{Disk, System};
 use crate::error::{Checked, CheckpointError, damaged, unreadable};
 use crate::file::{PARAMETER, StateReader, check_size, tensor_name};
-use crate::manifest::{MANIFEST, MANIFEST_BYTES_MAX, Manifest, SavedParameter};
-
-/// The name of the moving average of a parameter, among what an optimizer keeps of it.
-pub const EMA: &str = "ema";
+use crate::kept::{EMA, StateTensor};
+use crate::manifest::{MANIFEST, MANIFEST_BYTES_MAX, Manifest, Piece, SavedParameter};
 
 /// A complete checkpoint. Its files are checked as they are read: each by the first reader of this
 /// process that opens it.
@@ -126,25 +124,25 @@ impl Checkpoint {
     pub fn check_kept(
         &self,
         rule: &str,
-        kept: impl IntoIterator<Item = (String, Vec<String>)>,
+        kept: impl IntoIterator<Item = (String, Vec<StateTensor>)>,
     ) -> Checked<()> {
-        let moments = |names: &[String]| {
-            names.iter().filter(|name| *name != EMA).cloned().collect::<Vec<_>>()
+        let of_rule = |all: &[StateTensor]| {
+            all.iter().filter(|kept| kept.name != EMA).cloned().collect::<Vec<_>>()
         };
-        let all = |names: Vec<String>| match names.is_empty() {
+        let names = |all: &[StateTensor]| match all.is_empty() {
             true => "nothing".to_owned(),
-            false => names.join(" and "),
+            false => all.iter().map(|kept| kept.name.as_str()).collect::<Vec<_>>().join(" and "),
         };
         for (name, wanted) in kept {
             let Some(parameter) = self.manifest.parameters.get(&name) else { continue };
-            let (there, wanted) = (moments(&parameter.kept), moments(&wanted));
+            let (there, wanted) = (of_rule(&parameter.kept), of_rule(&wanted));
             if there != wanted {
                 let problem = format!(
                     "the checkpoint has {} of {name}, and optimizer {rule} keeps {}; use the \
                      optimizer and the momentum it was saved with, or begin with its weights by \
                      init-from",
-                    all(there),
-                    all(wanted),
+                    names(&there),
+                    names(&wanted),
                 );
                 return Err(CheckpointError::Mismatch { path: self.path.clone(), problem });
             }
@@ -159,7 +157,7 @@ impl Checkpoint {
 
     /// A reader of the moving averages of the parameters in their place (EMA), if it has them.
     pub fn means(&self) -> Option<ParameterReader<'_>> {
-        let has_mean = |p: &SavedParameter| p.kept.iter().any(|name| name == EMA);
+        let has_mean = |p: &SavedParameter| p.kept.iter().any(|kept| kept.name == EMA);
         let all = self.manifest.parameters.values().all(has_mean);
         all.then(|| ParameterReader(self.reader(), EMA))
     }
@@ -169,7 +167,7 @@ impl Checkpoint {
         let mut tensors: HashMap<&str, Vec<PieceInFile<'_>>> = HashMap::new();
         for (name, parameter) in &self.manifest.parameters {
             for piece in &parameter.pieces {
-                let of = PieceInFile { name, kept: &parameter.kept, len: piece.len };
+                let of = PieceInFile { name, kept: &parameter.kept, piece };
                 tensors.entry(&piece.file).or_default().push(of);
             }
         }
@@ -213,8 +211,8 @@ pub struct Reader<'a> {
 /// A piece of a parameter, and what is kept of it.
 struct PieceInFile<'a> {
     name: &'a str,
-    kept: &'a [String],
-    len: usize,
+    kept: &'a [StateTensor],
+    piece: &'a Piece,
 }
 
 impl<'a> Reader<'a> {
@@ -227,24 +225,49 @@ impl<'a> Reader<'a> {
     /// # Panics
     /// Panics for a name that is not in the manifest, and beyond the parameter's end.
     pub fn read(&mut self, kept: &str, name: &str, offset: usize, out: &mut [f32]) -> Checked<()> {
+        self.read_state(&StateTensor::per_element(kept), name, (offset, out.len()), out)
+    }
+
+    /// The words of `kept` for so many elements of the parameter `name` from `offset` on; of a
+    /// tensor of the whole parameter, all of it.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    ///
+    /// # Panics
+    /// As [`read`](Self::read), and where no block begins at `offset`.
+    pub fn read_state(
+        &mut self,
+        kept: &StateTensor,
+        name: &str,
+        (offset, elements): (usize, usize),
+        out: &mut [f32],
+    ) -> Checked<()> {
         let parameter = &self.checkpoint.manifest.parameters[name];
-        let end = offset + out.len();
+        let end = offset + elements;
         // Pieces are sorted and without gaps.
         let first = parameter.pieces.partition_point(|p| p.offset + p.len <= offset);
-        for piece in parameter.pieces[first..].iter().take_while(|p| p.offset < end) {
+        let pieces =
+            if kept.is_whole() { &parameter.pieces[..1] } else { &parameter.pieces[first..] };
+        for piece in pieces.iter().take_while(|p| kept.is_whole() || p.offset < end) {
             let (a, b) = (piece.offset.max(offset), (piece.offset + piece.len).min(end));
             let file = self.file(&piece.file)?;
-            let (start, _) = file.places()[&tensor_name(kept, name)];
-            let from = start + 4 * (a - piece.offset) as u64;
-            file.values(from, &mut out[a - offset..b - offset])?;
+            let (start, _) = file.places()[&tensor_name(&kept.name, name)];
+            let (skipped, here) = match kept.is_whole() {
+                true => (0, 0..out.len()),
+                false => {
+                    (kept.words(a - piece.offset), kept.words(a - offset)..kept.words(b - offset))
+                }
+            };
+            file.values(start + 4 * skipped as u64, &mut out[here])?;
         }
         Ok(())
     }
 
-    /// Whether the checkpoint has what is called `kept` of the parameter `name`.
-    pub fn has(&self, kept: &str, name: &str) -> bool {
+    /// Whether the checkpoint has this state of the parameter `name`.
+    pub fn has(&self, kept: &StateTensor, name: &str) -> bool {
         let parameter = self.checkpoint.manifest.parameters.get(name);
-        parameter.is_some_and(|p| p.kept.iter().any(|there| there == kept))
+        parameter.is_some_and(|p| p.kept.contains(kept))
     }
 
     fn file(&mut self, name: &'a str) -> Checked<&mut StateReader<'a>> {
@@ -272,17 +295,22 @@ impl<'a> Reader<'a> {
 
 /// Every piece is in its file, with all that is kept of it, and nothing else is.
 fn check_tensors(file: &StateReader, pieces: &[PieceInFile<'_>]) -> Checked<()> {
-    for PieceInFile { name, kept, len } in pieces {
-        let all = std::iter::once(PARAMETER).chain(kept.iter().map(String::as_str));
-        for tensor in all.map(|kept| tensor_name(kept, name)) {
+    let mut expected = 0;
+    for PieceInFile { name, kept, piece } in pieces {
+        let state = kept.iter().map(|k| (&*k.name, k.words_in_piece(piece.offset, piece.len)));
+        for (kept, len) in std::iter::once((PARAMETER, piece.len)).chain(state) {
+            if len == 0 {
+                continue;
+            }
+            expected += 1;
+            let tensor = tensor_name(kept, name);
             let found = file.places().get(&tensor).map(|place| place.1);
-            if found != Some(*len) {
+            if found != Some(len) {
                 let found = found.map_or("is missing".into(), |n| format!("has {n}"));
                 return Err(file.damaged(format!("{tensor}, {len} elements, {found}")));
             }
         }
     }
-    let expected: usize = pieces.iter().map(|piece| 1 + piece.kept.len()).sum();
     match file.places().len() {
         found if found == expected => Ok(()),
         found => Err(file.damaged(format!("{found} tensors instead of {expected}"))),
@@ -299,7 +327,11 @@ mod tests {
     const ALL: [&str; 3] = [PARAMETER, "exp_avg", "exp_avg_sq"];
 
     fn parameter(shape: Vec<usize>, pieces: Vec<Piece>) -> SavedParameter {
-        SavedParameter { shape, kept: ALL[1..].iter().map(|name| (*name).into()).collect(), pieces }
+        SavedParameter {
+            shape,
+            kept: ALL[1..].iter().map(|name| StateTensor::per_element(name)).collect(),
+            pieces,
+        }
     }
 
     /// Elements of the parameter `w`, `[2, 5]`, in two files cut at 4; `v`, `[3]`, in the first.

@@ -28,8 +28,6 @@ impl Begin {
 pub struct StepEnd {
     /// Steps behind it.
     pub step: u64,
-    /// Updates behind it.
-    pub updates: u64,
     /// Whether it was not skipped.
     pub is_good: bool,
     /// Whether somebody asked for a save.
@@ -58,17 +56,21 @@ pub struct Pace {
     last: u64,
     /// A checkpoint was due and could not be written.
     owed: bool,
+    /// One was asked for and has not begun.
+    asked: bool,
+    /// The one that is to begin was asked for.
+    answers: bool,
     told_late: bool,
 }
 
 impl Pace {
     /// Every so many steps, none with 0, and after the `last`.
     pub fn new(every: u64, last: u64) -> Pace {
-        Pace { every, last, owed: false, told_late: false }
+        Pace { every, last, owed: false, asked: false, answers: false, told_late: false }
     }
 
     /// Whether a save is to follow a step for its number.
-    pub fn is_due(&self, step: u64) -> bool {
+    pub(crate) fn is_due(&self, step: u64) -> bool {
         step == self.last || self.every > 0 && step.is_multiple_of(self.every)
     }
 
@@ -77,19 +79,20 @@ impl Pace {
     /// checkpoint goes for it. What is the best of all validation losses, or the run's last, is not
     /// left out.
     pub fn after(&mut self, end: StepEnd) -> Wanted {
-        let StepEnd { step, is_good, asked, is_best, ends, .. } = end;
+        let StepEnd { step, is_good, asked, is_best, ends } = end;
+        self.answers = std::mem::take(&mut self.asked) || asked;
         if ends || is_best {
             return Wanted::Surely;
         }
         let due = self.is_due(step) || self.owed;
         self.owed = due && !is_good;
-        if asked || due && is_good { Wanted::UnlessUnderWay } else { Wanted::Nothing }
+        if self.answers || due && is_good { Wanted::UnlessUnderWay } else { Wanted::Nothing }
     }
 
-    /// A save is left out, as one is under way; one that a person `asked` for is made up for. True
+    /// A save is left out, as one is under way; one that a person asked for is made up for. True
     /// the first time, which is to be reported.
-    pub fn leave_out(&mut self, asked: bool) -> bool {
-        self.owed |= asked;
+    pub fn leave_out(&mut self) -> bool {
+        self.asked = std::mem::take(&mut self.answers);
         !std::mem::replace(&mut self.told_late, true)
     }
 }

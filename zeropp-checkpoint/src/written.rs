@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Checked;
 use crate::file::WrittenFile;
+use crate::kept::StateTensor;
 use crate::manifest::{FileRecord, Manifest, Piece, SavedParameter};
 
 /// The pieces and file that a rank has written, for the manifest.
@@ -21,8 +22,9 @@ pub struct WrittenPiece {
     pub name: String,
     /// Its dimensions.
     pub shape: Vec<usize>,
-    /// Names of what the optimizer keeps of it.
-    pub kept: Vec<String>,
+    /// The tensors that the optimizer keeps of the parameter; the file has
+    /// [`StateTensor::words_in_piece`] of each.
+    pub kept: Vec<StateTensor>,
     /// First element, in row-major order of the shape.
     pub offset: usize,
     /// Number of elements.

@@ -36,7 +36,7 @@ pub(crate) fn keep_pages() {
     unsafe { mi_option_set_default(PURGE_DELAY, -1) }
 }
 
-/// What `alloc` gives, tried again without the large blocks that are kept where that is nothing.
+/// A block from `alloc`, tried again without the large blocks that are kept where there is none.
 fn some(alloc: impl Fn() -> *mut u8, bytes: usize) -> *mut u8 {
     let mut memory = alloc();
     if memory.is_null() && BLOCKS.give_back() {

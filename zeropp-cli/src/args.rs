@@ -51,7 +51,7 @@ once; USR1 saves and goes on; QUIT writes what every rank is doing, for `zeropp 
 Exit codes: 0 done, 2 bad input (nothing was started), 1 the run failed, 130 stopped by INT, 143 by
 TERM.";
 
-/// What `zeropp run` is to do.
+/// The work of a `zeropp run`.
 pub(crate) struct Run {
     /// The settings, flags applied.
     pub(crate) config: Config,
@@ -179,7 +179,7 @@ pub(crate) fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
     }
 }
 
-/// What a setting is, as the short help has it, without its default.
+/// A setting's line in the short help, without its default.
 pub(crate) fn about(option: &OptionInfo) -> String {
     manual(option.doc, None).0
 }
@@ -240,7 +240,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// What a command line asks of `zeropp run`.
+/// Reads a command line of `zeropp run`.
 pub(crate) fn run(matches: &ArgMatches) -> Result<Run, Failure> {
     let page = matches.get_one::<String>("dry-run");
     Ok(Run {

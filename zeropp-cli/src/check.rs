@@ -90,7 +90,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
 /// More than anyone reads at once.
 const ERRORS_MAX: usize = 100;
 
-/// What the file holds, or all that is wrong with it.
+/// Content of the file in a line, or all that is wrong with it.
 fn check(path: &Path, matches: &ArgMatches) -> Result<Result<String, Vec<TextFault>>, Failure> {
     let (text, format) = schedule_text(path).map_err(Failure::bad_input)?;
     let limits = VerifyLimits {

@@ -14,10 +14,10 @@ use crate::{Failure, measure, planning, trial};
 
 /// Stands for a machine that is measured first.
 const MEASURED: &str = "measured";
-/// What a plan chooses, and keeps to where it is given.
+/// Settings that a plan chooses, and keeps where they are given.
 const KEPT: [&str; 8] =
     ["pp", "zero3", "dp", "virtual", "unit", "micro-batch-size", "recompute", "schedule"];
-/// What a plan chooses by itself.
+/// Settings that a plan always chooses itself.
 const CHOSEN: [&str; 5] = ["micro-batches", "zero1", "prefetch", "stages", "costs"];
 
 /// A run whose layout is to be planned.
@@ -66,7 +66,7 @@ pub(crate) fn args() -> [Arg; 3] {
 }
 
 impl Wish {
-    /// What a command line wishes; none where nothing is to be planned.
+    /// The wish of a command line; none where nothing is to be planned.
     pub(crate) fn new(matches: &ArgMatches) -> Option<Wish> {
         let size = |name: &str| matches.get_one::<usize>(name).copied();
         let all = KEPT.iter().chain(&CHOSEN).copied();
@@ -86,7 +86,7 @@ impl Wish {
     /// The settings with the best layout, and the plan in words.
     ///
     /// # Errors
-    /// What a plan does not take, or a job that fits nowhere, with what is nearest.
+    /// Settings that a plan does not take, or a job that fits nowhere, with the nearest.
     pub(crate) fn chosen(&self, config: &Config) -> Result<(Config, String), Failure> {
         let job = self.job(config)?;
         let plan = trial::plan(&job, &others(config), config, self.tries)?;

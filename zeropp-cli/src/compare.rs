@@ -111,7 +111,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a file holds.
+/// The content of a file.
 enum Input {
     /// One step of a run.
     Trace(Timeline),
@@ -292,7 +292,7 @@ fn text(of_a: &Run, of_b: &Run) -> String {
     format!("A: {}\nB: {}\n\n{}", a.title, b.title, table(&rows))
 }
 
-/// What both call a rank, or its number.
+/// The name that both give a rank, or its number.
 fn name_of(a: &Timeline, b: &Timeline, rank: usize) -> String {
     let name = |t: &Timeline| t.ranks.get(rank).map(|r| r.name.clone()).unwrap_or_default();
     let (a, b) = (name(a), name(b));

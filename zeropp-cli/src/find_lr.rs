@@ -73,7 +73,7 @@ struct Test {
     lowest: f64,
 }
 
-/// What a test suggests.
+/// The suggestions of a test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Found {
     /// Where the smoothed loss falls fastest.

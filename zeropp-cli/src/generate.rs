@@ -153,7 +153,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a model has written.
+/// Text that a model has written.
 pub(crate) struct Written {
     /// The prompt, and what follows it.
     pub(crate) text: String,
@@ -281,7 +281,7 @@ impl Vocabulary {
     }
 }
 
-/// What the tokenizer's program makes of `input`.
+/// Output of the tokenizer's program for `input`.
 fn call(tokenizer: &Path, args: &[&str], input: &str) -> Result<String, Failure> {
     let mut process = Process::new(program());
     process.arg("--tokenizer").arg(tokenizer).args(args);

@@ -1,4 +1,4 @@
-//! What the library tells through `tracing`, on standard error: as text for people, or as JSON
+//! The library's `tracing` events on standard error: as text for people, or as JSON
 //! lines.
 
 use std::fmt;

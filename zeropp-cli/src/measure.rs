@@ -165,7 +165,7 @@ fn text(m: &Measured, what: &str) -> String {
     out
 }
 
-/// What passes between ranks: the file's keys, and the times that they fit as comments.
+/// Times between ranks: the file's keys, and the fitted times as comments.
 fn links(m: &Measured) -> String {
     let mut out = String::new();
     match &m.inside {

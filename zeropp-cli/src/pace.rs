@@ -12,7 +12,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// How much of the time of a step is the last one's, in the mean that tells the time left.
 const NEWEST: f64 = 0.1;
 
-/// What is known of a run's steps between two lines.
+/// A run's steps between two lines.
 pub(crate) struct Pace {
     steps: u64,
     /// Steps from one line to the next; none for a line a second.

@@ -37,10 +37,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
                 "out = {folder}: cannot be made ({e}); choose another folder"
             ))
         })?;
-        for (name, svg) in zeropp_plan::papers::pictures().map_err(Failure::failed_run)? {
+        for (name, svg) in zeropp_papers::pictures().map_err(Failure::failed_run)? {
             write(&folder.join(name), svg.as_bytes())?;
         }
     }
-    say(zeropp_plan::papers::text().map_err(Failure::failed_run)?.trim_end());
+    say(zeropp_papers::text().map_err(Failure::failed_run)?.trim_end());
     Ok(())
 }

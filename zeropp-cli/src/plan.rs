@@ -1,4 +1,4 @@
-//! What `--dry-run` prints.
+//! Output of `--dry-run`.
 
 use zeropp::pipeline::draw::page;
 use zeropp::{Config, EvaluationPlan, MemoryCheck, Plan};
@@ -27,7 +27,7 @@ pub(crate) fn headline(config: &Config, plan: &Plan, check: &MemoryCheck) -> Str
     )
 }
 
-/// What a setting does not do, or what another would do better: a line each, after a line feed.
+/// Settings without an effect, or others that would do better: a line each, after a line feed.
 pub(crate) fn notes(plan: &Plan) -> String {
     plan.notes.iter().map(|note| format!("\nnote: {note}")).collect()
 }

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::{Bytes, Config, EngineKind, OPTIONS, OptionInfo};
+use zeropp::pipeline::schedules::Kind;
 use zeropp_core::files::read_text;
 use zeropp_plan::launch::{Launcher, nodes};
-use zeropp_plan::layout::KINDS;
 use zeropp_plan::plan::Plan;
 use zeropp_plan::{PlanError, against, page, text};
 
@@ -150,7 +150,7 @@ fn fixed_args() -> Vec<Arg> {
         Arg::new("schedule")
             .long("schedule")
             .value_name("KIND")
-            .value_parser(PossibleValuesParser::new(KINDS))
+            .value_parser(PossibleValuesParser::new(Kind::planned().map(|kind| kind.name)))
             .help("The kind of schedule"),
     ];
     args.into_iter().map(|arg| arg.help_heading("Given rather than searched for")).collect()

@@ -92,7 +92,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
 /// A run's curves.
 struct Run {
     name: String,
-    /// What it is, in a line.
+    /// Its description, in a line.
     about: String,
     /// Step and value.
     loss: Vec<(f64, f64)>,
@@ -106,7 +106,7 @@ struct Run {
 /// the model, with its name.
 type Layers = BTreeMap<(usize, usize), (String, Vec<(f64, f64)>)>;
 
-/// What is drawn of layers: key, title.
+/// Figures of layers that are drawn: key, title.
 const OF_LAYERS: [(&str, &str); 3] = [
     ("grad_norm", "Gradient norm by layer"),
     ("update_ratio", "Update over weights, by layer"),
@@ -226,7 +226,7 @@ fn panels(runs: &[Run], scale: Scale) -> Vec<Panel> {
     panels
 }
 
-/// What there is of layers; a layer looks the same in all of these panels.
+/// Panels of layers; a layer looks the same in all of them.
 fn layer_panels(runs: &[Run]) -> impl Iterator<Item = Panel> {
     let places = runs.iter().flat_map(|run| run.layers.keys()).map(|(_, place)| place + 1);
     let layers = places.max().unwrap_or(0);

@@ -237,7 +237,7 @@ fn tell_what_is_lost(config: &Config) {
     }
 }
 
-/// What `--dry-run=PAGE.html` writes: the plan in HTML, and the learning rate of every step.
+/// Page of `--dry-run=PAGE.html`: the plan in HTML, and the learning rate of every step.
 fn planned(config: &Config, plan: &str) -> String {
     let rate = config.learning_rate();
     // As many steps as a picture shows; a long run's curve is smooth.
@@ -304,7 +304,7 @@ fn settings(config: &Config) -> Result<String, ConfigError> {
     ))
 }
 
-/// What a run says that ended because its validation loss fell no more.
+/// Last line of a run that ended because its validation loss fell no more.
 fn ended_early(steps: u64, step: u64, n: u64, best: Option<(u64, Evaluation)>) -> String {
     // Of those of this run even the lowest may be above one from before.
     let lowest = match best.filter(|(_, best)| best.best) {
@@ -329,13 +329,13 @@ fn ended(stopped: Option<Stopped>) -> Result<(), Failure> {
     }
 }
 
-/// What a run says that was told to resume and has nothing to go on from.
+/// First line of a run that is to resume and has nothing to go on from.
 fn beginning(config: &zeropp::Config) -> String {
     let folder = config.save.as_deref().unwrap_or(Path::new(""));
     format!("nothing was saved in {} yet: beginning with step 1", folder.display())
 }
 
-/// What a stopped run says last: the same command, told to resume.
+/// Last line of a stopped run: the same command, with `--resume`.
 fn how_to_go_on(
     config: &zeropp::Config,
     stopped: &Stopped,
@@ -353,7 +353,7 @@ fn how_to_go_on(
     format!("stopped after step {step} of {steps}; to go on: zeropp {}", line.join(" "))
 }
 
-/// What a resumed run goes on from, and what is not as it was.
+/// Lines on where a resumed run goes on from, and on settings that are not as they were.
 fn going_on(resumed: &Resumed, steps: u64, no_lower: Option<u64>) -> String {
     let Resumed { path, step, changed, kept_unit, .. } = resumed;
     let mut text = format!("resuming from {}: {step} of {steps} steps are done", path.display());

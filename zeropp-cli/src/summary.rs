@@ -1,4 +1,4 @@
-//! What a run ends with.
+//! The last lines of a run.
 
 use zeropp::{Config, Summary};
 use zeropp_core::meter::MemoryKind;
@@ -60,7 +60,7 @@ fn bubble(s: &Summary, shared: Option<(usize, usize)>) -> String {
     }
 }
 
-/// What saving took beside the steps.
+/// Time of saving beside the steps.
 fn saving(s: &Summary) -> String {
     if s.saves == 0 {
         return String::new();
@@ -73,7 +73,7 @@ fn saving(s: &Summary) -> String {
     )
 }
 
-/// What updates that proved wrong took.
+/// Time of updates that were taken back.
 fn going_back(s: &Summary) -> String {
     if s.rollbacks == 0 {
         return String::new();
@@ -82,7 +82,7 @@ fn going_back(s: &Summary) -> String {
     format!("{updates} taken back: {} of a rank's work done again\n", duration(s.redone_s))
 }
 
-/// What copies in memory took.
+/// Time of copies in memory.
 fn copying(s: &Summary) -> String {
     if s.copies == 0 {
         return String::new();
@@ -96,7 +96,7 @@ fn copying(s: &Summary) -> String {
     )
 }
 
-/// What failures took.
+/// Time of failures.
 fn recovering(s: &Summary) -> String {
     let n = match s.recoveries {
         0 => return String::new(),

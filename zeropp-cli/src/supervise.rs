@@ -39,7 +39,7 @@ Examples:
 
 Exit codes: that of the last COMMAND; 2 where it cannot be supervised.";
 
-/// What tells a run where its copies are.
+/// Variable by which a run finds its copies.
 pub(crate) const COPIES_VARIABLE: &str = "ZEROPP_COPIES";
 /// How often the command is looked at.
 const PERIOD: Duration = Duration::from_millis(20);

@@ -47,8 +47,8 @@ pub(crate) fn arg(heading: &'static str) -> Arg {
 /// `config`. `flags` are those that say which model it is.
 ///
 /// # Errors
-/// What a plan refuses; too many tries, or an engine that needs a launcher; or trials of which none
-/// runs to its end, with what the first one said.
+/// Settings that a plan refuses; too many tries, or an engine that needs a launcher; or trials of
+/// which none runs to its end, with what the first one said.
 pub(crate) fn plan(
     job: &Job,
     flags: &str,

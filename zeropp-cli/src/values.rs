@@ -69,7 +69,7 @@ mod tests {
     use crate::args;
     use crate::command::{command, helpful};
 
-    /// What is typed by mistake where a number is wanted.
+    /// Words that are typed by mistake where a number is wanted.
     const BAD: [&str; 7] = ["-1", "nan", "inf", "0", "1000000000000", "abc", ""];
 
     /// The message for a value of a flag, where the command line refuses it.
@@ -118,7 +118,7 @@ mod tests {
         assert!(told_of > 1000, "{told_of}");
     }
 
-    /// What the settings refuse after the command line took it: `zeropp measure` has them all.
+    /// Settings that are refused after the command line took them: `zeropp measure` has them all.
     #[test]
     fn a_number_that_no_setting_takes_is_told_likewise() {
         let mut whole = command();

@@ -113,7 +113,7 @@ fn a_resumed_run_takes_its_model_tokens_and_split_from_the_checkpoint() {
     assert_eq!(named.code, Some(0), "{}", named.err);
 }
 
-/// What adapters stand on is not in their checkpoint, which says where it was.
+/// The weights below adapters are not in their checkpoint, which says where they were.
 #[test]
 fn a_resumed_run_of_adapters_finds_the_weights_that_they_stand_on() {
     let dir = folder();

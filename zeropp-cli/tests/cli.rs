@@ -281,7 +281,7 @@ fn a_file_that_saves_can_be_told_not_to() {
     assert_eq!(json_lines(dir.path().join("sub/m.jsonl")).len(), 3);
 }
 
-/// What a file says is printed, but does not command the terminal.
+/// Text from a file is printed, but does not command the terminal.
 #[test]
 fn foreign_control_characters_are_escaped() {
     let json = r#"{"\u001b[2Jmine\nerror: forged": 1}"#;

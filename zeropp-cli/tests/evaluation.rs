@@ -152,7 +152,7 @@ fn a_checkpoint_and_the_folder_of_it_are_measured_alike() {
     }
 }
 
-/// What the run hides of its samples is hidden of those that it is measured on later.
+/// Tokens that the run hides of its samples are hidden of those that it is measured on later.
 #[test]
 fn a_checkpoint_is_measured_with_the_masks_of_its_run() {
     let dir = tempfile::tempdir().unwrap();

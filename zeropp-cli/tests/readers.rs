@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 const TRAIN: &str = "run --model llama --layers 2 --hidden 16 --heads 2 --seq 16 --data text \
                      --steps 1 --pp 1 --micro-batches 2";
 
-/// What the command prints where it works.
+/// Output of the command where it works.
 fn works(at: &Path, line: &str) -> String {
     let done = zeropp(at, line);
     assert_eq!(done.code, Some(0), "{line}: {}", done.err);
     format!("{}{}", done.out, done.err)
 }
 
-/// What it says of input that it refuses.
+/// Message of the command for input that it refuses.
 fn refused(at: &Path, line: &str) -> String {
     let done = zeropp(at, line);
     assert_eq!(done.code, Some(2), "{line}: {}{}", done.out, done.err);

@@ -50,7 +50,7 @@ fn verbosity_takes_away_steps_and_adds_what_is_asked_for() {
     }
 }
 
-/// What did not reach a full disk is told: as an error where it was all that there was to do.
+/// Output that does not reach a full disk is an error where it was all that there was to do.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_full_disk_is_told() {

@@ -184,8 +184,8 @@ fn a_supervisor_that_cannot_write_to_standard_error_goes_on() {
     assert_eq!(fs::read_to_string(at.join("starts")).unwrap(), "start\nstart\n");
 }
 
-/// What a parent wants ignored is ignored by the supervisor, which starts the command again, and by
-/// the command, which nobody would start again.
+/// A signal that a parent wants ignored is ignored by the supervisor, which starts the command
+/// again, and by the command, which nobody would start again.
 #[test]
 fn a_hang_up_that_the_parent_wants_ignored_ends_neither_supervisor_nor_command() {
     let dir = tempfile::tempdir().unwrap();

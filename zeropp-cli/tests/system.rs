@@ -1,5 +1,6 @@
-//! What a machine, its users and its other programs do to a run: signals, limits, files that are
-//! cut or replaced, pipes in their place, a supervisor that is killed. Each has a word and a code.
+//! Whatever a machine, its users and its other programs do to a run: signals, limits, files that
+//! are cut or replaced, pipes in their place, a supervisor that is killed. Each has a word and a
+//! code.
 
 #![cfg(target_os = "linux")]
 

@@ -1,4 +1,4 @@
-//! What a run shows while it goes, and what it leaves for those who watch.
+//! Output of a run while it goes, and files for those who watch.
 
 mod common;
 
@@ -99,7 +99,7 @@ fn a_second_start_cuts_nothing_off_the_log_of_a_run_that_goes_on() {
     assert!(log().contains("step 1/2") && !log().contains("1000000"), "{}", log());
 }
 
-/// What is in a folder, with the time of its last change.
+/// Names in a folder, with the time of each last change.
 fn entries(folder: &std::path::Path) -> Vec<(std::ffi::OsString, std::time::SystemTime)> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
     let mut all: Vec<_> =

@@ -117,5 +117,5 @@ fn once_a_device(inputs: &[Tensor<1>], make: impl Fn(&Device) -> Tensor<1>) -> V
 
 /// `tensor` on `device`: itself where it is there already.
 pub(super) fn on(device: &Device, tensor: &Tensor<1>) -> Tensor<1> {
-    if tensor.device() == *device { tensor.clone() } else { tensor.clone().to_device(device) }
+    zeropp_core::device::on(device, tensor.clone())
 }

@@ -20,7 +20,7 @@ const TOLERANCE: f64 = 1e-4;
 /// How far weights are from their first values, in standard deviations: zeros would hide mistakes.
 const APART: f32 = 0.2;
 
-/// What is not as it should be in a layer: a line each.
+/// The faults of a layer: a line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Differences(pub Vec<String>);
 
@@ -235,11 +235,13 @@ fn in_halves(
         meter: meter.clone(),
         token: recording.token(),
         recompute_attention: selective,
+        output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),
     };
     let input = recording.input().expect("it was given");
-    let y = layer.forward(input, &LayerCx { weights: weights.clone(), op });
+    let cx = LayerCx { weights: weights.clone(), op, output_wanted: true };
+    let y = layer.forward(input, &cx);
     if y.dims() != dims {
         let shape = y.dims();
         return Err(Differences(vec![format!("the output is {shape:?}, and x {dims:?}")]));
@@ -269,7 +271,7 @@ fn in_halves(
     Ok((found, costs(layer, dims, [kept, stashed], selective)))
 }
 
-/// What of a layer's cost is not what the meter has counted.
+/// The parts of a layer's cost that are not as the meter has counted.
 fn costs(
     layer: &dyn Layer,
     [samples, seq, _]: [usize; 3],

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
 
-pub use zeropp_model::layer::{BackwardPeak, BatchShape, LayerCost};
+pub use zeropp_model::layer::{BackwardPeak, BatchShape, LayerCost, pieces};
 
 use crate::optimizer::Role;
 use crate::params::ParamSpec;
@@ -20,9 +20,17 @@ pub struct LayerCx {
     pub weights: LayerWeights,
     /// Context of the operations.
     pub op: OpCx,
+    /// Whether the layer's output is wanted. It is not where a forward is done again for its
+    /// backward alone: then what only the output needs may be left out.
+    pub output_wanted: bool,
 }
 
 impl LayerCx {
+    /// The context of the operations whose outputs go nowhere but into the layer's own.
+    pub(crate) fn last_op(&self) -> OpCx {
+        OpCx { output_wanted: self.output_wanted, ..self.op.clone() }
+    }
+
     /// A handle to one of the layer's own parameters, by the end of its name: `"ln_1.weight"`.
     ///
     /// # Panics

@@ -74,6 +74,7 @@ fn run<const D: usize, const DY: usize>(
             meter: meter.clone(),
             token,
             recompute_attention: false,
+            output_wanted: true,
             forward_grads: None,
             masks: Masks::default(),
         }
@@ -183,6 +184,7 @@ fn a_shared_input_is_kept_once() {
         meter: Meter::new(),
         token: cpu_tensor::from_vec(vec![0.0], [1]),
         recompute_attention: false,
+        output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),
     };
@@ -204,6 +206,7 @@ fn an_unknown_target_gives_no_number() {
             meter: Meter::new(),
             token: cpu_tensor::from_vec(vec![0.0], [1]),
             recompute_attention: false,
+            output_wanted: true,
             forward_grads: None,
             masks: Masks::default(),
         };

@@ -1,4 +1,4 @@
-//! What a run reads: files, the tokens in them, and which tokens a sample is.
+//! The data of a run: files, the tokens in them, and which tokens a sample is.
 //!
 //! Nothing here knows Burn, a model or another rank; a sample is a function of seed, step and its
 //! index alone.

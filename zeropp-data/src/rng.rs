@@ -56,7 +56,7 @@ impl Rng {
         Self { key }
     }
 
-    /// What tells this stream from others.
+    /// The numbers that distinguish this stream from others.
     pub fn key(&self) -> [u32; 2] {
         self.key
     }

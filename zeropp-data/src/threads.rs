@@ -12,7 +12,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// The last pause: half a second in all.
 const PAUSE_MAX: Duration = Duration::from_millis(256);
 
-/// What helps where threads are refused.
+/// Help where threads are refused.
 pub const REFUSED_HELP: &str = "raise ulimit -u or -v, or the cgroup's pids.max";
 
 type Job = Box<dyn FnOnce() + Send>;

@@ -56,6 +56,13 @@ pub fn orthogonal_elements([rows, cols]: [usize; 2]) -> usize {
     2 * short * (long + short)
 }
 
+/// Floating-point operations of [`orthogonal`]: in each step the matrix's square over its shorter
+/// side, that one's square, and a product with the matrix.
+pub fn orthogonal_flops([rows, cols]: [usize; 2]) -> u64 {
+    let (short, long) = (rows.min(cols) as u64, rows.max(cols) as u64);
+    2 * STEPS as u64 * short * short * (2 * long + short)
+}
+
 /// The matrix `x` of `rows × cols`, row-major, with singular values near one: five steps of the
 /// Newton–Schulz iteration. The bits depend on nothing but the elements.
 ///

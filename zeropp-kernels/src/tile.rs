@@ -180,7 +180,7 @@ trait Vector: Copy {
 /// left factor is at `a + i·AI + t·AT`.
 ///
 /// # Safety
-/// What [`multiply`] asserts must hold for `M` rows, and the CPU have the vector instructions.
+/// The asserts of [`multiply`] must hold for `M` rows, and the CPU have the vector instructions.
 #[inline(always)]
 unsafe fn tile<V: Vector, const M: usize, const AI: usize, const AT: usize>(
     terms: usize,

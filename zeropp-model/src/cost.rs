@@ -210,6 +210,7 @@ fn block(part: &DecoderPart, index: usize, batch: BatchShape) -> LayerCost {
     LayerCost {
         forward_flops: d.block_flops(index, batch.samples, batch.seq)
             + (batch.tokens() * adapters) as f64,
+        output_flops: 2.0 * (batch.tokens() * d.intermediate * d.hidden) as f64,
         frozen_flops: 2.0 * (batch.tokens() * frozen) as f64,
         activation_bytes: kept + probabilities + sums,
         activation_bytes_selective: kept + sums,

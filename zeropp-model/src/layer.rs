@@ -1,5 +1,7 @@
 //! The questions about a layer's micro-batch, and their answers.
 
+use std::ops::Range;
+
 /// Sizes of one micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchShape {
@@ -83,6 +85,9 @@ impl BackwardPeak {
 pub struct LayerCost {
     /// Floating-point operations of one forward.
     pub forward_flops: f64,
+    /// Those of them that only its output needs, and no gradient: left out where the forward is
+    /// done again for its backward alone.
+    pub output_flops: f64,
     /// Bytes kept from F to B with nothing recomputed. The layer's own input counts as kept here
     /// if the layer keeps it.
     pub activation_bytes: u64,
@@ -118,7 +123,7 @@ impl LayerCost {
         match self.gradients_in_forward {
             true if recomputed => [f, self.training_flops()],
             true => [self.training_flops(); 2],
-            false => [f; 2],
+            false => [f, f - self.output_flops],
         }
     }
 
@@ -145,9 +150,37 @@ impl LayerCost {
     }
 }
 
+/// The pieces of a stage that is done again from its layers' inputs, one after the other from the
+/// last on, so that one is whole at a time: each block with the layers after it that are no blocks,
+/// and the first one with those before it. `is_block` has an entry for each layer of the stage.
+pub fn pieces(is_block: impl IntoIterator<Item = bool>) -> Vec<Range<usize>> {
+    let mut pieces: Vec<Range<usize>> = Vec::new();
+    let mut has_block = true;
+    for (i, is_block) in is_block.into_iter().enumerate() {
+        match pieces.last_mut() {
+            Some(piece) if !(is_block && has_block) => piece.end = i + 1,
+            _ => {
+                pieces.push(i..i + 1);
+                has_block = false;
+            }
+        }
+        has_block |= is_block;
+    }
+    pieces
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_piece_has_one_block_and_the_small_layers_beside_it() {
+        let of = |layers: &str| pieces(layers.chars().map(|c| c == 'b'));
+        assert_eq!(of("--bb-b--"), [0..3, 3..5, 5..8]);
+        assert_eq!(of("bb"), [0..1, 1..2]);
+        assert_eq!(of("-"), [0..1]);
+        assert!(of("").is_empty());
+    }
 
     #[test]
     fn a_backward_holds_the_most_before_what_it_gives_back() {

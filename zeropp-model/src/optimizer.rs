@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::params::{FlatLayout, ParamSpec};
+use crate::params::{BLOCK, FlatLayout, ParamSpec};
 
 /// The role of a parameter in its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,12 +23,36 @@ pub enum Role {
 /// The state that an optimizer keeps of one parameter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// fp32 tensors of the parameter's size, from update to update: moments, and a mean of the
-    /// weights where there is one.
-    pub tensors: usize,
-    /// Where the parameter is updated as a whole matrix: fp32 elements of memory that changing its
-    /// direction takes, the result included.
-    pub transform: Option<usize>,
+    /// Words of four bytes for each [`BLOCK`] of elements, from update to update: moments, and a
+    /// mean of the weights where there is one.
+    pub block_words: usize,
+    /// Words of the parameter as a whole, which each rank with a part of it keeps.
+    pub whole_words: usize,
+    /// What an update takes, where it looks at the whole parameter.
+    pub whole: Option<Whole>,
+}
+
+/// What an update takes that looks at a whole parameter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Whole {
+    /// fp32 elements of memory that changing the parameter's direction takes, the result included.
+    pub elements: usize,
+    /// Floating-point operations of that.
+    pub flops: u64,
+    /// Whether it depends on the root mean square of the parameter, too.
+    pub rms: bool,
+}
+
+impl Kept {
+    /// So many fp32 tensors of the parameter's size.
+    pub fn tensors(tensors: usize) -> Kept {
+        Kept { block_words: tensors * BLOCK, ..Kept::default() }
+    }
+
+    /// Words of four bytes for `elements` elements, which are blocks.
+    pub fn words(self, elements: usize) -> usize {
+        elements * self.block_words / BLOCK + self.whole_words
+    }
 }
 
 type KeptOf = dyn Fn(&ParamSpec, Role) -> Kept + Send + Sync;
@@ -43,9 +67,9 @@ impl StateRule {
         StateRule(Arc::new(of))
     }
 
-    /// So many tensors of every parameter, none of which is updated as a matrix.
+    /// So many tensors of every parameter, none of which is updated as a whole.
     pub fn uniform(tensors: usize) -> StateRule {
-        StateRule::new(move |_, _| Kept { tensors, transform: None })
+        StateRule::new(move |_, _| Kept::tensors(tensors))
     }
 
     /// The state that is kept of a parameter.
@@ -88,10 +112,13 @@ pub struct UpdateBytes {
     pub update: u64,
     /// Parameters and state as they were before the update, which a late update keeps.
     pub before: u64,
-    /// What a late update takes: `before` of the layers that are updated so far with the `update`
+    /// Memory of a late update: `before` of the layers that are updated so far with the `update`
     /// of the last of them, where that is most.
     pub late: u64,
-    /// All-gathers of an update that make matrices whole.
+    /// Bytes of the state that a checkpoint has of it: those of a whole parameter are saved by the
+    /// rank that has its first element.
+    pub saved: u64,
+    /// All-gathers of an update that make parameters whole.
     pub gathers: u64,
     /// Bytes that the rank sends for them.
     pub sent: u64,
@@ -123,17 +150,18 @@ impl Owned<'_> {
     }
 
     /// Bytes that computing the update takes, in a group of `zero3` ranks, where `kept` has an
-    /// entry for each parameter. Of matrices the directions of this rank's part, of the shard and
-    /// of the layer are gathered one after the other, each from the one before, and the last is
-    /// there while one matrix of this rank's is changed. With `zero1` the rank's own part of the
-    /// layer before is still gathered, while this layer's parameters have shrunk to such a part.
+    /// entry for each parameter. Of whole parameters the directions of this rank's part, of the
+    /// shard and of the layer are gathered one after the other, each from the one before, and the
+    /// last is there while one parameter of this rank's is changed. With `zero1` the rank's own
+    /// part of the layer before is still gathered, while this layer's parameters have shrunk to
+    /// such a part.
     pub fn computing(&self, kept: &[Kept], (zero3, zero1): (usize, bool)) -> u64 {
         let (shard, whole) = (self.layout.len / zero3, self.layout.len);
         let parts = if zero1 { (2 * self.len).saturating_sub(shard) } else { 0 };
         let mut most = 0;
-        if kept.iter().any(|kept| kept.transform.is_some()) {
-            let largest = self.segments().filter_map(|(param, _)| kept[param].transform).max();
-            most = whole + largest.unwrap_or(0);
+        if kept.iter().any(|kept| kept.whole.is_some()) {
+            let largest = self.segments().filter_map(|(param, _)| kept[param].whole);
+            most = whole + largest.map(|whole| whole.elements).max().unwrap_or(0);
             most = most.max(if self.len < shard { self.len + shard } else { 0 });
             most = most.max(if zero3 > 1 { shard + whole } else { 0 });
         }
@@ -149,15 +177,28 @@ impl Owned<'_> {
     /// All bytes, where the layer is `cut` so and `kept` has an entry for each parameter; what is
     /// `watched` is copied before its update.
     fn bytes(&self, kept: &[Kept], cut: Cut, watched: bool) -> UpdateBytes {
-        let state: usize = self.segments().map(|(i, range)| kept[i].tensors * range.len()).sum();
+        let state: usize = self.segments().map(|(i, range)| kept[i].words(range.len())).sum();
+        let others = |(i, range): (usize, Range<usize>)| {
+            let begins_here = self.start + range.start == self.layout.params[i].offset;
+            if begins_here { 0 } else { kept[i].whole_words }
+        };
+        let of_others: usize = self.segments().map(others).sum();
         let (state, own) = (4 * state as u64, 4 * self.len as u64);
+        let saved = state - 4 * of_others as u64;
         let over = (cut.zero3, cut.zero1);
         let computing = self.computing(kept, over) + if watched { own } else { 0 };
         let update = computing.max(self.returning(over));
         let before = own + state;
-        let mut bytes =
-            UpdateBytes { state, update, before, late: before + update, gathers: 0, sent: 0 };
-        if kept.iter().any(|kept| kept.transform.is_some()) {
+        let mut bytes = UpdateBytes {
+            state,
+            update,
+            before,
+            late: before + update,
+            saved,
+            gathers: 0,
+            sent: 0,
+        };
+        if kept.iter().any(|kept| kept.whole.is_some()) {
             let mut elements = self.len;
             for ranks in [cut.owners, cut.zero3].into_iter().filter(|ranks| *ranks > 1) {
                 bytes.gathers += 1;
@@ -187,7 +228,8 @@ impl Shares {
         let kept: Vec<Kept> = trained.iter().map(|p| rule.of(p, role)).collect();
         let layout = FlatLayout::new(trained, cut.pieces());
         let len = layout.len / cut.pieces();
-        let is_even = kept.iter().all(|k| k.transform.is_none() && k.tensors == kept[0].tensors);
+        let is_even =
+            kept.iter().all(|k| *k == Kept { block_words: kept[0].block_words, ..Kept::default() });
         let pieces = if is_even { 1 } else { cut.pieces() };
         let piece = |piece: usize| {
             Owned { layout: &layout, start: piece * len, len }.bytes(&kept, cut, watched)
@@ -213,6 +255,7 @@ impl Shares {
                 update: a.update.max(b.update),
                 before: a.before + n * b.before,
                 late: a.late.max(a.before + (n - 1) * b.before + b.late),
+                saved: a.saved + n * b.saved,
                 gathers: a.gathers + n * b.gathers,
                 sent: a.sent + n * b.sent,
             }
@@ -246,8 +289,11 @@ mod tests {
     /// Two tensors of each parameter, of a matrix one, which is changed as a whole.
     fn rule() -> StateRule {
         StateRule::new(|p, _| match p.shape[..] {
-            [rows, cols] => Kept { tensors: 1, transform: Some(2 * cols * (rows + cols)) },
-            _ => Kept { tensors: 2, transform: None },
+            [rows, cols] => {
+                let elements = 2 * cols * (rows + cols);
+                Kept { whole: Some(Whole { elements, ..Whole::default() }), ..Kept::tensors(1) }
+            }
+            _ => Kept::tensors(2),
         })
     }
 
@@ -273,6 +319,18 @@ mod tests {
         assert_eq!(of(2, 2, true), (4 * n, 4 * (2 * n + transform)));
         // A single replica's own part is its shard.
         assert_eq!(of(2, 1, true), (4 * 2 * n, 4 * (n + 2 * n + transform)));
+    }
+
+    /// Rows and columns of a matrix over two ranks: both keep them, the first one saves them.
+    #[test]
+    fn state_of_a_whole_parameter_is_kept_by_each_rank_and_saved_once() {
+        let factors =
+            StateRule::new(|p, _| Kept { whole_words: p.shape.iter().sum(), ..Kept::tensors(0) });
+        let cut = Cut { zero3: 2, owners: 1, zero1: false };
+        let shares =
+            Shares::of_layer(&[spec("w", &[256, 128])], (Role::Hidden, false), cut, &factors);
+        let of = |f: fn(&UpdateBytes) -> u64| shares.each().iter().map(f).collect::<Vec<_>>();
+        assert_eq!((of(|b| b.state), of(|b| b.saved)), (vec![4 * 384; 2], vec![4 * 384, 0]));
     }
 
     #[test]

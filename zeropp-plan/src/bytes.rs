@@ -1,10 +1,10 @@
 //! What stages and ranks hold, from what their layers say: the one count that a run predicts its
 //! memory by and that layouts are compared with.
 
-use zeropp_model::layer::{BackwardPeak, LayerCost};
+use zeropp_model::layer::{BackwardPeak, LayerCost, pieces};
 use zeropp_model::optimizer::{Cut, Role, Shares, StateRule};
 use zeropp_model::params::{BLOCK, FlatLayout, ParamSpec};
-use zeropp_schedule::memory::{MemoryBytes, StageBytes};
+use zeropp_schedule::memory::{LayerwiseBytes, MemoryBytes, StageBytes};
 
 /// A layer as a prediction sees it.
 #[derive(Clone, Debug)]
@@ -28,6 +28,16 @@ impl Layer {
         Layer { cost, parameters, role, padded }
     }
 
+    /// Bytes of its parameters in fp32 with what trains of them has beside: a gradient, and what
+    /// the optimizer keeps.
+    pub(crate) fn fixed(&self, rule: &StateRule) -> u64 {
+        let bytes = |p: &ParamSpec| {
+            let state = || p.len() + rule.of(p, self.role).words(p.len());
+            4 * (p.len() + if p.trains { state() } else { 0 }) as u64
+        };
+        self.parameters.iter().map(bytes).sum()
+    }
+
     /// The parameters.
     pub fn parameters(&self) -> &[ParamSpec] {
         &self.parameters
@@ -41,6 +51,17 @@ impl Layer {
     /// Elements of its flat buffers, those of what does not train included.
     pub fn elements(&self, pieces: usize) -> u64 {
         self.trained(pieces) + self.padded[1].next_multiple_of(BLOCK * pieces) as u64
+    }
+
+    /// Floating-point operations with its matrices, of a forward of so many tokens.
+    pub(crate) fn weight_flops(&self, tokens: usize) -> f64 {
+        let matrices = self.parameters.iter().filter(|p| p.shape.len() > 1);
+        2.0 * (tokens * matrices.map(|p| p.len()).sum::<usize>()) as f64
+    }
+
+    /// Floating-point operations of F, B, W and R for so many tokens, those of its cost.
+    pub fn flops(&self, tokens: usize, recomputed: bool) -> [f64; 4] {
+        self.cost.passes(self.weight_flops(tokens), recomputed)
     }
 
     /// What the optimizer of each of the ranks that share it takes.
@@ -77,6 +98,8 @@ pub struct StageForm {
     pub is_summed: bool,
     /// Whether B computes attention again.
     pub selective: bool,
+    /// Whether the stage is recomputed as a whole.
+    pub whole: bool,
     /// Bytes of an element of activations and gathered weights.
     pub element_bytes: usize,
     /// Bytes of an element of gathered weights as products read them; 0 where none are kept.
@@ -111,12 +134,14 @@ pub fn stage_bytes<'a>(
         form.packed_bytes * costs().filter(|c| of(c)).map(|c| c.packed_elements).sum::<u64>()
     };
     let backward = BackwardPeak::of_layers(costs(), selective);
+    let layerwise = form.whole.then(|| layerwise(&layers.clone().collect::<Vec<_>>(), form));
     StageBytes {
         input,
         activation: costs().map(kept).sum::<u64>().max(input),
         stash: costs().map(|c| c.stash_bytes).sum(),
         backward_freed: backward.freed,
         backward_stash: backward.stashed,
+        layerwise: layerwise.flatten(),
         workspace: costs().map(|c| c.workspace_bytes).max().unwrap_or(0),
         weights: if alone && fp32 { 0 } else { elements * element },
         packed_forward: packed(|_| true),
@@ -131,6 +156,40 @@ pub fn stage_bytes<'a>(
         reduced: if alone { 0 } else { trained_shard * 4 },
         replica_reduced: if form.is_summed { trained_shard * 4 / cut.owners as u64 } else { 0 },
     }
+}
+
+/// A micro-batch of a stage that is done again piece by piece; none where it is one piece.
+fn layerwise(layers: &[&Layer], form: &StageForm) -> Option<LayerwiseBytes> {
+    let pieces = pieces(layers.iter().map(|layer| layer.role == Role::Hidden));
+    if pieces.len() < 2 {
+        return None;
+    }
+    let input = |i: usize| if i == 0 && form.is_first { 0 } else { form.message };
+    let inputs = (0..pieces.len()).map(input).sum();
+    let mut all = LayerwiseBytes { inputs, ..LayerwiseBytes::default() };
+    let (mut before, mut stash) = (inputs, 0);
+    for (i, piece) in pieces.iter().enumerate().rev() {
+        let costs = || layers[piece.clone()].iter().map(|layer| &layer.cost);
+        before -= input(i);
+        let made = before + costs().map(|c| c.activation_bytes).sum::<u64>().max(input(i));
+        let workspace = costs().map(|c| c.workspace_bytes).max().unwrap_or(0);
+        // R makes the last one, B the others.
+        let begun = if i + 1 == pieces.len() {
+            all.redone = made;
+            made
+        } else {
+            made + workspace
+        };
+        all.most = all.most.max(begun);
+        let peak = BackwardPeak::of_layers(costs(), false);
+        for (kept, stashed) in [(begun, stash), (made - peak.freed, stash + peak.stashed)] {
+            if kept + stashed > all.inside + all.inside_stash {
+                (all.inside, all.inside_stash) = (kept, stashed);
+            }
+        }
+        stash += costs().map(|c| c.stash_bytes).sum::<u64>();
+    }
+    Some(all)
 }
 
 /// What all ranks that share a stage have of it from step to step.
@@ -166,6 +225,8 @@ pub struct RankState {
     owned: u64,
     /// What the optimizer keeps from step to step.
     kept: u64,
+    /// What of that a checkpoint has of the rank.
+    kept_saved: u64,
     /// That with what an update takes.
     at_work: u64,
     /// What is kept of an update to go back: parameters, what the optimizer keeps, the gradient.
@@ -173,7 +234,7 @@ pub struct RankState {
     /// What is kept to go back, gradients aside, while the late update that takes most is done.
     rollback_at_work: u64,
     save: u64,
-    /// All-gathers of an update that make matrices whole.
+    /// All-gathers of an update that make parameters whole.
     pub gathers: u64,
     /// Bytes that the rank sends for them.
     pub sent: u64,
@@ -214,6 +275,7 @@ impl RankState {
             gradient,
             owned,
             kept,
+            kept_saved: each().map(|b| b.saved).max().unwrap_or(0),
             at_work,
             rollback: if late { owned + kept + owned } else { 0 },
             rollback_at_work: if late { late_at_work.saturating_sub(at_work) } else { 0 },
@@ -225,7 +287,7 @@ impl RankState {
 
     /// Bytes that a checkpoint has of the rank.
     pub fn saved(&self) -> u64 {
-        self.owned + self.kept
+        self.owned + self.kept_saved
     }
 
     /// Bytes that the optimizer keeps from step to step.

@@ -2,7 +2,7 @@
 
 use crate::layout::{Layout, Recompute};
 use crate::stages::Stage;
-use zeropp_schedule::schedules::idle_slots;
+use zeropp_schedule::schedules::MeanTimes;
 use zeropp_schedule::simulate::Costs;
 
 /// Seconds of a step, about; while all ranks compute, all take `slowdown` times as long, and beside
@@ -35,38 +35,20 @@ fn work_ns(layout: &Layout, stages: &[Stage]) -> f64 {
         (c.f_ns + c.b_ns + c.w_ns + if again { c.r_ns } else { 0 }) as f64
     };
     let mut ranks = vec![0.0; layout.pp];
-    for (s, stage) in stages.iter().enumerate() {
-        ranks[s % layout.pp] += of((s, stage));
+    for (rank, stage) in layout.placement().into_iter().zip(stages.iter().enumerate()) {
+        ranks[rank] += of(stage);
     }
     ranks.into_iter().fold(0.0, f64::max) * layout.micro_batches as f64
 }
 
 /// What a rank waits for others in a step, ns: the published forms, with a stage's mean times.
 fn bubble_ns(layout: &Layout, stages: &[Stage], costs: &Costs) -> f64 {
-    let (p, v) = (layout.pp as f64, layout.virtual_stages as f64);
     let n = stages.len() as f64;
     let mean = |of: fn(&Stage) -> u64| stages.iter().map(of).sum::<u64>() as f64 / n;
     let (f, b, w) = (mean(|s| s.costs.f_ns), mean(|s| s.costs.b_ns), mean(|s| s.costs.w_ns));
-    let all = f + b + w;
     let message = costs.link.latency_ns as f64
         + costs.memory.first().map_or(0.0, |m| costs.link.transfer_ns(m.message) as f64);
-    let fill = (p - 1.0) * (f + message);
-    match layout.schedule {
-        "zeropp" => {
-            let unit = layout.unit.min(layout.micro_batches);
-            let (full, rest) = (layout.micro_batches / unit, layout.micro_batches % unit);
-            let slots = |size| idle_slots(layout.pp, layout.virtual_stages, size) as f64;
-            let short = if rest > 0 { slots(rest) } else { 0.0 };
-            (full as f64 * slots(unit) + short) * all / 3.0 + fill
-        }
-        "1f1b" => (p - 1.0) * (all + 2.0 * message),
-        "interleaved" | "bf-pp" => (p - 1.0) * (all + 2.0 * message * v),
-        "interleaved-zb" | "zb-h1" => (p - 1.0) * (f + b - w).max(0.0) + fill,
-        "zb-v" => fill,
-        "v-half" => 0.5 * (p - 1.0) * v * all,
-        "v-min" => 0.67 * (p - 1.0) * v * all,
-        _ => (p - 1.0) * all,
-    }
+    (layout.forms().waits)(&layout.shape(), &MeanTimes { f, b, w, message })
 }
 
 /// What the queue of gathers and reductions of a rank takes in a step, ns.
@@ -76,15 +58,14 @@ fn queue_ns(layout: &Layout, stages: &[Stage]) -> f64 {
     let mean = |of: fn(&Stage) -> u64| stages.iter().map(of).sum::<u64>() as f64 / n;
     let (gather, reduce) = (mean(|s| s.costs.all_gather_ns), mean(|s| s.costs.reduce_scatter_ns));
     let batches = layout.micro_batches as f64;
-    let (gathers, reductions) = match layout.schedule {
-        "zeropp" => {
+    let (gathers, reductions) = match layout.forms().gathers_by_unit {
+        true => {
             let units = (batches / layout.unit as f64).ceil();
             ((2.0 * v - 1.0) * units, v * units)
         }
-        "bf-pp" => (2.0 * v - 1.0, v),
         // What fits beside the stage in use stays; else stages come and go in rounds of P.
-        _ if v <= 1.0 + layout.prefetch as f64 => (v, v),
-        _ => (2.0 * v * (batches / layout.pp as f64).ceil(), v),
+        false if v <= 1.0 + layout.prefetch as f64 => (v, v),
+        false => (2.0 * v * (batches / layout.pp as f64).ceil(), v),
     };
     gathers * gather + reductions * reduce
 }

@@ -8,7 +8,7 @@ use zeropp_schedule::costs::check_sums;
 use zeropp_schedule::ir::{Action, Schedule};
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync, lower};
 use zeropp_schedule::memory::MemoryBytes;
-use zeropp_schedule::schedules::{self, Shape};
+use zeropp_schedule::schedules::{Kind, Shape, StepForm};
 use zeropp_schedule::simulate::{Costs, LinkCosts, simulate, step_period_ns, times};
 use zeropp_schedule::timeline::Timeline;
 use zeropp_search::generate_with_costs;
@@ -17,6 +17,7 @@ use crate::PlanError;
 use crate::layout::{Job, Layout};
 use crate::links::{Links, Sent};
 use crate::memory::{self, Held};
+use crate::programs::generator_costs;
 use crate::shared::{Crowd, contended};
 use crate::stages::{Stage, simulator};
 
@@ -163,7 +164,8 @@ impl<'a> Simulation<'a> {
             let help = "use rates in FLOP/s and bytes/s, such as flops_per_s = 312e12";
             PlanError::new(format!("machine: {e}; {help}"))
         })?;
-        let weighed = schedules::Costs::from(&costs).with_objective(sync.into());
+        let how = (layout.recompute, layout.pp);
+        let weighed = generator_costs(&costs, &costs.memory, how).with_objective(sync.into());
         let program = |micro_batches: usize| {
             let shape = Shape { micro_batches, ..layout.shape() };
             let shape = Shape { unit: shape.unit.min(micro_batches), ..shape };
@@ -354,7 +356,8 @@ fn sizes(layout: &Layout) -> (Vec<usize>, f64) {
     let actions = layout.stages() * b * 7;
     let period = if layout.in_units() { layout.unit } else { layout.pp };
     // One stage a rank, and W that fill waits, settle sooner than stages by turns.
-    let settled = layout.virtual_stages == 1 || layout.schedule == "interleaved-zb";
+    let in_rounds = Kind::find(layout.schedule).is_some_and(|k| k.step == StepForm::Rounds);
+    let settled = layout.virtual_stages == 1 || in_rounds && layout.splits();
     let shortest = if layout.in_units() || settled { 2 } else { 4 } * period + b % period;
     if actions <= ACTIONS_MAX || shortest + period >= b {
         return (vec![b], 0.0);

@@ -9,9 +9,9 @@ pub use zeropp_model::Recompute;
 use zeropp_model::layer::BatchShape;
 use zeropp_model::optimizer::Cut;
 use zeropp_schedule::costs::Machine;
-use zeropp_schedule::ir::{self, Action};
+use zeropp_schedule::ir::{self, Action, looping};
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync};
-use zeropp_schedule::schedules::{Kind, Shape, StepForm, generate};
+use zeropp_schedule::schedules::{Forms, Kind, Planning, Shape, StepForm, generate};
 
 use crate::PlanError;
 use crate::bytes::RunState;
@@ -51,6 +51,8 @@ pub struct Compute {
     pub packing: Packing,
     /// Whether training drops elements: B then computes attention's probabilities again.
     pub dropout: bool,
+    /// Whether recomputation makes the outputs of layers too, which nothing needs: zeropp does not.
+    pub redoes_outputs: bool,
 }
 
 /// When copies of gathered weights are kept as products read them.
@@ -96,6 +98,7 @@ impl Compute {
         keeps_probabilities: false,
         packing: Packing::Never,
         dropout: false,
+        redoes_outputs: false,
     };
 }
 
@@ -148,10 +151,15 @@ impl Job {
         if self.memory == 0 {
             return refuse("memory", &0, "a rank holds something; use bytes, such as 80G".into());
         }
-        let kind = self.fixed.schedule.as_deref();
-        if let Some(name) = kind.filter(|name| !KINDS.contains(name)) {
-            let works = format!("plans are made for {}", KINDS.join(", "));
-            return refuse("schedule", &name, works);
+        let given = self.fixed.schedule.as_deref();
+        let why = given.and_then(Kind::find).and_then(|kind| match &kind.planning {
+            Planning::With(_) => None,
+            Planning::Not(why) => Some(*why),
+        });
+        if let Some(name) = given.filter(|name| why.is_some() || Kind::find(name).is_none()) {
+            let why = why.unwrap_or("there is no such kind");
+            let planned = Kind::names(|kind| kind.forms().is_some());
+            return refuse("schedule", &name, format!("{why}; plans are made for {planned}"));
         }
         Ok(())
     }
@@ -176,28 +184,15 @@ impl Job {
     }
 }
 
-/// Kinds of schedule that are planned with: those that are made at once.
-pub const KINDS: [&str; 9] = [
-    "zeropp",
-    "bf-pp",
-    "1f1b",
-    "interleaved",
-    "interleaved-zb",
-    "zb-h1",
-    "zb-v",
-    "v-half",
-    "v-min",
-];
-
 /// The kinds whose schedules have B and W apart, as a small one of each shows.
 static SPLIT: LazyLock<HashSet<&str>> = LazyLock::new(|| {
-    let splits = |name: &&str| {
-        let virtual_stages = Kind::find(name).map_or(1, |kind| kind.stages.default_number());
+    let splits = |kind: &&Kind| {
+        let virtual_stages = kind.stages.default_number();
         let shape = Shape { pp: 2, virtual_stages, micro_batches: 4, unit: 4 };
-        let made = generate(name, &shape).map(|schedule| schedule.ranks).unwrap_or_default();
+        let made = generate(kind.name, &shape).map(|schedule| schedule.ranks).unwrap_or_default();
         made.iter().flatten().flat_map(Action::computes).any(|task| task.kind == ir::Compute::B)
     };
-    KINDS.into_iter().filter(splits).collect()
+    Kind::planned().filter(splits).map(|kind| kind.name).collect()
 });
 
 /// One layout.
@@ -267,12 +262,23 @@ impl Layout {
 
     /// Whether full recomputation does `stage` again as a whole.
     pub fn recomputes(&self, stage: usize) -> bool {
-        let kept = if self.splits() { self.pp } else { 0 };
+        let kept = if self.splits() && self.virtual_stages > 1 { self.pp } else { 0 };
         stage < (self.pp * self.virtual_stages).saturating_sub(kept)
     }
 
+    /// What is known of its schedule in closed form.
+    pub(crate) fn forms(&self) -> &'static Forms {
+        Kind::find(self.schedule).and_then(Kind::forms).unwrap_or(&Forms::UNKNOWN)
+    }
+
+    /// The pipeline rank of each stage.
+    pub(crate) fn placement(&self) -> Vec<usize> {
+        let placement = Kind::find(self.schedule).map_or(looping as _, |kind| kind.placement);
+        placement(self.pp, self.virtual_stages)
+    }
+
     /// Whether B and W are apart in its schedule.
-    fn splits(&self) -> bool {
+    pub(crate) fn splits(&self) -> bool {
         SPLIT.contains(self.schedule)
     }
 

@@ -2,11 +2,12 @@
 
 pub mod advice;
 pub mod against;
-pub mod baselines;
 pub mod bytes;
 mod closed;
 mod cores;
 pub mod cut;
+pub mod cutter;
+pub mod deal;
 pub mod exact;
 pub mod launch;
 pub mod layout;
@@ -16,9 +17,11 @@ mod matrices;
 pub mod memory;
 pub mod model;
 pub mod page;
-pub mod papers;
+pub mod parts;
 pub mod plan;
+pub mod programs;
 pub mod race;
+pub mod recompute;
 pub mod search;
 pub(crate) mod shared;
 pub mod stages;
@@ -30,7 +33,8 @@ pub mod text;
 pub struct PlanError(String);
 
 impl PlanError {
-    fn new(problem: impl Into<String>) -> PlanError {
+    /// A problem in words.
+    pub fn new(problem: impl Into<String>) -> PlanError {
         PlanError(problem.into())
     }
 }

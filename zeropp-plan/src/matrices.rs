@@ -1,5 +1,5 @@
-//! The time that Muon's update of a block takes: a rank owns a piece of the block's flat buffer,
-//! pieces have more or less of matrices in them, and matrices are made orthogonal whole.
+//! The time that an update of a block takes which looks at whole parameters: a rank owns a piece of
+//! the block's flat buffer, pieces have more or less of each, and each is changed whole.
 
 use zeropp_model::optimizer::{Cut, Owned, Role, StateRule};
 use zeropp_model::params::{FlatLayout, ParamSpec};
@@ -7,13 +7,10 @@ use zeropp_schedule::costs::Machine;
 
 use crate::bytes::Layer;
 
-/// Rounds of Newton–Schulz, each of three products.
-const ROUNDS: f64 = 5.0;
-
 /// What one block takes, of the rank that has most of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct OfBlock {
-    /// Floating-point operations that make its matrices orthogonal.
+    /// Floating-point operations on its whole parameters.
     flops: f64,
     /// Bytes that come from each replica, and how many there are of them.
     from_replicas: (f64, usize),
@@ -22,10 +19,10 @@ pub(crate) struct OfBlock {
 }
 
 impl OfBlock {
-    /// Of such a block, cut so; none where `rule` updates no parameter of it as a matrix.
+    /// Of such a block, cut so; none where `rule` updates no parameter of it as a whole.
     pub(crate) fn new(block: &Layer, rule: &StateRule, cut: Cut) -> Option<OfBlock> {
-        let is_matrix = |p: &ParamSpec| rule.of(p, Role::Hidden).transform.is_some();
-        if !block.parameters().iter().any(is_matrix) {
+        let whole = |p: &ParamSpec| rule.of(p, Role::Hidden).whole;
+        if !block.parameters().iter().any(|p| whole(p).is_some()) {
             return None;
         }
         let layout = FlatLayout::trained(block.parameters().to_vec(), cut.pieces());
@@ -33,7 +30,7 @@ impl OfBlock {
         let of_piece = |piece: usize| -> f64 {
             let owned = Owned { layout: &layout, start: piece * len, len };
             let specs = owned.segments().map(|(param, _)| &layout.params[param].spec);
-            specs.filter(|p| is_matrix(p)).map(|p| orthogonal_flops(p.shape[0], p.shape[1])).sum()
+            specs.filter_map(whole).map(|whole| whole.flops as f64).sum()
         };
         Some(OfBlock {
             flops: (0..cut.pieces()).map(of_piece).fold(0.0, f64::max),
@@ -57,17 +54,10 @@ impl OfBlock {
     }
 }
 
-/// Floating-point operations of Newton–Schulz on a matrix: its square over the shorter side, that
-/// one's square, and a product with the matrix.
-fn orthogonal_flops(rows: usize, cols: usize) -> f64 {
-    let (short, long) = (rows.min(cols) as f64, rows.max(cols) as f64);
-    ROUNDS * 2.0 * short * short * (2.0 * long + short)
-}
-
 #[cfg(test)]
 mod tests {
     use zeropp_model::layer::LayerCost;
-    use zeropp_model::optimizer::Kept;
+    use zeropp_model::optimizer::{Kept, Whole};
     use zeropp_model::params::Init;
 
     use super::*;
@@ -80,15 +70,16 @@ mod tests {
         let spec = |name: &str, shape: &[usize]| ParamSpec::new(name, shape, Init::Zeros);
         let parameters = vec![spec("w", &[256, 128]), spec("b", &[256 * 128])];
         let block = Layer::new(parameters, Role::Hidden, LayerCost::default());
-        let muon = StateRule::new(|p, _| Kept {
-            tensors: 1,
-            transform: (p.shape.len() == 2).then_some(1),
+        let flops = 5 * 2 * 128 * 128 * 640;
+        let muon = StateRule::new(move |p, _| Kept {
+            whole: (p.shape.len() == 2).then_some(Whole { elements: 1, flops, rms: false }),
+            ..Kept::tensors(1)
         });
         let of = |zero3, owners| {
             OfBlock::new(&block, &muon, Cut { zero3, owners, zero1: owners > 1 }).unwrap()
         };
         let machine = machines::named("a100").unwrap();
-        let products = 5.0 * 2.0 * 128.0 * 128.0 * 640.0 / (312e12 * machine.flops_share);
+        let products = flops as f64 / (312e12 * machine.flops_share);
         let bytes = 4.0 * (256 * 128) as f64;
         for (of, gathers, seconds) in [
             (of(1, 1), 0.0, 0.0),

@@ -1,10 +1,12 @@
 //! What a rank holds: exactly, by the code that predicts for runs, and from below in closed form,
 //! so that what does not fit need not be made.
 
+use zeropp_model::optimizer::Cut;
 use zeropp_schedule::ir::Schedule;
 use zeropp_schedule::memory::{MemoryBytes, StageBytes, predict_both, predict_warm_up};
+use zeropp_schedule::schedules::FewestHeld;
 
-use crate::bytes::RankState;
+use crate::bytes::{RankState, StageState};
 use crate::layout::{Job, Layout, Packing, Recompute};
 use crate::stages::Stage;
 
@@ -37,17 +39,46 @@ pub fn exact(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -
 fn held(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<Held> {
     let bytes: Vec<_> = stages.iter().map(|s| s.bytes).collect();
     let states: Vec<_> = stages.iter().map(|s| &s.state).collect();
-    let held = predict_both(program, &bytes);
-    let late = program.validates_late();
-    let warm_ups = if late { predict_warm_up(program, &bytes) } else { Vec::new() };
-    let how = (layout.cut(), late, job.state.save);
-    let of_rank = |(rank, [peaks, at_once]): (usize, [MemoryBytes; 2])| {
-        let mine = program.stages_of(rank);
-        let state = RankState::new(&states, &mine, &program.placement, how);
-        let warm_up = warm_ups.get(rank).copied().unwrap_or_default();
-        Held { at_once: state.at_once(at_once, warm_up), peaks: state.peaks(peaks) }
+    let ranks = rank_states(&states, program, layout.cut(), job.state.save);
+    of_ranks([program], &bytes, &ranks)
+}
+
+/// What every pipeline rank of `program` has all the time; checkpoints that are written meanwhile
+/// take `save` bytes.
+pub fn rank_states(
+    stages: &[&StageState],
+    program: &Schedule,
+    cut: Cut,
+    save: u64,
+) -> Vec<RankState> {
+    let how = (cut, program.validates_late(), save);
+    let of = |rank| RankState::new(stages, &program.stages_of(rank), &program.placement, how);
+    (0..program.pp()).map(of).collect()
+}
+
+/// What every pipeline rank holds, of replicas that run any of these programs, of stages with these
+/// `bytes`: the most of all replicas.
+pub fn of_ranks<'a>(
+    programs: impl IntoIterator<Item = &'a Schedule>,
+    bytes: &[StageBytes],
+    ranks: &[RankState],
+) -> Vec<Held> {
+    let larger = |a: MemoryBytes, b: MemoryBytes| if b.total() > a.total() { b } else { a };
+    let mut all = vec![[MemoryBytes::default(); 3]; ranks.len()];
+    for program in programs {
+        let late = program.validates_late();
+        let warm_ups = if late { predict_warm_up(program, bytes) } else { Vec::new() };
+        for (rank, [peaks, at_once]) in predict_both(program, bytes).into_iter().enumerate() {
+            let warm_up = warm_ups.get(rank).copied().unwrap_or_default();
+            let [most, held, warm] = all[rank];
+            all[rank] = [most.max(&peaks), larger(held, at_once), larger(warm, warm_up)];
+        }
+    }
+    let of = |(rank, [peaks, at_once, warm_up]): (&RankState, [MemoryBytes; 3])| Held {
+        at_once: rank.at_once(at_once, warm_up),
+        peaks: rank.peaks(peaks),
     };
-    held.into_iter().enumerate().map(of_rank).collect()
+    ranks.iter().zip(all).map(of).collect()
 }
 
 /// Bytes that some rank holds at least, in closed form: parameters and moments, gradients, as the
@@ -57,13 +88,16 @@ fn held(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec
 pub(crate) fn at_least(layout: &Layout, stages: &[Stage]) -> u64 {
     // Rank 0 keeps the most in flight, but no inputs of its first stage, which are tokens: rank 1
     // does.
-    let folded = matches!(layout.schedule, "zeropp" | "zb-v" | "v-half" | "v-min");
-    let ranks = if folded { 1 } else { layout.pp.min(2) };
-    (0..ranks).map(|rank| rank_at_least(layout, stages, rank)).max().unwrap_or(0)
+    let full = layout.recompute == Recompute::Full;
+    let known = |rank| Some((rank, (layout.forms().in_flight)(&layout.shape(), rank, full)?));
+    let ranks = (0..layout.pp.min(2)).filter_map(known);
+    ranks.map(|(rank, held)| rank_at_least(layout, stages, rank, held)).max().unwrap_or(0)
 }
 
-fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize) -> u64 {
-    let indices = stages_of(rank, layout);
+fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize, held: FewestHeld) -> u64 {
+    let of_rank = |(stage, of): (usize, usize)| (of == rank).then_some(stage);
+    let indices: Vec<usize> =
+        layout.placement().into_iter().enumerate().filter_map(of_rank).collect();
     let has_both = [0, stages.len() - 1].iter().all(|s| indices.contains(s));
     let mine: Vec<&Stage> = indices.into_iter().map(|s| &stages[s]).collect();
     let (d, owners) = (layout.zero3 as u64, layout.cut().owners as u64);
@@ -76,12 +110,14 @@ fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize) -> u64 {
     let least = |of: &dyn Fn(&Stage) -> u64| mine.iter().map(|s| of(s)).min().unwrap_or(0);
     // Stage 0 keeps no input: tokens are not counted.
     let inputs = mine.iter().map(|s| s.bytes.input).filter(|n| *n > 0).min().unwrap_or(0);
-    let (whole, inputs_kept) = in_flight(rank, layout);
-    let each = least(&|s| s.bytes.activation);
+    let (whole, inputs_kept) = (held.whole as u64, held.inputs as u64);
+    let full = layout.recompute == Recompute::Full;
+    let again = |s: &Stage| s.bytes.layerwise.filter(|_| full);
+    let each = least(&|s| again(s).map_or(s.bytes.activation, |layers| layers.inside));
     let computing = whole * each + inputs_kept * inputs + least(&|s| s.bytes.weights);
-    // Other kinds than zeropp reduce a stage once a step.
-    let gradients = if layout.schedule == "zeropp" { shard } else { shard * d };
-    let computing = match is_full_again(layout) {
+    // Kinds without units reduce a stage once a step.
+    let gradients = if layout.in_units() { shard } else { shard * d };
+    let computing = match (layout.forms().refills)(&layout.shape()) {
         true => gradients + computing,
         // The first W makes a whole gradient, when the first of the activations has gone.
         false => {
@@ -89,56 +125,4 @@ fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize) -> u64 {
         }
     };
     fixed + shard.max(computing)
-}
-
-/// Whether a rank holds as many activations again after its first W of every stage: whole
-/// gradients or their shards are there then.
-fn is_full_again(layout: &Layout) -> bool {
-    match layout.schedule {
-        // A last unit may be a smaller one.
-        "zeropp" => layout.micro_batches >= 2 * layout.unit,
-        "bf-pp" => false,
-        _ => layout.micro_batches >= 2 * layout.pp,
-    }
-}
-
-fn stages_of(rank: usize, layout: &Layout) -> Vec<usize> {
-    let p = layout.pp;
-    let folded = matches!(layout.schedule, "zb-v" | "v-half" | "v-min");
-    let stage = |v: usize| if folded && v % 2 == 1 { (v + 1) * p - 1 - rank } else { v * p + rank };
-    (0..layout.virtual_stages).map(stage).collect()
-}
-
-/// Micro-batches of a stage that rank 0 or 1 holds at once: those of which it keeps everything, and
-/// those of which it keeps the input.
-fn in_flight(rank: usize, layout: &Layout) -> (u64, u64) {
-    let (p, v) = (layout.pp, layout.virtual_stages);
-    let (b, u) = (layout.micro_batches, layout.unit.min(layout.micro_batches));
-    let full = layout.recompute == Recompute::Full;
-    let most = b * v;
-    // In all, and those among them that may be of stage 0.
-    let (at_once, first) = match layout.schedule {
-        "zeropp" => {
-            let last = u.min(2 * p - 1);
-            return match full {
-                // Stage 0's inputs are tokens.
-                true => (last as u64, (v.saturating_sub(2) * u) as u64),
-                false => (((v - 1) * u + last) as u64, 0),
-            };
-        }
-        "bf-pp" => (most, b),
-        "1f1b" | "zb-h1" => (p - rank, p),
-        "interleaved" | "interleaved-zb" => (v * p - rank, v * p),
-        "zb-v" => (p, p),
-        "v-half" => (p.div_ceil(2), p),
-        "v-min" => (p.div_ceil(3), p),
-        _ => (1, 1),
-    };
-    let at_once = at_once.min(most).min(if v == 1 { b } else { most });
-    if !full {
-        return (at_once as u64, 0);
-    }
-    // Where stages are recomputed one of them is whole at a time.
-    let without = if rank == 0 { first } else { 1 };
-    (1, at_once.saturating_sub(without) as u64)
 }

@@ -11,21 +11,20 @@ use zeropp_schedule::costs::Machine;
 use zeropp_schedule::memory::StageBytes;
 use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
 
-use crate::bytes::{self, StageForm, StageState, Tied, stage_bytes};
-use crate::cut::{GroupTimes, Groups};
-use crate::layout::{Job, Layout, Recompute};
+use crate::bytes::{self, StageForm, StageState};
+use crate::cut::GroupTimes;
+use crate::layout::{Compute, Job, Layout, Recompute};
 use crate::links::{Links, Sent};
 use crate::matrices::OfBlock;
+use crate::parts::{Parts, recomputing};
 
 /// A model's layers with their costs for one size of micro-batch, from which stages of any number
 /// follow.
 #[derive(Clone, Debug)]
 pub struct Model {
     layers: Vec<Layer>,
-    groups: Groups,
+    parts: Parts,
     samples: usize,
-    /// Whether embedding and head share their weight.
-    tied: bool,
     /// What optimizers take of each layer, by how it is cut; blocks are alike.
     shares: HashMap<Cut, Arc<[Shares]>>,
 }
@@ -34,23 +33,24 @@ impl Model {
     /// The model of `job` with micro-batches of `samples`.
     pub fn new(job: &Job, samples: usize) -> Model {
         let parts = job.model.decoder.parts();
-        let groups = Groups::new(parts.iter().map(DecoderPart::is_block));
-        let layer = |part: &DecoderPart| Layer::new(part, job.batch(samples), job.compute.dropout);
-        let layers = parts.iter().map(layer).collect();
-        let tied = job.model.decoder.tied;
-        Model { layers, groups, samples, tied, shares: HashMap::new() }
+        let batch = job.batch(samples);
+        let layer = |part: &DecoderPart| Layer::new(part, batch, &job.compute);
+        let layers: Vec<Layer> = parts.iter().map(layer).collect();
+        let sizes = layers.iter().map(|layer| (layer.sizes.clone(), layer.is_block())).collect();
+        let parts = Parts::new(sizes, job.model.decoder.tied, batch.tokens());
+        Model { layers, parts, samples, shares: HashMap::new() }
     }
 
     /// What the optimizer takes of each layer.
     fn shares(&mut self, job: &Job, cut: Cut) -> Arc<[Shares]> {
-        let (layers, tied) = (&self.layers, self.tied);
+        let (layers, parts) = (&self.layers, &self.parts);
         let made = || {
             let mut of_block = None;
             let of = |(i, layer): (usize, &Layer)| match layer.kind {
                 PartKind::Block(_) => of_block
                     .get_or_insert_with(|| layer.sizes.shares(&job.state, cut, false))
                     .clone(),
-                _ => layer.sizes.shares(&job.state, cut, tied && i + 1 == layers.len()),
+                _ => layer.sizes.shares(&job.state, cut, parts.is_tied_head(i)),
             };
             layers.iter().enumerate().map(of).collect()
         };
@@ -61,23 +61,21 @@ impl Model {
     /// where there are fewer blocks than stages.
     pub fn cut(&self, stages: usize, machine: &Machine) -> Option<Vec<usize>> {
         let step = |i: usize| self.layers[i].seconds(machine)[..3].iter().sum::<f64>();
-        let kept = self.groups.sums(step);
+        let groups = self.parts.groups();
+        let kept = groups.sums(step);
         let times = GroupTimes { recomputed: kept.clone(), kept, recomputing: 0 };
-        let cut = self.groups.balanced(&times, stages, None).ok()?;
-        Some(self.groups.sizes(&cut?))
+        let cut = groups.balanced(&times, stages, None).ok()?;
+        Some(groups.sizes(&cut?))
     }
 
     /// The same of stages of a run of `layout` that is not told how to cut: it goes by FLOP, and by
     /// what full recomputation does again.
     pub(crate) fn cut_of_run(&self, layout: &Layout) -> Option<Vec<usize>> {
-        let [kept, recomputed] = [0, 1].map(|i| self.groups.sums(|part| self.layers[part].run[i]));
-        let recomputing = match layout.recompute {
-            Recompute::Full => layout.stages().saturating_sub(layout.pp),
-            Recompute::None | Recompute::Selective => 0,
-        };
-        let times = GroupTimes { kept, recomputed, recomputing };
-        let cut = self.groups.balanced(&times, layout.stages(), None).ok()?;
-        Some(self.groups.sizes(&cut?))
+        let stages = layout.stages();
+        let recomputing = recomputing(layout.recompute, stages, layout.pp);
+        let (groups, times) = (self.parts.groups(), self.parts.times_by_flop(recomputing));
+        let cut = groups.balanced(&times, stages, None).ok()?;
+        Some(groups.sizes(&cut?))
     }
 
     /// The stages of `layout`, cut into so many blocks each.
@@ -89,36 +87,15 @@ impl Model {
         let matrices =
             matrices.map_or(0, |of| ns(of.seconds(&job.machine, links.zero3, links.replica)));
         let stage = |(s, range): (usize, Range<usize>)| {
-            let state = self.state(range.clone(), &shares, cut);
+            let state = self.parts.stage_state(range.clone(), cut, |part| shares[part].clone());
             let kept = shares[range.clone()].iter().map(|of| of.state_of_all(cut.pieces())).sum();
             let blocks = self.layers[range.clone()].iter().filter(|layer| layer.is_block());
             let matrices_ns = blocks.count() as u64 * matrices;
             let stage = self.stage(job, layout, &links, (s, range));
             Stage { state, kept, matrices_ns, ..stage }
         };
-        self.groups.stages(blocks.iter().copied()).into_iter().enumerate().map(stage).collect()
-    }
-
-    /// What ranks have of the stage of these layers from step to step.
-    fn state(&self, range: Range<usize>, shares: &[Shares], cut: Cut) -> StageState {
-        let (pieces, head) = (cut.pieces(), self.layers.len() - 1);
-        let sum = |of: &dyn Fn(&bytes::Layer) -> u64| {
-            self.layers[range.clone()].iter().map(|layer| of(&layer.sizes)).sum()
-        };
-        let tied = self.tied && range.contains(&head);
-        let mut all = Shares::default();
-        for of in &shares[range.start..range.end - usize::from(tied)] {
-            all.add(of, 1);
-        }
-        StageState {
-            elements: sum(&|layer| layer.elements(pieces)),
-            trained: sum(&|layer| layer.trained(pieces)),
-            shares: all,
-            tied: tied.then(|| Tied {
-                shard: self.layers[0].sizes.trained(pieces) / cut.zero3 as u64 * 4,
-                head: shares[head].clone(),
-            }),
-        }
+        let groups = self.parts.groups();
+        groups.stages(blocks.iter().copied()).into_iter().enumerate().map(stage).collect()
     }
 
     fn stage(
@@ -128,7 +105,7 @@ impl Model {
         links: &Links,
         (stage, range): (usize, Range<usize>),
     ) -> Stage {
-        let layers = &self.layers[range];
+        let layers = &self.layers[range.clone()];
         let batch = job.batch(self.samples);
         // A stage that is recomputed as a whole has attention's scores from R to B.
         let whole = layout.recompute == Recompute::Full && layout.recomputes(stage);
@@ -137,12 +114,13 @@ impl Model {
             cut: layout.cut(),
             is_summed: layout.dp > 1,
             selective,
+            whole,
             element_bytes: batch.element_bytes,
             packed_bytes: layout.packed_bytes(job.compute.packing),
             message: (batch.tokens() * job.model.decoder.hidden * batch.element_bytes) as u64,
             is_first: stage == 0,
         };
-        let bytes = stage_bytes(layers.iter().map(|layer| &layer.sizes), &form);
+        let bytes = self.parts.stage_bytes(range, &form);
         let pieces = layout.cut().pieces();
         let elements = layers.iter().map(|layer| layer.sizes.elements(pieces)).sum();
         let mut costs = times(layers, &job.machine, (&bytes, elements), links, layout);
@@ -186,8 +164,6 @@ struct Layer {
     kind: PartKind,
     /// Floating-point operations of F, B, W and R.
     flops: [f64; 4],
-    /// What a run cuts by: the operations of F, B and W, and those of a stage that is recomputed.
-    run: [f64; 2],
     /// What B does besides where attention's probabilities are computed again, in as many.
     again: f64,
     /// Bytes that a pass over activations moves in a forward.
@@ -195,17 +171,18 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(part: &DecoderPart, batch: BatchShape, dropout: bool) -> Layer {
-        let (parameters, cost) = (part.parameters(), part.cost(batch));
-        let matrices = parameters.iter().filter(|p| p.shape.len() > 1);
-        let elements: usize = matrices.map(|p| p.len()).sum();
-        let of_weights = 2.0 * (batch.tokens() * elements) as f64;
-        let mut flops = cost.passes(of_weights, false);
-        let run = [flops[..3].iter().sum(), cost.passes(of_weights, true).iter().sum()];
+    fn new(part: &DecoderPart, batch: BatchShape, compute: &Compute) -> Layer {
+        let (parameters, mut cost) = (part.parameters(), part.cost(batch));
+        if compute.redoes_outputs {
+            cost.output_flops = 0.0;
+        }
+        let sizes = bytes::Layer::new(parameters, part.role(), cost);
+        let of_weights = sizes.weight_flops(batch.tokens());
+        let mut flops = sizes.flops(batch.tokens(), false);
         // One of attention's two products, and as long for exponentials: what was measured for
         // samples of 128 and of 512 tokens (ADR 57).
         let again = if part.is_block() { (cost.forward_flops - of_weights).max(0.0) } else { 0.0 };
-        if dropout {
+        if compute.dropout {
             flops[1] += again;
         }
         let d = &part.decoder;
@@ -221,8 +198,7 @@ impl Layer {
             _ => 2.0 * of(batch.tokens() * d.hidden),
         };
         let kind = part.kind;
-        let sizes = bytes::Layer::new(parameters, part.role(), cost);
-        Layer { sizes, kind, flops, run, again, traffic }
+        Layer { sizes, kind, flops, again, traffic }
     }
 
     fn is_block(&self) -> bool {
@@ -268,6 +244,11 @@ fn times(
     layout: &Layout,
 ) -> StageCosts {
     let mut sum = [0.0; 4];
+    // A block whose output the norm before the head needs makes it again.
+    let rate = machine.flops_per_s * machine.flops_share;
+    for pair in layers.windows(2).filter(|pair| pair[0].is_block() && !pair[1].is_block()) {
+        sum[3] += pair[0].sizes.cost.output_flops / rate;
+    }
     for layer in layers {
         for (sum, s) in sum.iter_mut().zip(layer.seconds(machine)) {
             *sum += s;

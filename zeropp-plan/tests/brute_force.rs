@@ -4,11 +4,12 @@
 use zeropp_data::rng::Rng;
 use zeropp_plan::bytes::RunState;
 use zeropp_plan::exact::Simulation;
-use zeropp_plan::layout::{Compute, Fixed, Job, KINDS, Layout, Recompute};
+use zeropp_plan::layout::{Compute, Fixed, Job, Layout, Recompute};
 use zeropp_plan::model::ModelSizes;
 use zeropp_plan::plan::Plan;
 use zeropp_plan::search::Models;
 use zeropp_schedule::costs::Machine;
+use zeropp_schedule::schedules::Kind;
 
 /// Times as long as if there were no difference.
 const SAME: f64 = 1.0 + 1e-9;
@@ -97,7 +98,7 @@ fn all(job: &Job) -> Vec<Layout> {
                 let micro_batches = job.global_batch / ranks / micro_batch_size;
                 for virtual_stages in 1..=job.model.decoder.layers / pp {
                     for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
-                        for schedule in KINDS {
+                        for schedule in Kind::planned().map(|kind| kind.name) {
                             let layout = Layout {
                                 pp,
                                 zero3,

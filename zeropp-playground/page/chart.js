@@ -2,10 +2,10 @@
 // Colours that the colour-blind can tell apart, and letters beside them.
 const KINDS_OF_ACTION = ["F", "B", "W", "BW", "R", "F&BW", "send activation", "send gradient", "receive activation",
   "receive gradient", "all-gather", "free", "reduce-scatter", "sum over replicas", "optimizer step",
-  "validation"];
+  "validation", "end of reduction"];
 const COLOURS = ["#3b8bd0", "#e69f00", "#2aa17b", "#d9640f", "#c678a8", "#8888cc", "#9aa0a6", "#b9a37a", "#c5cad1",
   "#dccfae", "#56b4e9", "#888", "#f0d000", "#b8860b", "#777",
-  "#b2182b"];
+  "#b2182b", "#8e7cb5"];
 const LEFT = 58, LANE = 19, THIN = 6, MEMORY = 26, GAP = 7, AXIS = 20, TEXT = 15;
 const isCompute = (span) => span[0] <= 5;
 

@@ -1,4 +1,4 @@
-//! What the page asks, answered: one object in JSON in, one out.
+//! Answers to the page: one object in JSON in, one out.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -27,7 +27,7 @@ const TABLE_COMPUTES: usize = 2_000_000;
 /// Faults that are told of an edited schedule.
 const FAULTS_MAX: usize = 8;
 
-/// What is asked, and what each question needs.
+/// The questions, and what each needs.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Request {
@@ -36,7 +36,7 @@ struct Request {
     wanted: Option<Wanted>,
     /// A schedule by hand.
     csv: Option<String>,
-    /// What to write.
+    /// The format to write.
     format: Option<String>,
     /// A file's content and its name.
     text: Option<String>,
@@ -250,7 +250,7 @@ fn read(text: &str, name: &str) -> Result<Value, String> {
         "micro_batches": schedule.micro_batches(), "kind": schedule.kind }))
 }
 
-/// What a file is that is neither a schedule nor a trace.
+/// Kind of a file that is neither a schedule nor a trace.
 fn other_file(text: &str) -> Option<&'static str> {
     let first_line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
     let object = |text: &str| serde_json::from_str::<Map<String, Value>>(text).ok();
@@ -308,7 +308,7 @@ fn traced(trace: &Timeline) -> Value {
     })
 }
 
-/// What a step's actions took, µs: one number, or one for each stage.
+/// Times of a step's actions, µs: one number, or one for each stage.
 fn times(one: &Timeline) -> Value {
     let Ok(costs) = measured(one) else { return Value::Null };
     let of_stages = |of: fn(&StageCosts) -> u64| {

@@ -1,4 +1,4 @@
-//! What the page calls: a request is written to memory, its answer is read from there.
+//! The page's calls: a request is written to memory, its answer is read from there.
 
 /// Room for a request of `length` bytes.
 #[unsafe(no_mangle)]

@@ -111,6 +111,13 @@ pub enum Action {
         /// Stage.
         stage: usize,
     },
+    /// Waits for the reduction of a stage's gradients and drops the buffer that it was of. A
+    /// program that has none for its reductions retires each when the next one starts, and the
+    /// last one at the optimizer step.
+    Retire {
+        /// Stage.
+        stage: usize,
+    },
     /// Waits for the reductions, agrees on the global norm and updates the rank's shards; in a
     /// program with [`Validate`](Self::Validate) the rank updates without waiting for the others.
     OptimizerStep,
@@ -186,6 +193,7 @@ impl Action {
             ActionKind::Free => stage().map(|stage| Action::Free { stage }),
             ActionKind::ReduceScatter => stage().map(|stage| Action::ReduceScatter { stage }),
             ActionKind::ReplicaReduce => stage().map(|stage| Action::ReplicaReduce { stage }),
+            ActionKind::Retire => stage().map(|stage| Action::Retire { stage }),
             ActionKind::OptimizerStep => is_of_rank.then_some(Action::OptimizerStep),
             ActionKind::Validate => is_of_rank.then_some(Action::Validate),
         }
@@ -218,6 +226,7 @@ impl Action {
             Action::Free { stage } => (ActionKind::Free, Place::Stage(stage)),
             Action::ReduceScatter { stage } => (ActionKind::ReduceScatter, Place::Stage(stage)),
             Action::ReplicaReduce { stage } => (ActionKind::ReplicaReduce, Place::Stage(stage)),
+            Action::Retire { stage } => (ActionKind::Retire, Place::Stage(stage)),
             Action::OptimizerStep => (ActionKind::OptimizerStep, Place::Nothing),
             Action::Validate => (ActionKind::Validate, Place::Nothing),
         }
@@ -287,6 +296,7 @@ impl Action {
             | Action::Free { .. }
             | Action::ReduceScatter { .. }
             | Action::ReplicaReduce { .. }
+            | Action::Retire { .. }
             | Action::OptimizerStep
             | Action::Validate => (None, None),
         };
@@ -304,6 +314,7 @@ impl Action {
             | Action::Free { .. }
             | Action::ReduceScatter { .. }
             | Action::ReplicaReduce { .. }
+            | Action::Retire { .. }
             | Action::OptimizerStep
             | Action::Validate => return None,
         };

@@ -25,7 +25,8 @@ pub struct LowerOptions {
     /// while an overlapped pair of two stages runs.
     pub prefetch: usize,
     /// Full recomputation: an R before the backward of every stage but, in schedules that split B
-    /// and W, the last one of each rank, whose backward follows its forward closely (ZeroPP §3.3).
+    /// and W, the last of several on each rank, whose backward follows its forward closely (ZeroPP
+    /// §3.3), and an only one whose backwards are not in order.
     pub recompute: bool,
     /// There are data-parallel replicas: sum every stage's gradient over them after its last unit.
     /// Copies of a stage are summed in any case.
@@ -102,6 +103,10 @@ pub enum Residency {
 /// * AG and FREE around each visit, as [`Residency`] says, AG `prefetch` visits ahead but never
 ///   while the stage is still resident;
 /// * RS right after the last W of a stage and unit, AR right after the RS of the last unit;
+/// * the end of each RS, and with it of the gradient's buffer, right before the rank's next RS, or
+///   before the step. Where W are apart from B and come stage after stage, so that no two gradients
+///   are added to at a time, it is before the first W of the next one: the rank has one buffer then
+///   (ADR 85);
 /// * a send right after what it sends was computed; a receive posted one compute action before the
 ///   one that takes it, or earlier where the order of the peer's sends wants it. Neighbouring
 ///   stages on one rank hand over without either;
@@ -135,12 +140,14 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
                 let visits = weights::visits(schedule, program);
                 weights::add_gathers(&visits, options.prefetch, residency, &mut inserts);
             }
-            add_reductions(schedule, program, options.replicas, &mut inserts);
+            let gradients = gradients(schedule, program);
+            add_reductions(&gradients, options.replicas, &mut inserts);
+            let last = add_retirements(program, &gradients, &mut inserts);
             if let Some(warm_ups) = &warm_ups {
                 inserts.before(warm_ups[rank], Action::Validate);
             }
             let step = trains.then_some(Action::OptimizerStep);
-            inserts.merge(program).into_iter().chain(step).collect()
+            inserts.merge(program).into_iter().chain(last).chain(step).collect()
         })
         .collect();
     Schedule { ranks, ..schedule.clone() }
@@ -197,6 +204,15 @@ struct Programs<'a> {
     consumers: Vec<usize>,
 }
 
+/// Whether a rank's backwards are in micro-batch order, in which a head that is done again before
+/// them has to make its gradient.
+fn has_backwards_in_order(actions: &[Action]) -> bool {
+    let backwards = actions.iter().flat_map(Action::computes);
+    backwards
+        .filter(|t| matches!(t.kind, Compute::B | Compute::BW))
+        .is_sorted_by_key(|t| t.micro_batch)
+}
+
 /// A message without a consumer.
 const NOBODY: usize = usize::MAX;
 
@@ -205,7 +221,9 @@ impl<'a> Programs<'a> {
     fn new(schedule: &'a Schedule, recompute: bool, written: bool) -> Programs<'a> {
         let splits = schedule.splits_backward();
         let ranks = schedule.ranks.iter().enumerate().map(|(rank, actions)| {
-            let kept = schedule.stages_of(rank).last().copied().filter(|_| splits);
+            let mine = schedule.stages_of(rank);
+            let is_kept = splits && (mine.len() > 1 || !has_backwards_in_order(actions));
+            let kept = mine.last().copied().filter(|_| is_kept);
             let mut program = Vec::with_capacity(actions.len());
             for action in actions {
                 for Task { kind, stage, micro_batch } in action.computes() {
@@ -311,24 +329,61 @@ impl<'a> Programs<'a> {
     }
 }
 
-/// RS after the last W of each stage and unit; AR after the RS of the rank's last unit.
-fn add_reductions(schedule: &Schedule, program: &[Action], replicas: bool, inserts: &mut Inserts) {
+/// A stage's gradient of one unit: where it is first and last added to.
+struct Gradient {
+    stage: usize,
+    first: usize,
+    last: usize,
+}
+
+/// The gradients of one rank's program, in the order in which they become whole.
+fn gradients(schedule: &Schedule, program: &[Action]) -> Vec<Gradient> {
     let units = schedule.unit_table();
     let count = schedule.units.len();
-    let mut reduced = vec![false; schedule.stages() * count];
-    let mut summed = vec![!replicas; schedule.stages()];
-    for (position, action) in program.iter().enumerate().rev() {
-        for Task { kind, stage, micro_batch } in action.computes() {
-            let unit = units[micro_batch];
-            let adds = matches!(kind, Compute::W | Compute::BW);
-            if adds && !std::mem::replace(&mut reduced[stage * count + unit], true) {
-                inserts.after(position, Action::ReduceScatter { stage });
-                if !std::mem::replace(&mut summed[stage], true) {
-                    inserts.after(position, Action::ReplicaReduce { stage });
-                }
+    let mut places = vec![None; schedule.stages() * count];
+    let mut gradients: Vec<Gradient> = Vec::new();
+    for (position, action) in program.iter().enumerate() {
+        let adds = |task: &Task| matches!(task.kind, Compute::W | Compute::BW);
+        for Task { stage, micro_batch, .. } in action.computes().filter(adds) {
+            let place = &mut places[stage * count + units[micro_batch]];
+            let at = *place.get_or_insert(gradients.len());
+            match gradients.get_mut(at) {
+                Some(gradient) => gradient.last = position,
+                None => gradients.push(Gradient { stage, first: position, last: position }),
             }
         }
     }
+    gradients.sort_by_key(|gradient| gradient.last);
+    gradients
+}
+
+/// RS after the last W of each stage and unit; AR after the RS of the rank's last unit.
+fn add_reductions(gradients: &[Gradient], replicas: bool, inserts: &mut Inserts) {
+    for (i, Gradient { stage, last, .. }) in gradients.iter().enumerate() {
+        inserts.after(*last, Action::ReduceScatter { stage: *stage });
+        if replicas && gradients[i + 1..].iter().all(|later| later.stage != *stage) {
+            inserts.after(*last, Action::ReplicaReduce { stage: *stage });
+        }
+    }
+}
+
+/// The end of each reduction: before the next one or, where a rank's gradients come one after the
+/// other, before the next gradient is begun. The last one's is given back.
+fn add_retirements(
+    program: &[Action],
+    gradients: &[Gradient],
+    inserts: &mut Inserts,
+) -> Option<Action> {
+    let in_order = gradients.windows(2).all(|pair| pair[0].last < pair[1].first);
+    for pair in gradients.windows(2) {
+        let (retire, next) = (Action::Retire { stage: pair[0].stage }, &pair[1]);
+        let is_w = program[next.first].computes().all(|task| task.kind == Compute::W);
+        match in_order && is_w {
+            true => inserts.before(next.first, retire),
+            false => inserts.after(next.last, retire),
+        }
+    }
+    gradients.last().map(|gradient| Action::Retire { stage: gradient.stage })
 }
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 //!
 //! The model counts what a rank with a device of its own would hold:
 //! * *activation*: what F keeps for B. Where an R follows, F keeps the stage input only, and R
-//!   turns it into the whole;
+//!   turns it into the whole; in a stage of several layers F keeps the input of each, and R and B
+//!   make one whole after the other, the last first;
 //! * *workspace*: what a forward (or R) takes beside that and gives back at its end counts as
 //!   activation meanwhile;
 //! * *weight stash*: what B keeps for W; a whole backward is B, then W. Between its beginning and
@@ -12,9 +13,10 @@
 //!   the first F or R after the AG, those of backwards from the first B (of a head that makes its
 //!   gradients in F, from that F), both to the FREE;
 //! * *gradient*: a stage's whole gradient from the first W of a unit (that part of it which F
-//!   makes, from the first F, or R where the stage recomputes) until its RS retires, which is
-//!   when the rank issues its next RS, or at the optimizer step. Where no other rank shares the
-//!   stage, the first unit's is what the others are added to, and is counted as that;
+//!   makes, from the first F, or R where the stage recomputes) until its RS retires: where the
+//!   program says so, else when the rank issues its next RS, or at the optimizer step. Where no
+//!   other rank shares the stage, the first unit's is what the others are added to, and is counted
+//!   as that;
 //! * *gradient shard*: a rank's share of the sum over the units, from when the first unit's RS
 //!   retires (where no other rank shares the stage, from the first W, as above) to the optimizer
 //!   step;
@@ -29,58 +31,16 @@
 
 pub use kind::{MemoryBytes, MemoryKind};
 pub use over_time::{KindPoint, over_time};
+pub use stage::{LayerwiseBytes, StageBytes};
 
 mod kind;
 mod over_time;
 mod places;
+mod stage;
 
 use places::Places;
 
 use crate::ir::{Action, Compute, Message, Schedule, Task};
-
-/// Bytes of one stage, for one micro-batch where that applies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StageBytes {
-    /// The stage input of one micro-batch, kept alone where the stage recomputes.
-    pub input: u64,
-    /// All that F keeps for the B of one micro-batch, the input included.
-    pub activation: u64,
-    /// What B keeps for the W of one micro-batch.
-    pub stash: u64,
-    /// What B has given back of the activation when it holds the most.
-    pub backward_freed: u64,
-    /// What it keeps for W by then, beside what was in the activation; both are 0 where it holds
-    /// the most at its beginning.
-    pub backward_stash: u64,
-    /// The whole gathered weights.
-    pub weights: u64,
-    /// Copies of them as the products of a forward read them; 0 where none is kept.
-    pub packed_forward: u64,
-    /// The same for the products of a backward.
-    pub packed_backward: u64,
-    /// The same for those of them that F makes along with a part of the gradient: a head's.
-    pub packed_in_forward: u64,
-    /// What a forward takes beside that, and gives back at its end.
-    pub workspace: u64,
-    /// The whole fp32 gradient.
-    pub gradient: u64,
-    /// That part of it which F makes: a head's.
-    pub gradient_in_forward: u64,
-    /// Whether the gradient of a step's first unit stays with the rank as the sum of its units, so
-    /// that it counts as that and never here: where nobody shares the stage with the rank.
-    pub keeps_first_gradient: bool,
-    /// The rank's share of the sum over the units; what a first gradient that stays counts as is
-    /// its own size.
-    pub gradient_shard: u64,
-    /// The output of one micro-batch as it is sent on; the gradient that comes back is as large.
-    pub message: u64,
-    /// What goes into a gather, where that is a copy of the shard.
-    pub gather_input: u64,
-    /// What a reduction gives, where that is another buffer than goes in.
-    pub reduced: u64,
-    /// What a reduction over replicas gives.
-    pub replica_reduced: u64,
-}
 
 /// The peak of every rank by kind.
 ///
@@ -252,6 +212,7 @@ impl<'a> Ledger<'a> {
                 self.replica_reduced += self.stages[stage].replica_reduced;
                 self.now.communication += self.stages[stage].replica_reduced;
             }
+            Action::Retire { .. } => self.retire(),
             Action::OptimizerStep => {
                 self.retire();
                 self.now.communication -= std::mem::take(&mut self.replica_reduced);
@@ -287,7 +248,9 @@ impl<'a> Ledger<'a> {
         }
         match kind {
             Compute::F if self.forward_only || self.recomputed[place] => {
-                self.now.activation += bytes.input + bytes.workspace;
+                let layerwise = bytes.layerwise.filter(|_| !self.forward_only);
+                let kept = layerwise.map_or(bytes.input, |layers| layers.inputs);
+                self.now.activation += kept + bytes.workspace;
                 self.pack(stage, &[PACKED_FORWARD]);
             }
             Compute::F => {
@@ -296,7 +259,11 @@ impl<'a> Ledger<'a> {
                 self.pack(stage, &[PACKED_FORWARD, PACKED_IN_FORWARD]);
             }
             Compute::R => {
-                self.now.activation += bytes.activation + bytes.workspace - bytes.input;
+                let (kept, made) = match bytes.layerwise {
+                    Some(layers) => (layers.inputs, layers.redone),
+                    None => (bytes.input, bytes.activation),
+                };
+                self.now.activation += made + bytes.workspace - kept;
                 self.forward_gradient(stage, micro_batch);
                 self.pack(stage, &[PACKED_FORWARD, PACKED_IN_FORWARD]);
             }
@@ -304,7 +271,7 @@ impl<'a> Ledger<'a> {
         }
         if matches!(kind, Compute::B | Compute::BW) {
             self.pack(stage, &[PACKED_BACKWARD]);
-            self.mark_inside(bytes);
+            self.mark_inside(bytes, self.recomputed[place]);
         }
         if kind == Compute::W {
             self.open(stage, micro_batch);
@@ -387,7 +354,9 @@ impl<'a> Ledger<'a> {
             self.mark();
         }
         if matches!(kind, Compute::B | Compute::BW) {
-            self.now.activation -= bytes.activation;
+            let layers =
+                bytes.layerwise.filter(|_| self.recomputed[self.places.of(stage, micro_batch)]);
+            self.now.activation -= layers.map_or(bytes.activation, |layers| layers.redone);
             self.now.weight_stash += bytes.stash;
             self.mark();
         }
@@ -462,10 +431,17 @@ impl<'a> Ledger<'a> {
 
     /// The moment of a B when it holds the most. The peaks of kinds are elsewhere: at its beginning
     /// that of activations, at its end that of what it keeps.
-    fn mark_inside(&mut self, stage: StageBytes) {
+    fn mark_inside(&mut self, stage: StageBytes, recomputed: bool) {
         let mut inside = self.now;
-        inside.activation -= stage.backward_freed;
-        inside.weight_stash += stage.backward_stash;
+        if let Some(layers) = stage.layerwise.filter(|_| recomputed) {
+            let others = inside.activation - layers.redone;
+            self.peak.activation = self.peak.activation.max(others + layers.most);
+            inside.activation = others + layers.inside;
+            inside.weight_stash += layers.inside_stash;
+        } else {
+            inside.activation -= stage.backward_freed;
+            inside.weight_stash += stage.backward_stash;
+        }
         if inside.total() > self.at_once.total() {
             self.at_once = inside;
         }

@@ -1,4 +1,4 @@
-//! What the scheduler finds under three budgets: the tables of docs/scheduler.md.
+//! The scheduler's results under three budgets: the tables of docs/scheduler.md.
 //!
 //! `cargo run --release -p zeropp-schedule --example budgets -- vee|pairs|profile|pareto|large`,
 //! then a row's number for that row alone, another seed than 1, and a number of evaluations.

@@ -1,4 +1,4 @@
-//! What ranks that update without waiting for the global norm save of each step, simulated.
+//! Time that ranks save that update without waiting for the global norm of each step, simulated.
 //!
 //! `cargo run --release -p zeropp-schedule --example late_updates`, with the times of the Zero
 //! Bubble papers' profiles at P 8 and 16; `-- 2000` gives the optimizer 2,000 us besides, which

@@ -66,7 +66,7 @@ fn point(made: &Schedule, costs: &Costs, v: usize) -> Point {
     (peak, bubble)
 }
 
-/// What the search finds within `gathered` stages and rising memory.
+/// The search's results within `gathered` stages and rising memory.
 fn found(model: [u64; 4], v: usize, gathered: usize, colour: &'static str) -> Series {
     let mut points = Vec::new();
     for quarters in [2, 3, 4, 5, 6, 8, 10, 12] {

@@ -1,4 +1,4 @@
-//! What no order can beat within the budgets that a schedule took.
+//! Times that no order can beat within the budgets that a schedule took.
 
 use std::collections::HashSet;
 

@@ -77,8 +77,8 @@ struct Done {
 /// out.
 ///
 /// # Errors
-/// What cannot be read, or is no text, with file and line; a file of that name; conversations of
-/// which nothing is scored.
+/// A file that cannot be read, or is no text, with file and line; a file of that name;
+/// conversations of which nothing is scored.
 pub fn tokenize(
     inputs: &[PathBuf],
     tokenizer: &TextTokenizer,

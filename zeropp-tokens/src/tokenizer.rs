@@ -214,7 +214,7 @@ impl TextTokenizer {
     /// before. A tokenizer that writes blanks into its tokens drops that of a text's begin.
     ///
     /// # Errors
-    /// What the tokenizer cannot decode.
+    /// Ids that the tokenizer cannot decode.
     pub fn decode_behind(&self, ids: &[u32], prompt: usize) -> Result<String, TokensError> {
         let prompt = self.decode(&ids[..prompt.min(ids.len())])?;
         let whole = self.decode(ids)?;
@@ -226,7 +226,7 @@ impl TextTokenizer {
     /// The text of `ids`.
     ///
     /// # Errors
-    /// What the tokenizer cannot decode.
+    /// Ids that the tokenizer cannot decode.
     pub fn decode(&self, ids: &[u32]) -> Result<String, TokensError> {
         self.inner.decode(ids, false).map_err(|e| self.failed(&e.to_string()))
     }

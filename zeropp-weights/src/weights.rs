@@ -39,7 +39,7 @@ impl Weights {
     /// say. The files must not be cut while this lives, or the system ends the process.
     ///
     /// # Errors
-    /// What is none of them, or damaged, with the file's name and the tensor's.
+    /// A file that is none of them, or damaged, with its name and the tensor's.
     pub fn open(path: &Path) -> Result<Weights, crate::WeightsError> {
         let is_folder = std::fs::metadata(path).map_err(unreadable(path))?.is_dir();
         let (container, tensors, values) = if is_folder {

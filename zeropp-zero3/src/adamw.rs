@@ -4,7 +4,7 @@
 use burn::tensor::Tensor;
 use zeropp_core::kernels::adamw::{AdamWScalars, adamw};
 
-use crate::rule::{DeviceElements, Elements, Parameter, StepScale, UpdateRule};
+use crate::rule::{DeviceElements, Elements, Parameter, StateTensor, StepScale, UpdateRule};
 
 /// The state of each element: the mean gradient and the mean squared gradient.
 const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
@@ -46,15 +46,15 @@ impl UpdateRule for AdamW {
         "adamw"
     }
 
-    fn moments(&self, _: &Parameter<'_>) -> &[&'static str] {
-        &MOMENTS
+    fn state(&self, _: &Parameter<'_>) -> Vec<StateTensor> {
+        MOMENTS.map(StateTensor::per_element).to_vec()
     }
 
     fn update(&self, of: &Parameter<'_>, elements: Elements<'_, '_>, step: &StepScale) {
         let s = self.scalars(step);
         let scalars = AdamWScalars { keep: if of.decay { s.keep } else { 1.0 }, ..s };
-        let Elements { parameter, moments, gradient } = elements;
-        let [m, v] = moments else { unreachable!("two moments are kept") };
+        let Elements { parameter, state, gradient } = elements;
+        let [m, v] = state else { unreachable!("two moments are kept") };
         adamw(parameter, m, v, gradient, &scalars);
     }
 
@@ -65,10 +65,10 @@ impl UpdateRule for AdamW {
     ) -> (Tensor<1>, Vec<Tensor<1>>) {
         let s = self.scalars(step);
         let keep = elements.by_decay(s.keep, 1.0);
-        let DeviceElements { parameter, mut moments, gradient, .. } = elements;
+        let DeviceElements { parameter, mut state, gradient, .. } = elements;
         let g = gradient * s.gradient;
-        let v = moments.pop().expect("two moments are kept");
-        let m = moments.pop().expect("two moments are kept");
+        let v = state.pop().expect("two moments are kept");
+        let m = state.pop().expect("two moments are kept");
         let m = m.clone() + (g.clone() - m) * s.towards1;
         let v = v * s.beta2 + g.clone() * g * s.towards2;
         let update = m.clone() / (v.clone().sqrt() / s.root_bias2 + s.eps) * s.step_size;

@@ -7,10 +7,16 @@ use zeropp_comm::CommResult;
 use zeropp_core::cpu_tensor;
 use zeropp_core::kernels::{lerp, zeros};
 use zeropp_core::optimizer;
-use zeropp_core::params::FlatLayout;
+use zeropp_core::params::{FlatLayout, ParamPlace};
 
+use crate::exact::ExactSum;
 use crate::layer_shard::own_copy;
-use crate::rule::{DeviceElements, EMA, Elements, Parameter, ParameterGroups, Role, StepScale};
+use crate::norm::{add_host_squares, add_squares};
+use crate::rule::{
+    DeviceElements, EMA, Elements, Parameter, ParameterGroups, Role, StateTensor, StepScale, Whole,
+    WholeParameter,
+};
+use crate::sharers::Sharers;
 
 /// The part of a parameter, and of the padding after it, in what a rank owns of a layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,10 +25,10 @@ pub(crate) struct Segment {
     param: usize,
     /// Its elements, within what the rank owns.
     pub(crate) range: Range<usize>,
-    /// Names of what is kept of them.
-    names: Vec<&'static str>,
-    /// Where they begin in each of the moments.
-    starts: Vec<usize>,
+    /// The tensors that are kept of them.
+    state: Vec<StateTensor>,
+    /// Their words in each of the layer's.
+    words: Vec<Range<usize>>,
 }
 
 /// A rank's part of a layer's flat buffer: elements `start..start + len`.
@@ -40,22 +46,28 @@ impl Owned<'_> {
     }
 
     fn segments(&self, groups: &ParameterGroups) -> Vec<Segment> {
-        let mut kept: Vec<usize> = Vec::new();
+        let mut ends: Vec<usize> = Vec::new();
         let segment = |(param, range): (usize, Range<usize>)| {
             let spec = &self.layout.params[param].spec;
-            let names = groups.rule.moments(&groups.parameter(spec, self.role)).to_vec();
-            kept.resize(kept.len().max(names.len()), 0);
-            let starts = kept[..names.len()].to_vec();
-            kept[..names.len()].iter_mut().for_each(|end| *end += range.len());
-            Segment { param, range, names, starts }
+            let state = groups.rule.state(&groups.parameter(spec, self.role));
+            ends.resize(ends.len().max(state.len()), 0);
+            let place = |(end, tensor): (&mut usize, &StateTensor)| {
+                let start = *end;
+                *end += tensor.words(range.len());
+                start..*end
+            };
+            let words = ends.iter_mut().zip(&state).map(place).collect();
+            Segment { param, range, state, words }
         };
         self.elements().segments().map(segment).collect()
     }
 
-    /// Whether any of the layer's parameters, on whatever rank, is updated as a matrix.
-    pub(crate) fn has_matrices(&self, groups: &ParameterGroups) -> bool {
-        let mut all = self.layout.params.iter().map(|p| groups.parameter(&p.spec, self.role));
-        all.any(|of| groups.rule.matrix(&of).is_some())
+    /// Whether any of the layer's parameters, on whatever rank, is updated as a whole, and whether
+    /// by its root mean square.
+    fn looks_at_whole(&self, groups: &ParameterGroups) -> (bool, bool) {
+        let all = self.layout.params.iter().map(|p| groups.parameter(&p.spec, self.role));
+        let wholes: Vec<Whole> = all.filter_map(|of| groups.rule.whole(&of)).collect();
+        (!wholes.is_empty(), wholes.iter().any(|whole| whole.rms))
     }
 
     /// Bytes that computing the update takes, and those that it takes afterwards, in a group of
@@ -71,66 +83,82 @@ impl Owned<'_> {
 /// The state that is kept of a layer's owned elements.
 pub(crate) struct LayerState {
     pub(crate) segments: Vec<Segment>,
-    /// Each moment of the elements that have it, in their order, f32.
-    pub(crate) moments: Vec<Tensor<1>>,
+    /// The words of the first tensor of each of them, those of the second, and so on.
+    pub(crate) words: Vec<Tensor<1>>,
     /// The moving average of the parameters, if there is one, f32.
     pub(crate) ema: Option<Tensor<1>>,
 }
 
-/// A tensor that is kept of a piece of a parameter: its name, and where the piece begins in which.
+/// A tensor that is kept of a piece of a parameter, and where its words begin in which.
 pub(crate) struct Kept<'a> {
-    pub(crate) name: &'static str,
+    pub(crate) state: StateTensor,
     pub(crate) tensor: &'a Tensor<1>,
     pub(crate) start: usize,
 }
 
 impl LayerState {
-    /// Moments of zero, and a mean that is the parameters' own `[len]`.
+    /// State of zeros, and a mean that is the parameters' own `[len]`.
     pub(crate) fn new(owned: Owned<'_>, groups: &ParameterGroups, param: &Tensor<1>) -> LayerState {
         let segments = owned.segments(groups);
         let device = param.device();
-        let count = segments.iter().map(|s| s.names.len()).max().unwrap_or(0);
-        let elements = |moment: usize| -> usize {
-            segments.iter().filter(|s| s.names.len() > moment).map(|s| s.range.len()).sum()
+        let count = segments.iter().map(|s| s.state.len()).max().unwrap_or(0);
+        let end = |tensor: usize| {
+            segments.iter().filter_map(|s| s.words.get(tensor)).map(|words| words.end).max()
         };
-        let moments = (0..count).map(|m| Tensor::zeros([elements(m)], &device)).collect();
-        LayerState { moments, segments, ema: groups.ema.map(|_| own_copy(param)) }
+        let zeros = |tensor| Tensor::zeros([end(tensor).unwrap_or(0)], &device);
+        let words = (0..count).map(zeros).collect();
+        LayerState { words, segments, ema: groups.ema.map(|_| own_copy(param)) }
     }
 
     /// Nothing, of a layer whose parameters another one updates.
     pub(crate) fn none() -> LayerState {
-        LayerState { segments: Vec::new(), moments: Vec::new(), ema: None }
+        LayerState { segments: Vec::new(), words: Vec::new(), ema: None }
     }
 
     /// All tensors.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &Tensor<1>> {
-        self.moments.iter().chain(&self.ema)
+        self.words.iter().chain(&self.ema)
     }
 
     /// The state of the piece of a parameter that begins at element `at` of the owned ones.
     pub(crate) fn kept(&self, at: usize) -> Vec<Kept<'_>> {
         let segment = self.segments.iter().find(|s| s.range.start == at).expect("a parameter's");
-        let moments = segment.names.iter().zip(&segment.starts).zip(&self.moments);
-        let moments = moments.map(|((name, start), tensor)| Kept { name, tensor, start: *start });
-        let ema = self.ema.iter().map(|tensor| Kept { name: EMA, tensor, start: at });
-        moments.chain(ema).collect()
+        let words = segment.state.iter().zip(&segment.words).zip(&self.words);
+        let words = words.map(|((state, words), tensor)| Kept {
+            state: state.clone(),
+            tensor,
+            start: words.start,
+        });
+        let mean = |tensor| Kept { state: StateTensor::per_element(EMA), tensor, start: at };
+        words.chain(self.ema.iter().map(mean)).collect()
     }
 
-    /// Updates the parameters `param` by `grad`, both of the owned elements. `gather` makes the
-    /// layer's whole buffer of what each rank owns of it; it is called for layers with matrices.
+    /// Updates the parameters `param` by `grad`, both of the owned elements. `sharers` have the
+    /// other elements of parameters that are updated as a whole.
     pub(crate) fn update(
         &mut self,
         owned: Owned<'_>,
         (param, grad): (Tensor<1>, &Tensor<1>),
         (groups, scale): (&ParameterGroups, &StepScale),
-        gather: impl FnOnce(Tensor<1>) -> CommResult<Tensor<1>>,
+        sharers: &mut Sharers<'_>,
     ) -> CommResult<Tensor<1>> {
-        let has_matrices = owned.has_matrices(groups);
-        let update = Update { owned, groups, scale, has_matrices };
-        match cpu_tensor::on_cpu(grad) {
-            Some(g) => self.on_host(&update, param, g.as_slice(), gather),
-            None => self.on_device(&update, param, grad, gather),
-        }
+        let (has_wholes, has_rms) = owned.looks_at_whole(groups);
+        let update = Update { owned, groups, scale, has_wholes, has_rms };
+        let param = match cpu_tensor::on_cpu(grad) {
+            Some(g) => self.on_host(&update, param, g.as_slice(), sharers)?,
+            None => self.on_device(&update, param, grad, sharers)?,
+        };
+        let Some((ema, keep)) = self.ema.take().zip(groups.ema) else { return Ok(param) };
+        let towards = (1.0 - keep) as f32;
+        self.ema = Some(match cpu_tensor::on_cpu(&param) {
+            Some(p) => {
+                let mut ema = cpu_tensor::into_vec(ema);
+                lerp(&mut ema, p.as_slice(), towards);
+                flat(ema)
+            }
+            None => ema.clone() + (param.clone() - ema) * towards,
+        });
+        Ok(param)
     }
 
     fn on_host(
@@ -138,49 +166,47 @@ impl LayerState {
         update: &Update<'_>,
         param: Tensor<1>,
         g: &[f32],
-        gather: impl FnOnce(Tensor<1>) -> CommResult<Tensor<1>>,
+        sharers: &mut Sharers<'_>,
     ) -> CommResult<Tensor<1>> {
         let (rule, scale) = (&update.groups.rule, update.scale);
-        let moments = std::mem::take(&mut self.moments);
-        let mut moments: Vec<Vec<f32>> = moments.into_iter().map(cpu_tensor::into_vec).collect();
+        let words = std::mem::take(&mut self.words);
+        let mut words: Vec<Vec<f32>> = words.into_iter().map(cpu_tensor::into_vec).collect();
         let mut p = cpu_tensor::into_vec(param);
-        let mut directions = zeros(if update.has_matrices { p.len() } else { 0 });
+        let squares = |sum: &mut ExactSum, here| add_host_squares(sum, &p[here]);
+        let rms = update.rms(&self.segments, squares, sharers)?;
+        let mut directions = zeros(if update.has_wholes { p.len() } else { 0 });
         for segment in &self.segments {
             let (of, range) = (update.parameter(segment), segment.range.clone());
-            let mut kept: Vec<&mut [f32]> = moments
-                .iter_mut()
-                .zip(&segment.starts)
-                .map(|(moment, start)| &mut moment[*start..start + range.len()])
-                .collect();
+            let mut state = segment.state_in(&mut words);
             let elements = Elements {
                 parameter: &mut p[range.clone()],
-                moments: &mut kept,
+                state: &mut state,
                 gradient: &g[range.clone()],
             };
-            match rule.matrix(&of) {
-                Some(matrix) => matrix.direction(elements, &mut directions[range], scale),
+            match rule.whole(&of) {
+                Some(_) => rule.direction(&of, elements, &mut directions[range], scale),
                 None => rule.update(&of, elements, scale),
             }
         }
-        if update.has_matrices {
+        if update.has_wholes {
             let n = directions.len();
-            let whole = gather(cpu_tensor::from_vec(directions, [n]))?;
+            let whole = sharers.gather(cpu_tensor::from_vec(directions, [n]))?;
             let whole = cpu_tensor::on_cpu(&whole).expect("gathered on the CPU");
             for segment in &self.segments {
                 let of = update.parameter(segment);
-                let Some(matrix) = rule.matrix(&of) else { continue };
                 let (all, part, here) = update.places(segment);
-                let direction =
-                    matrix.transform(&whole.as_slice()[all], [of.shape[0], of.shape[1]]);
-                matrix.apply(&of, &mut p[here], &direction[part], scale);
+                if rule.whole(&of).is_none() || part.is_empty() {
+                    continue;
+                }
+                let mut state = segment.state_in(&mut words);
+                let direction = &whole.as_slice()[all];
+                let whole =
+                    WholeParameter { direction, state: &mut state, rms: rms[segment.param] };
+                let direction = rule.transform(&of, whole, scale);
+                rule.apply(&of, &mut p[here], &direction[part], scale);
             }
         }
-        if let (Some(ema), Some(keep)) = (self.ema.take(), update.groups.ema) {
-            let mut ema = cpu_tensor::into_vec(ema);
-            lerp(&mut ema, &p, (1.0 - keep) as f32);
-            self.ema = Some(flat(ema));
-        }
-        self.moments = moments.into_iter().map(flat).collect();
+        self.words = words.into_iter().map(flat).collect();
         Ok(flat(p))
     }
 
@@ -189,68 +215,64 @@ impl LayerState {
         update: &Update<'_>,
         param: Tensor<1>,
         grad: &Tensor<1>,
-        gather: impl FnOnce(Tensor<1>) -> CommResult<Tensor<1>>,
+        sharers: &mut Sharers<'_>,
     ) -> CommResult<Tensor<1>> {
         let (rule, scale) = (&update.groups.rule, update.scale);
-        let moments = std::mem::take(&mut self.moments);
-        let mut kept: Vec<Vec<Tensor<1>>> = vec![Vec::new(); moments.len()];
+        let squares = |sum: &mut ExactSum, here| add_squares(sum, [&elements(&param, here)]);
+        let rms = update.rms(&self.segments, squares, sharers)?;
+        let words = std::mem::take(&mut self.words);
+        let tensors = words.len();
         let (mut parameters, mut directions) = (Vec::new(), Vec::new());
-        for run in runs(&self.segments, |segment| update.is_matrix(segment)) {
-            let range = run[0].range.start..run[run.len() - 1].range.end;
-            let moments = moments.iter().zip(&run[0].starts);
-            let moments =
-                moments.map(|(t, start)| elements(t, *start..start + range.len())).collect();
-            let gradient = elements(grad, range.clone());
-            let parameter = elements(&param, range.clone());
-            let part = |s: &Segment| {
-                let inside = s.range.start - range.start..s.range.end - range.start;
-                (update.parameter(s), inside)
+        let mut states: Vec<Vec<Tensor<1>>> = Vec::new();
+        let runs: Vec<&[Segment]> = runs(&self.segments, |s| update.is_whole(s)).collect();
+        for run in &runs {
+            let elements = update.on_device(run, (&param, grad, &words));
+            let parameter = elements.parameter.clone();
+            let (parameter, state) = if update.is_whole(&run[0]) {
+                let (direction, state) = rule.direction_on_device(elements, scale);
+                directions.push(direction);
+                (parameter, state)
+            } else {
+                let updated = rule.update_on_device(elements, scale);
+                directions.extend(update.has_wholes.then(|| updated.0.zeros_like()));
+                updated
             };
-            let moments = match rule.matrix(&update.parameter(&run[0])) {
-                Some(matrix) => {
-                    let (direction, moments) = matrix.direction_on_device(moments, gradient, scale);
-                    directions.push(direction);
-                    parameters.push(parameter);
-                    moments
-                }
-                None => {
-                    let parts = run.iter().map(part).collect();
-                    let elements = DeviceElements { parameter, moments, gradient, parts };
-                    let (parameter, moments) = rule.update_on_device(elements, scale);
-                    if update.has_matrices {
-                        directions.push(parameter.zeros_like());
-                    }
-                    parameters.push(parameter);
-                    moments
-                }
-            };
-            kept.iter_mut().zip(moments).for_each(|(kept, moment)| kept.push(moment));
+            parameters.push(parameter);
+            states.push(state);
         }
-        drop((moments, param));
-        if update.has_matrices {
-            let whole = gather(joined(directions))?;
-            let runs = runs(&self.segments, |segment| update.is_matrix(segment));
-            for (parameter, run) in parameters.iter_mut().zip(runs) {
-                let of = update.parameter(&run[0]);
-                let Some(matrix) = rule.matrix(&of) else { continue };
-                let (all, part, here) = update.places(&run[0]);
-                let (whole_len, padding) = (all.len(), run[0].range.len() - here.len());
-                let direction = whole.clone().slice([all]).reshape([of.shape[0], of.shape[1]]);
-                let direction = matrix.transform_on_device(direction).reshape([whole_len]);
+        drop((words, param));
+        if update.has_wholes {
+            let whole = sharers.gather(joined(directions))?;
+            for ((parameter, state), run) in parameters.iter_mut().zip(&mut states).zip(&runs) {
+                let (of, (all, part, here)) = (update.parameter(&run[0]), update.places(&run[0]));
+                if !update.is_whole(&run[0]) || part.is_empty() {
+                    continue;
+                }
+                let padding = run[0].range.len() - here.len();
+                let direction = whole.clone().slice([all]);
+                let given = (direction, std::mem::take(state), rms[run[0].param]);
+                let direction;
+                (direction, *state) = rule.transform_on_device(&of, given, scale);
                 let mut direction = direction.slice([part]);
                 if padding > 0 {
                     let zeros = Tensor::zeros([padding], &direction.device());
                     direction = Tensor::cat(vec![direction, zeros], 0);
                 }
-                *parameter = matrix.apply_on_device(&of, parameter.clone(), direction, scale);
+                *parameter = rule.apply_on_device(&of, parameter.clone(), direction, scale);
             }
         }
-        let param = joined(parameters);
-        if let (Some(ema), Some(keep)) = (self.ema.take(), update.groups.ema) {
-            self.ema = Some(ema.clone() + (param.clone() - ema) * (1.0 - keep) as f32);
-        }
-        self.moments = kept.into_iter().map(joined).collect();
-        Ok(param)
+        let of_all = |tensor: usize| {
+            joined(states.iter().filter_map(|state| state.get(tensor).cloned()).collect())
+        };
+        self.words = (0..tensors).map(of_all).collect();
+        Ok(joined(parameters))
+    }
+}
+
+impl Segment {
+    /// Its words in the layer's.
+    fn state_in<'a>(&self, words: &'a mut [Vec<f32>]) -> Vec<&'a mut [f32]> {
+        words.iter_mut().zip(&self.words).map(|(all, here)| &mut all[here.clone()]).collect()
     }
 }
 
@@ -259,7 +281,8 @@ struct Update<'a> {
     owned: Owned<'a>,
     groups: &'a ParameterGroups,
     scale: &'a StepScale,
-    has_matrices: bool,
+    has_wholes: bool,
+    has_rms: bool,
 }
 
 impl Update<'_> {
@@ -267,12 +290,54 @@ impl Update<'_> {
         self.groups.parameter(&self.owned.layout.params[segment.param].spec, self.owned.role)
     }
 
-    fn is_matrix(&self, segment: &Segment) -> bool {
-        self.groups.rule.matrix(&self.parameter(segment)).is_some()
+    fn is_whole(&self, segment: &Segment) -> bool {
+        self.groups.rule.whole(&self.parameter(segment)).is_some()
     }
 
-    /// Where a matrix lies in the layer's buffer, which part of it the segment is, and where that
-    /// lies in what the rank owns, without padding.
+    /// The elements of a run of segments, of parameters, gradient and words that are owned.
+    fn on_device(
+        &self,
+        run: &[Segment],
+        (param, grad, words): (&Tensor<1>, &Tensor<1>, &[Tensor<1>]),
+    ) -> DeviceElements<'_> {
+        let (first, last) = (&run[0], &run[run.len() - 1]);
+        let range = first.range.start..last.range.end;
+        let state = words.iter().zip(first.words.iter().zip(&last.words));
+        let state = state.map(|(t, (first, last))| elements(t, first.start..last.end)).collect();
+        let part = |s: &Segment| {
+            let inside = s.range.start - range.start..s.range.end - range.start;
+            (self.parameter(s), inside)
+        };
+        DeviceElements {
+            parameter: elements(param, range.clone()),
+            state,
+            gradient: elements(grad, range.clone()),
+            parts: run.iter().map(part).collect(),
+        }
+    }
+
+    /// The root mean square of each of the layer's parameters, where a rule asks for it. `squares`
+    /// adds those of some owned elements.
+    fn rms(
+        &self,
+        segments: &[Segment],
+        mut squares: impl FnMut(&mut ExactSum, Range<usize>),
+        sharers: &Sharers<'_>,
+    ) -> CommResult<Vec<f64>> {
+        let params = &self.owned.layout.params;
+        if !self.has_rms {
+            return Ok(vec![0.0; params.len()]);
+        }
+        let mut sums = vec![ExactSum::default(); params.len()];
+        // Padding is zero, and blocks end where shards do.
+        segments.iter().for_each(|s| squares(&mut sums[s.param], s.range.clone()));
+        let sums = sharers.sum(sums)?;
+        let mean = |(sum, place): (&ExactSum, &ParamPlace)| sum.value() / place.spec.len() as f64;
+        Ok(sums.iter().zip(params).map(|both| mean(both).sqrt()).collect())
+    }
+
+    /// Where a parameter lies in the layer's buffer, which part of it the segment is, and where
+    /// that lies in what the rank owns, without padding.
     fn places(&self, segment: &Segment) -> (Range<usize>, Range<usize>, Range<usize>) {
         let place = &self.owned.layout.params[segment.param];
         let elements = place.spec.len();
@@ -283,12 +348,12 @@ impl Update<'_> {
     }
 }
 
-/// Segments in runs of which the same is kept; a matrix is a run of its own.
+/// Segments in runs of which the same is kept; one that is updated as a whole is a run of its own.
 fn runs(
     segments: &[Segment],
-    is_matrix: impl Fn(&Segment) -> bool,
+    is_whole: impl Fn(&Segment) -> bool,
 ) -> impl Iterator<Item = &[Segment]> {
-    segments.chunk_by(move |a, b| a.names == b.names && !is_matrix(a) && !is_matrix(b))
+    segments.chunk_by(move |a, b| a.state == b.state && !is_whole(a) && !is_whole(b))
 }
 
 /// Some elements of `t`; all of them are it.

@@ -4,6 +4,7 @@
 //! Only this crate knows what a shard is. A rank owns 1/D of each of its layers' flat buffers;
 //! with ZeRO-1 between replicas the optimizer state is cut once more by K.
 
+pub mod adafactor;
 pub mod adamw;
 pub mod checkpoint;
 pub mod exact;
@@ -20,6 +21,7 @@ mod returning;
 mod rollback;
 pub mod rule;
 pub mod sgd;
+mod sharers;
 pub mod stage;
 mod tied;
 

@@ -4,7 +4,7 @@
 use burn::tensor::Tensor;
 use zeropp_core::kernels::lion::{LionScalars, lion};
 
-use crate::rule::{DeviceElements, Elements, Parameter, StepScale, UpdateRule};
+use crate::rule::{DeviceElements, Elements, Parameter, StateTensor, StepScale, UpdateRule};
 
 /// Hyper-parameters of one run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,12 +36,12 @@ impl UpdateRule for Lion {
         "lion"
     }
 
-    fn moments(&self, _: &Parameter<'_>) -> &[&'static str] {
-        &["exp_avg"]
+    fn state(&self, _: &Parameter<'_>) -> Vec<StateTensor> {
+        vec![StateTensor::per_element("exp_avg")]
     }
 
     fn update(&self, of: &Parameter<'_>, elements: Elements<'_, '_>, step: &StepScale) {
-        let [m] = elements.moments else { unreachable!("one moment is kept") };
+        let [m] = elements.state else { unreachable!("one moment is kept") };
         lion(elements.parameter, m, elements.gradient, &self.scalars(of.decay, step));
     }
 
@@ -52,8 +52,8 @@ impl UpdateRule for Lion {
     ) -> (Tensor<1>, Vec<Tensor<1>>) {
         let s = self.scalars(true, step);
         let keep = elements.by_decay(s.keep, 1.0);
-        let DeviceElements { parameter, moments, gradient, .. } = elements;
-        let m = moments.into_iter().next().expect("one moment is kept");
+        let DeviceElements { parameter, state, gradient, .. } = elements;
+        let m = state.into_iter().next().expect("one moment is kept");
         let g = gradient * s.gradient;
         let direction = m.clone() * s.beta1 + g.clone() * s.towards1;
         let m = m * s.beta2 + g * s.towards2;

@@ -8,7 +8,10 @@ use burn::tensor::Tensor;
 use zeropp_core::kernels::muon::{self, COEFFICIENTS, EPS, STEPS};
 
 use crate::adamw::AdamW;
-use crate::rule::{DeviceElements, Elements, MatrixRule, Parameter, Role, StepScale, UpdateRule};
+use crate::rule::{
+    DeviceElements, Elements, Parameter, Role, StateTensor, StepScale, UpdateRule, Whole,
+    WholeParameter,
+};
 
 /// The root mean square of AdamW's steps, about.
 const ADAMW_RMS: f64 = 0.2;
@@ -38,43 +41,45 @@ impl UpdateRule for Muon {
         "muon"
     }
 
-    fn moments(&self, of: &Parameter<'_>) -> &[&'static str] {
-        match self.matrix(of) {
-            Some(_) => &["momentum_buffer"],
-            None => self.adamw.moments(of),
+    fn state(&self, of: &Parameter<'_>) -> Vec<StateTensor> {
+        match self.whole(of) {
+            Some(_) => vec![StateTensor::per_element("momentum_buffer")],
+            None => self.adamw.state(of),
         }
+    }
+
+    fn whole(&self, of: &Parameter<'_>) -> Option<Whole> {
+        let is_matrix = of.role == Role::Hidden && of.shape.len() == 2;
+        is_matrix.then(|| {
+            let shape = shape(of);
+            let elements = muon::orthogonal_elements(shape);
+            Whole { elements, flops: muon::orthogonal_flops(shape), rms: false }
+        })
     }
 
     fn update(&self, of: &Parameter<'_>, elements: Elements<'_, '_>, step: &StepScale) {
         self.adamw.update(of, elements, step);
     }
 
-    fn update_on_device(
+    fn direction(
         &self,
-        elements: DeviceElements<'_>,
+        _: &Parameter<'_>,
+        elements: Elements<'_, '_>,
+        out: &mut [f32],
         step: &StepScale,
-    ) -> (Tensor<1>, Vec<Tensor<1>>) {
-        self.adamw.update_on_device(elements, step)
-    }
-
-    fn matrix(&self, of: &Parameter<'_>) -> Option<&dyn MatrixRule> {
-        (of.role == Role::Hidden && of.shape.len() == 2).then_some(self)
-    }
-}
-
-impl MatrixRule for Muon {
-    fn direction(&self, elements: Elements<'_, '_>, out: &mut [f32], step: &StepScale) {
-        let [m] = elements.moments else { unreachable!("one moment is kept of a matrix") };
+    ) {
+        let [m] = elements.state else { unreachable!("one moment is kept of a matrix") };
         let gradient = elements.gradient;
         muon::direction(out, m, gradient, step.gradient, self.momentum, self.nesterov);
     }
 
-    fn transform(&self, direction: &[f32], shape: [usize; 2]) -> Vec<f32> {
-        muon::orthogonal(direction, shape)
-    }
-
-    fn transform_elements(&self, shape: [usize; 2]) -> usize {
-        muon::orthogonal_elements(shape)
+    fn transform(
+        &self,
+        of: &Parameter<'_>,
+        whole: WholeParameter<'_, '_>,
+        _: &StepScale,
+    ) -> Vec<f32> {
+        muon::orthogonal(whole.direction, shape(of))
     }
 
     fn apply(
@@ -88,15 +93,22 @@ impl MatrixRule for Muon {
         muon::apply(parameter, direction, keep, size);
     }
 
+    fn update_on_device(
+        &self,
+        elements: DeviceElements<'_>,
+        step: &StepScale,
+    ) -> (Tensor<1>, Vec<Tensor<1>>) {
+        self.adamw.update_on_device(elements, step)
+    }
+
     fn direction_on_device(
         &self,
-        moments: Vec<Tensor<1>>,
-        gradient: Tensor<1>,
+        elements: DeviceElements<'_>,
         step: &StepScale,
     ) -> (Tensor<1>, Vec<Tensor<1>>) {
         let towards = (1.0 - self.momentum) as f32;
-        let m = moments.into_iter().next().expect("one moment is kept of a matrix");
-        let g = gradient * step.gradient;
+        let m = elements.state.into_iter().next().expect("one moment is kept of a matrix");
+        let g = elements.gradient * step.gradient;
         let m = m.clone() + (g.clone() - m) * towards;
         let direction = match self.nesterov {
             true => g.clone() + (m.clone() - g) * self.momentum as f32,
@@ -105,18 +117,14 @@ impl MatrixRule for Muon {
         (direction, vec![m])
     }
 
-    fn transform_on_device(&self, direction: Tensor<2>) -> Tensor<2> {
-        let [rows, cols] = direction.dims();
-        let x = if rows > cols { direction.transpose() } else { direction };
-        let norm = x.clone().square().sum().sqrt().clamp_min(EPS);
-        let mut x = x / norm.reshape([1, 1]);
-        let [a, b, c] = COEFFICIENTS;
-        for _ in 0..STEPS {
-            let gram = x.clone().matmul(x.clone().transpose());
-            let polynomial = gram.clone() * b + gram.clone().matmul(gram) * c;
-            x = x.clone() * a + polynomial.matmul(x);
-        }
-        if rows > cols { x.transpose() } else { x }
+    fn transform_on_device(
+        &self,
+        of: &Parameter<'_>,
+        (direction, state, _): (Tensor<1>, Vec<Tensor<1>>, f64),
+        _: &StepScale,
+    ) -> (Tensor<1>, Vec<Tensor<1>>) {
+        let n = direction.dims()[0];
+        (orthogonal_on_device(direction.reshape(shape(of))).reshape([n]), state)
     }
 
     fn apply_on_device(
@@ -129,4 +137,23 @@ impl MatrixRule for Muon {
         let (keep, size) = self.scalars(of, step);
         parameter * keep - direction * size
     }
+}
+
+/// Rows and columns of a matrix.
+fn shape(of: &Parameter<'_>) -> [usize; 2] {
+    [of.shape[0], of.shape[1]]
+}
+
+fn orthogonal_on_device(direction: Tensor<2>) -> Tensor<2> {
+    let [rows, cols] = direction.dims();
+    let x = if rows > cols { direction.transpose() } else { direction };
+    let norm = x.clone().square().sum().sqrt().clamp_min(EPS);
+    let mut x = x / norm.reshape([1, 1]);
+    let [a, b, c] = COEFFICIENTS;
+    for _ in 0..STEPS {
+        let gram = x.clone().matmul(x.clone().transpose());
+        let polynomial = gram.clone() * b + gram.clone().matmul(gram) * c;
+        x = x.clone() * a + polynomial.matmul(x);
+    }
+    if rows > cols { x.transpose() } else { x }
 }

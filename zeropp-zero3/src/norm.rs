@@ -51,7 +51,7 @@ pub(crate) fn add_row_squares(sum: &mut ExactSum, x: &Tensor<3>) {
 
 /// Adds the squares of a shard's blocks. The sum is exact: whichever thread adds a block, and when,
 /// does not show.
-fn add_host_squares(sum: &mut ExactSum, shard: &[f32]) {
+pub(crate) fn add_host_squares(sum: &mut ExactSum, shard: &[f32]) {
     let piece = threads::piece(shard.len(), BLOCK, PIECE_MIN);
     let sum = Mutex::new(sum);
     threads::each(shard.chunks(piece), |part| {

@@ -19,6 +19,7 @@ use crate::norm::add_squares;
 use crate::returning::{Returning, Updated};
 use crate::rollback::LayerBefore;
 use crate::rule::{ParameterGroups, Role, StepScale};
+use crate::sharers::Sharers;
 use crate::stage::{ParamExport, ShardedStage};
 use crate::tied::{self, Tie};
 
@@ -49,7 +50,7 @@ pub struct StepOutcome {
     pub skipped: bool,
     /// Whether it was done before the norm was known, and taken back.
     pub rolled_back: bool,
-    /// All-gathers of this rank that made matrices whole.
+    /// All-gathers of this rank that made parameters whole.
     pub gathers: u64,
     /// Bytes that this rank sent for them.
     pub sent_bytes: u64,
@@ -530,8 +531,11 @@ impl Optimizer {
                 });
                 let _computing = self.meter.hold(MemoryKind::Optimizer, computing);
                 let by = (&self.options.parameters, scale);
-                let gather = |part| self.gathered(part, outcome);
-                let own = state.update(owned, (own, &grad), by, gather)?;
+                let (groups, zero1) = (&self.groups, self.zero1);
+                let mut sharers = Sharers { groups, zero1, gathers: 0, sent_bytes: 0 };
+                let own = state.update(owned, (own, &grad), by, &mut sharers)?;
+                outcome.gathers += sharers.gathers;
+                outcome.sent_bytes += sharers.sent_bytes;
                 if let (Some((before, _hold)), Some(watched)) = (before, &mut self.watched) {
                     watched.entry(at).or_default().add_update(before, &own);
                 }
@@ -544,19 +548,6 @@ impl Optimizer {
             true => Updated::Gathered(self.groups.replica.all_gather(own), place.shard),
             false => Updated::Here(own),
         })
-    }
-
-    /// A layer's whole buffer, from what each of the ranks that share it owns of it.
-    fn gathered(&self, part: Tensor<1>, outcome: &mut StepOutcome) -> CommResult<Tensor<1>> {
-        let mut whole = part;
-        let replica = self.zero1.then_some(&self.groups.replica);
-        let groups = replica.into_iter().chain([&self.groups.zero3]);
-        for group in groups.filter(|group| group.size() > 1) {
-            outcome.gathers += 1;
-            outcome.sent_bytes += 4 * ((group.size() - 1) * whole.dims()[0]) as u64;
-            whole = group.all_gather(whole).wait()?;
-        }
-        Ok(whole)
     }
 }
 
@@ -584,15 +575,15 @@ fn take_grad(stages: &mut [ShardedStage], at: (usize, usize)) -> Option<Tensor<1
 const TIED_TAG: u64 = u64::MAX;
 
 fn swap(group: &dyn Communicator, peer: usize, mine: Tensor<1>) -> CommResult<Tensor<1>> {
-    let (len, dtype) = (mine.dims()[0], mine.dtype());
+    let (len, dtype, here) = (mine.dims()[0], mine.dtype(), mine.device());
     // Both come to the two messages in one order, as NCCL asks (ADR 31).
     if group.rank() < peer {
         let sent = group.send(peer, TIED_TAG, mine);
         let theirs = group.recv(peer, TIED_TAG, len, dtype).wait()?;
         sent.wait()?;
-        return Ok(theirs);
+        return Ok(device::on(&here, theirs));
     }
     let theirs = group.recv(peer, TIED_TAG, len, dtype).wait()?;
     group.send(peer, TIED_TAG, mine).wait()?;
-    Ok(theirs)
+    Ok(device::on(&here, theirs))
 }

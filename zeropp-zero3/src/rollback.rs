@@ -20,7 +20,7 @@ pub(crate) struct LayerBefore {
 
 /// The optimizer's state of a layer before the update.
 pub(crate) struct StateBefore {
-    moments: Vec<Tensor<1>>,
+    words: Vec<Tensor<1>>,
     ema: Option<Tensor<1>>,
 }
 
@@ -34,7 +34,7 @@ impl LayerBefore {
     ) -> LayerBefore {
         let tensors = [param, grad].into_iter().chain(state.tensors());
         let holds = tensors.map(|t| meter.hold_tensor(MemoryKind::Rollback, t)).collect();
-        let state = StateBefore { moments: state.moments.clone(), ema: state.ema.clone() };
+        let state = StateBefore { words: state.words.clone(), ema: state.ema.clone() };
         LayerBefore { at, given: (param.clone(), grad.clone()), state, holds }
     }
 
@@ -47,6 +47,6 @@ impl LayerBefore {
 impl StateBefore {
     /// Puts it back.
     pub(crate) fn restore(self, state: &mut LayerState) {
-        (state.moments, state.ema) = (self.moments, self.ema);
+        (state.words, state.ema) = (self.words, self.ema);
     }
 }

@@ -1,14 +1,15 @@
-//! The rule of an optimizer: which tensors it keeps of a parameter, and how it updates elements. It
-//! does not see which of them lie on which rank, so that a shard, a checkpoint and a prediction of
+//! The rule of an optimizer: which tensors it keeps of a parameter, and how it updates it. It does
+//! not see which elements lie on which rank, so that a shard, a checkpoint and a prediction of
 //! memory ask it, and no bit depends on the mesh.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{Tensor, TensorData};
-pub use zeropp_checkpoint::EMA;
-pub use zeropp_core::optimizer::Role;
+use burn::tensor::{Device, Tensor, TensorData};
+pub use zeropp_checkpoint::{EMA, StateTensor};
 use zeropp_core::optimizer::{Kept, StateRule};
-use zeropp_core::params::ParamSpec;
+pub use zeropp_core::optimizer::{Role, Whole};
+use zeropp_core::params::{BLOCK, ParamSpec};
 
 /// A parameter as an optimizer sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,11 +68,13 @@ impl ParameterGroups {
     /// How much is kept of a parameter beside it.
     pub fn kept(&self, spec: &ParamSpec, role: Role) -> Kept {
         let parameter = self.parameter(spec, role);
-        let matrix = self.rule.matrix(&parameter);
-        let shape = || [parameter.shape[0], parameter.shape[1]];
-        let transform = matrix.map(|matrix| matrix.transform_elements(shape()));
-        let mean = usize::from(self.ema.is_some());
-        Kept { tensors: self.rule.moments(&parameter).len() + mean, transform }
+        let state = self.state(&parameter);
+        let words = |whole: bool| {
+            let those = state.iter().filter(|tensor| tensor.is_whole() == whole);
+            those.map(|tensor| tensor.words(BLOCK)).sum()
+        };
+        let whole = self.rule.whole(&parameter);
+        Kept { block_words: words(false), whole_words: words(true), whole }
     }
 
     /// The same of every parameter, without the rule's arithmetic.
@@ -80,10 +83,11 @@ impl ParameterGroups {
         StateRule::new(move |spec, role| groups.kept(spec, role))
     }
 
-    /// Names of the tensors that are kept of a parameter beside it, each of its size.
-    pub fn state(&self, parameter: &Parameter<'_>) -> Vec<String> {
-        let moments = self.rule.moments(parameter).iter().map(|name| (*name).to_owned());
-        moments.chain(self.ema.map(|_| EMA.to_owned())).collect()
+    /// The tensors that are kept of a parameter beside it.
+    pub fn state(&self, parameter: &Parameter<'_>) -> Vec<StateTensor> {
+        let mut state = self.rule.state(parameter);
+        state.extend(self.ema.map(|_| StateTensor::per_element(EMA)));
+        state
     }
 }
 
@@ -102,30 +106,40 @@ pub struct StepScale {
 pub struct Elements<'a, 'b> {
     /// The parameters, to be updated.
     pub parameter: &'a mut [f32],
-    /// The state that is kept of them from update to update, in the order of the names; zero at
-    /// first.
-    pub moments: &'a mut [&'b mut [f32]],
+    /// The words that are kept of them from update to update, in the order of
+    /// [`state`](UpdateRule::state); zero at first. Of a tensor of the whole parameter, all.
+    pub state: &'a mut [&'b mut [f32]],
     /// The gradient of the whole batch, before [`StepScale::gradient`].
     pub gradient: &'a [f32],
+}
+
+/// A whole parameter between its two steps.
+pub struct WholeParameter<'a, 'b> {
+    /// The directions of all its elements, row-major.
+    pub direction: &'a [f32],
+    /// The words that are kept of it on this rank, as in [`Elements::state`].
+    pub state: &'a mut [&'b mut [f32]],
+    /// The root mean square of its elements, where [`Whole::rms`] asks for it, else 0.
+    pub rms: f64,
 }
 
 /// Elements on a device, of parameters for which the rule keeps the same.
 pub struct DeviceElements<'a> {
     /// The parameters, `[n]`.
     pub parameter: Tensor<1>,
-    /// The state that is kept of them, `[n]` each.
-    pub moments: Vec<Tensor<1>>,
+    /// The words that are kept of them, one tensor for each of [`UpdateRule::state`].
+    pub state: Vec<Tensor<1>>,
     /// The gradient of the whole batch, before [`StepScale::gradient`], `[n]`.
     pub gradient: Tensor<1>,
     /// The parameters that they are of, with the first element and one past the last of each.
-    pub parts: Vec<(Parameter<'a>, std::ops::Range<usize>)>,
+    pub parts: Vec<(Parameter<'a>, Range<usize>)>,
 }
 
 impl DeviceElements<'_> {
     /// `yes` for each element that decays, `no` for the others: `[n]`.
     pub fn by_decay(&self, yes: f32, no: f32) -> Tensor<1> {
         let device = self.parameter.device();
-        let part = |(parameter, range): &(Parameter<'_>, std::ops::Range<usize>)| {
+        let part = |(parameter, range): &(Parameter<'_>, Range<usize>)| {
             Tensor::full([range.len()], if parameter.decay { yes } else { no }, &device)
         };
         Tensor::cat(self.parts.iter().map(part).collect(), 0)
@@ -135,78 +149,114 @@ impl DeviceElements<'_> {
 /// An optimizer: how parameters follow from gradients.
 ///
 /// It is asked for a run of elements at a time, of whatever a rank owns. So that no bit depends on
-/// the mesh, what becomes of an element may depend on that element's numbers alone; a rule that
-/// looks at whole matrices says so with [`matrix`](Self::matrix).
+/// the mesh, what becomes of an element may depend on that element's numbers alone, or on those of
+/// its block in [`state`](Self::state).
+///
+/// A rule that looks at whole parameters says so with [`whole`](Self::whole). Then an update has
+/// three steps: elements give a [`direction`](Self::direction), all of which is gathered and
+/// [transformed](Self::transform), and elements [go along](Self::apply) theirs.
 pub trait UpdateRule: Send + Sync + 'static {
     /// Its name, which a checkpoint keeps.
     fn name(&self) -> &str;
 
-    /// Names of what it keeps of each element of a parameter from update to update.
-    fn moments(&self, parameter: &Parameter<'_>) -> &[&'static str];
+    /// The tensors that it keeps of a parameter from update to update.
+    fn state(&self, of: &Parameter<'_>) -> Vec<StateTensor>;
 
-    /// Updates some elements of a parameter, on the CPU.
-    fn update(&self, parameter: &Parameter<'_>, elements: Elements<'_, '_>, step: &StepScale);
+    /// Whether it looks at all of this parameter at once, and what that takes.
+    fn whole(&self, _of: &Parameter<'_>) -> Option<Whole> {
+        None
+    }
 
-    /// Updates elements on a GPU, and gives back parameters and moments. By itself it takes them
-    /// to the CPU and back.
+    /// Updates some elements of a parameter, on the CPU; of one that it does not look at as a
+    /// whole. By itself, elements go along their direction, which takes a buffer of as many.
+    fn update(&self, of: &Parameter<'_>, elements: Elements<'_, '_>, step: &StepScale) {
+        let Elements { parameter, state, gradient } = elements;
+        let mut out = vec![0.0; parameter.len()];
+        let elements = Elements { parameter: &mut *parameter, state, gradient };
+        self.direction(of, elements, &mut out, step);
+        self.apply(of, parameter, &out, step);
+    }
+
+    /// Writes the direction of some elements of a whole parameter into `out`, of their number: by
+    /// itself the clipped gradient.
+    fn direction(
+        &self,
+        _of: &Parameter<'_>,
+        elements: Elements<'_, '_>,
+        out: &mut [f32],
+        step: &StepScale,
+    ) {
+        out.iter_mut().zip(elements.gradient).for_each(|(out, g)| *out = g * step.gradient);
+    }
+
+    /// The direction of a whole parameter from that of its elements; by itself the same. It takes
+    /// [`Whole::elements`] of memory.
+    fn transform(
+        &self,
+        _of: &Parameter<'_>,
+        whole: WholeParameter<'_, '_>,
+        _step: &StepScale,
+    ) -> Vec<f32> {
+        whole.direction.to_vec()
+    }
+
+    /// Moves some elements of a whole parameter along `direction`, of their number; by itself by
+    /// the learning rate.
+    fn apply(
+        &self,
+        _of: &Parameter<'_>,
+        parameter: &mut [f32],
+        direction: &[f32],
+        step: &StepScale,
+    ) {
+        let by = step.lr as f32;
+        parameter.iter_mut().zip(direction).for_each(|(p, d)| *p -= by * d);
+    }
+
+    /// Updates elements on a GPU, and gives back parameters and state. By itself it takes them to
+    /// the CPU and back, as do the others that follow.
     fn update_on_device(
         &self,
         elements: DeviceElements<'_>,
         step: &StepScale,
     ) -> (Tensor<1>, Vec<Tensor<1>>) {
-        let device = elements.parameter.device();
-        let mut parameter = to_vec(&elements.parameter);
-        let mut moments: Vec<Vec<f32>> = elements.moments.iter().map(to_vec).collect();
-        let gradient = to_vec(&elements.gradient);
-        for (of, range) in &elements.parts {
-            let mut moments: Vec<&mut [f32]> =
-                moments.iter_mut().map(|m| &mut m[range.clone()]).collect();
-            let elements = Elements {
-                parameter: &mut parameter[range.clone()],
-                moments: &mut moments,
-                gradient: &gradient[range.clone()],
-            };
+        let each = |of: &Parameter<'_>, elements: Elements<'_, '_>, _: &mut [f32]| {
             self.update(of, elements, step);
-        }
-        let tensor = |values: Vec<f32>| {
-            let n = values.len();
-            Tensor::from_data(TensorData::new(values, [n]), &device)
         };
-        (tensor(parameter), moments.into_iter().map(tensor).collect())
+        let OnHost { parameter, state, .. } = on_host(self, elements, each);
+        (parameter, state)
     }
 
-    /// How it updates this parameter as a whole matrix, if it does.
-    fn matrix(&self, _parameter: &Parameter<'_>) -> Option<&dyn MatrixRule> {
-        None
-    }
-}
-
-/// A rule for whole matrices, in three steps: elements give a direction, all of which is gathered
-/// and changed, and elements go along theirs.
-pub trait MatrixRule: Send + Sync {
-    /// Writes the direction of some elements into `out`, of their number.
-    fn direction(&self, elements: Elements<'_, '_>, out: &mut [f32], step: &StepScale);
-
-    /// The direction of a whole matrix, row-major, from that of its elements.
-    fn transform(&self, direction: &[f32], shape: [usize; 2]) -> Vec<f32>;
-
-    /// Elements of memory that [`transform`](Self::transform) takes, its result included.
-    fn transform_elements(&self, shape: [usize; 2]) -> usize;
-
-    /// Moves some elements of a matrix along `direction`, of their number.
-    fn apply(&self, of: &Parameter<'_>, parameter: &mut [f32], direction: &[f32], step: &StepScale);
-
-    /// [`direction`](Self::direction) on a GPU: the direction of elements, `[n]`, and what is kept
-    /// of them.
+    /// [`direction`](Self::direction) on a GPU: that of elements of one parameter, `[n]`, and what
+    /// is kept of them.
     fn direction_on_device(
         &self,
-        moments: Vec<Tensor<1>>,
-        gradient: Tensor<1>,
+        elements: DeviceElements<'_>,
         step: &StepScale,
-    ) -> (Tensor<1>, Vec<Tensor<1>>);
+    ) -> (Tensor<1>, Vec<Tensor<1>>) {
+        let each = |of: &Parameter<'_>, elements: Elements<'_, '_>, out: &mut [f32]| {
+            self.direction(of, elements, out, step);
+        };
+        let OnHost { out, state, .. } = on_host(self, elements, each);
+        (out, state)
+    }
 
-    /// [`transform`](Self::transform) on a GPU.
-    fn transform_on_device(&self, direction: Tensor<2>) -> Tensor<2>;
+    /// [`transform`](Self::transform) on a GPU: the direction of the whole parameter, `[n]`, what
+    /// is kept of it, and the root mean square of its elements.
+    fn transform_on_device(
+        &self,
+        of: &Parameter<'_>,
+        (direction, state, rms): (Tensor<1>, Vec<Tensor<1>>, f64),
+        step: &StepScale,
+    ) -> (Tensor<1>, Vec<Tensor<1>>) {
+        let device = direction.device();
+        let mut state: Vec<Vec<f32>> = state.iter().map(to_vec).collect();
+        let mut words: Vec<&mut [f32]> = state.iter_mut().map(Vec::as_mut_slice).collect();
+        let whole = WholeParameter { direction: &to_vec(&direction), state: &mut words, rms };
+        let direction = self.transform(of, whole, step);
+        let tensor = |values| to_tensor(values, &device);
+        (tensor(direction), state.into_iter().map(tensor).collect())
+    }
 
     /// [`apply`](Self::apply) on a GPU: the parameters moved along a direction, `[n]` each.
     fn apply_on_device(
@@ -215,9 +265,59 @@ pub trait MatrixRule: Send + Sync {
         parameter: Tensor<1>,
         direction: Tensor<1>,
         step: &StepScale,
-    ) -> Tensor<1>;
+    ) -> Tensor<1> {
+        let mut moved = to_vec(&parameter);
+        self.apply(of, &mut moved, &to_vec(&direction), step);
+        to_tensor(moved, &parameter.device())
+    }
+}
+
+/// Elements of a device after a step on the CPU, on the device again.
+struct OnHost {
+    parameter: Tensor<1>,
+    state: Vec<Tensor<1>>,
+    out: Tensor<1>,
+}
+
+/// Calls `each` with the elements of each part and as many numbers of a result.
+fn on_host<R: UpdateRule + ?Sized>(
+    rule: &R,
+    elements: DeviceElements<'_>,
+    each: impl Fn(&Parameter<'_>, Elements<'_, '_>, &mut [f32]),
+) -> OnHost {
+    let DeviceElements { parameter, state, gradient, parts } = elements;
+    let device = parameter.device();
+    let mut values = to_vec(&parameter);
+    let mut state: Vec<Vec<f32>> = state.iter().map(to_vec).collect();
+    let (gradient, mut out) = (to_vec(&gradient), vec![0.0; values.len()]);
+    let mut rest: Vec<&mut [f32]> = state.iter_mut().map(Vec::as_mut_slice).collect();
+    for (of, range) in parts {
+        let mut state: Vec<&mut [f32]> = Vec::new();
+        for (rest, kept) in rest.iter_mut().zip(rule.state(&of)) {
+            let (part, after) = std::mem::take(rest).split_at_mut(kept.words(range.len()));
+            *rest = after;
+            state.push(part);
+        }
+        let elements = Elements {
+            parameter: &mut values[range.clone()],
+            state: &mut state,
+            gradient: &gradient[range.clone()],
+        };
+        each(&of, elements, &mut out[range]);
+    }
+    let tensor = |values| to_tensor(values, &device);
+    OnHost {
+        parameter: tensor(values),
+        state: state.into_iter().map(tensor).collect(),
+        out: tensor(out),
+    }
 }
 
 fn to_vec(t: &Tensor<1>) -> Vec<f32> {
     t.to_data().try_to_vec::<f32>().expect("optimizer state is f32")
+}
+
+fn to_tensor(values: Vec<f32>, device: &Device) -> Tensor<1> {
+    let n = values.len();
+    Tensor::from_data(TensorData::new(values, [n]), device)
 }

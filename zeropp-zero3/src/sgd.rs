@@ -4,7 +4,7 @@
 use burn::tensor::Tensor;
 use zeropp_core::kernels::sgd::{SgdScalars, sgd, sgd_with_momentum};
 
-use crate::rule::{DeviceElements, Elements, Parameter, StepScale, UpdateRule};
+use crate::rule::{DeviceElements, Elements, Parameter, StateTensor, StepScale, UpdateRule};
 
 /// Hyper-parameters of one run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,13 +34,14 @@ impl UpdateRule for Sgd {
         "sgd"
     }
 
-    fn moments(&self, _: &Parameter<'_>) -> &[&'static str] {
-        if self.momentum > 0.0 { &["momentum_buffer"] } else { &[] }
+    fn state(&self, _: &Parameter<'_>) -> Vec<StateTensor> {
+        let velocity = (self.momentum > 0.0).then(|| StateTensor::per_element("momentum_buffer"));
+        velocity.into_iter().collect()
     }
 
     fn update(&self, of: &Parameter<'_>, elements: Elements<'_, '_>, step: &StepScale) {
         let s = self.scalars(of.decay, step);
-        match elements.moments {
+        match elements.state {
             [m] => sgd_with_momentum(elements.parameter, m, elements.gradient, &s),
             _ => sgd(elements.parameter, elements.gradient, &s),
         }
@@ -53,9 +54,9 @@ impl UpdateRule for Sgd {
     ) -> (Tensor<1>, Vec<Tensor<1>>) {
         let s = self.scalars(true, step);
         let decay = elements.by_decay(s.decay, 0.0);
-        let DeviceElements { parameter, moments, gradient, .. } = elements;
+        let DeviceElements { parameter, state, gradient, .. } = elements;
         let g = gradient * s.gradient + parameter.clone() * decay;
-        let Some(m) = moments.into_iter().next() else {
+        let Some(m) = state.into_iter().next() else {
             return (parameter - g * s.lr, Vec::new());
         };
         let m = m * s.momentum + g.clone();

@@ -14,6 +14,7 @@ use zeropp_core::meter::Meter;
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
 use zeropp_core::split::ParamSlot;
 use zeropp_zero3::Tie;
+use zeropp_zero3::adafactor::Adafactor;
 use zeropp_zero3::adamw::AdamW;
 use zeropp_zero3::lion::Lion;
 use zeropp_zero3::lr::{Decay, LearningRate};
@@ -229,6 +230,7 @@ fn optimizer_options(case: &Case, steps: u64, tie: Option<Tie>) -> OptimizerOpti
     let adamw = AdamW { beta1, beta2, eps, weight_decay };
     let rule: Arc<dyn UpdateRule> = match case.optimizer.as_str() {
         "adamw" => Arc::new(adamw),
+        "adafactor" => Arc::new(Adafactor { weight_decay }),
         "sgd" => Arc::new(Sgd { momentum, nesterov, weight_decay }),
         "lion" => Arc::new(Lion { beta1, beta2, weight_decay }),
         "muon" => Arc::new(Muon { momentum, nesterov, adamw }),
@@ -310,7 +312,7 @@ fn twenty_steps_of_adamw_are_pytorch_s_on_every_layout() {
 
 #[test]
 fn twenty_steps_of_the_other_optimizers_are_pytorch_s_on_every_layout() {
-    on_every_layout(include_str!("fixtures/optimizers.json"), 7);
+    on_every_layout(include_str!("fixtures/optimizers.json"), 9);
 }
 
 /// Steps that are clipped, steps that are not, and steps that are not finite: an update that is

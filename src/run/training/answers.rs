@@ -1,67 +1,68 @@
-//! What all ranks do after a step, as rank 0's program answers: to go on, to save, to end, or
+//! The work of all ranks after a step, as rank 0's program answers: to go on, to save, to end, or
 //! something that it asks for first.
 
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use zeropp_checkpoint::pace::{Begin, StepEnd};
+use zeropp_checkpoint::pace::Begin;
+use zeropp_checkpoint::step_end::{Decision, MetStep};
 use zeropp_core::metrics::Evaluation;
 use zeropp_zero3::{ParamExport, ShardedStage};
 
-use super::{Told, Training};
+use super::Training;
 use crate::checkpoint::patience::Patience;
 use crate::error::RankError;
 use crate::run::collect;
 use crate::run::evaluation::Asked;
 use crate::run::rank::{News, RankResult};
 use crate::run::request::{Answer, NO_REQUEST, Request};
-use crate::run::stop::Wish;
+use crate::run::saving::Saving;
+use crate::run::stop::StopRequest;
 
 impl<R: FnMut(News)> Training<'_, R> {
-    /// What all ranks do after a step that ended like this: what they `wished`, and the trainer of
+    /// Does the work after a step that ended like this: what all `wished`, and the trainer of
     /// rank 0's process; all get the same. What that asks for first, they do here. The other
     /// processes hear what rank 0's was told; every rank has measured `eval`.
     pub(super) fn agree(
         &mut self,
-        end: StepEnd,
-        mut wished: Wish,
+        met: &MetStep,
+        mut wished: StopRequest,
         eval: Option<Evaluation>,
-    ) -> Result<Told, RankError> {
-        let met = Some((end.step, eval));
+    ) -> Result<Decision, RankError> {
+        let measured = Some((met.step, eval));
         let follows = loop {
-            let mut answer = self.answer(end, &mut wished)?;
+            let mut answer = self.answer(met, &mut wished)?;
             match Request::from_byte(answer.remove(0)) {
                 None => break answer,
                 Some(request) => {
-                    self.hear(&answer, met);
-                    self.serve(request, end.step)?;
+                    self.hear(&answer, measured);
+                    self.serve(request, met.step)?;
                 }
             }
         };
         let (head, told) = follows.split_at(4);
-        self.hear(told, met);
-        let wish = Wish::from_bytes([head[0], head[1]]);
+        self.hear(told, measured);
+        let request = StopRequest::from_bytes([head[0], head[1]]);
         let [saves, copies] = [head[2], head[3]].map(Begin::from_byte);
-        Ok(Told { wish, saves, copies })
+        Ok(Decision { request, saves, copies })
     }
 
-    /// What rank 0 answers all after a step, of which ranks know what is `wished`: a request, or
+    /// Rank 0's answer to all after a step, of which ranks know what is `wished`: a request, or
     /// what follows; and then what its process was told since.
-    fn answer(&mut self, end: StepEnd, wished: &mut Wish) -> Result<Vec<u8>, RankError> {
+    fn answer(&mut self, met: &MetStep, wished: &mut StopRequest) -> Result<Vec<u8>, RankError> {
         let told = self.told.take();
         let (shared, world) = (self.shared, &*self.groups.world);
         let patience = Patience::new(&shared.blueprint.config);
-        let diverged = self.skipped.beyond(shared.blueprint.config.max_skipped).is_some();
-        let savings = [&mut self.saving, &mut self.copying];
-        let mut savings = savings.map(|saving| saving.as_mut().filter(|_| !diverged));
-        let mut follows = |wish: Wish| {
-            let ends = end.ends || matches!(wish, Wish::Stop(_));
-            let end = StepEnd { asked: wish == Wish::Save, ends, ..end };
-            let begins = savings.each_mut().map(|saving| match saving {
-                Some(saving) => saving.decide(end) as u8,
-                None => Begin::No as u8,
-            });
-            [&[NO_REQUEST], &wish.to_bytes()[..], &begins, &told].concat()
+        let updates = self.executor.worker.optimizer().updates();
+        let (saving, copying, ends) = (&mut self.saving, &mut self.copying, &mut self.ends);
+        let mut follows = |request: StopRequest| {
+            let [save, copy] = ends.wanted(met, request);
+            let mut begin = |saving: &mut Option<Saving>, wanted, is_copy| {
+                let left_out = || ends.leave_out(is_copy);
+                saving.as_mut().map_or(Begin::No, |s| s.decide(wanted, (met, updates), left_out))
+            };
+            let begins = [begin(saving, save, false), begin(copying, copy, true)];
+            [&[NO_REQUEST], &request.to_bytes()[..], &begins.map(|b| b as u8), &told].concat()
         };
         let (unanswered, mut began) = (&mut self.unanswered, Instant::now());
         let answer = |wait: Duration| {
@@ -74,7 +75,9 @@ impl<R: FnMut(News)> Training<'_, R> {
                     }
                     Err(RecvTimeoutError::Timeout) => return None,
                     // The trainer is gone: nobody wants more.
-                    Err(RecvTimeoutError::Disconnected) => *wished = (*wished).max(Wish::Stop(0)),
+                    Err(RecvTimeoutError::Disconnected) => {
+                        *wished = (*wished).max(StopRequest::Stop(0))
+                    }
                 }
                 *unanswered -= 1;
             }
@@ -100,7 +103,7 @@ impl<R: FnMut(News)> Training<'_, R> {
             }
             Request::Evaluation => {
                 let evaluator = self.evaluator.as_mut().expect("asked for where there is one");
-                let mut asked = Asked::of(None, Wish::GoOn);
+                let mut asked = Asked::of(None, StopRequest::GoOn);
                 let evaluation =
                     evaluator.measure(self.groups, &mut self.executor, step, &mut asked)?;
                 News::Evaluated(evaluation.expect("nothing is asked of it"))
@@ -110,7 +113,7 @@ impl<R: FnMut(News)> Training<'_, R> {
         Ok(())
     }
 
-    /// What this rank has of the weights, where it is to give it.
+    /// This rank's part of the weights, where it is to give it.
     pub(super) fn weights(&self) -> Vec<ParamExport> {
         // Replicas and copies hold the same pieces.
         match self.groups.replica.rank() {

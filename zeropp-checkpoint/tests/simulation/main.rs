@@ -1,9 +1,9 @@
 //! Whole runs in virtual time, on a disk and a network that fail as a seed says.
 //!
 //! Decisions are made by the code of real runs: the folder of checkpoints, a rank's file, the end
-//! of a save, its pace, which checkpoint a run goes on from, whether it is started again; a board
-//! of received losses, and sealed frames; and programs that the verifier has accepted. Ranks
-//! compute whole numbers that show any change of order.
+//! of a save, what follows a step, which checkpoint a run goes on from, whether it is started
+//! again; a board of received losses, and sealed frames; and programs that the verifier has
+//! accepted. Ranks compute whole numbers that show any change of order.
 //!
 //! `ZEROPP_SEED=n cargo test --release -p zeropp-checkpoint --test simulation seeds_of` replays a
 //! seed, `ZEROPP_SEEDS=n` runs so many.
@@ -22,6 +22,7 @@ mod saves;
 #[allow(dead_code)]
 mod sealed;
 mod step;
+mod step_ends;
 mod patience {
     //! Time is the simulation's own: it looks at the board, and never waits at it.
 

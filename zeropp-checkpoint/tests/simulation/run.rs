@@ -339,7 +339,7 @@ impl<'a> Sim<'a> {
         let now = self.now;
         let Some(saves) = &mut self.saves else { return Ok(()) };
         saves.slow = self.slow_disk;
-        if saves.after(step, step == self.plan.steps, now) {
+        if saves.after(step, now) {
             self.settle(false)?;
             let now = self.now;
             self.saves.as_mut().expect("there still").begin(step, now);

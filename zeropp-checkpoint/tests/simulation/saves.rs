@@ -5,7 +5,8 @@ use std::time::Duration;
 use zeropp_checkpoint::Checked;
 use zeropp_checkpoint::Store;
 use zeropp_checkpoint::complete::{About, Completion, Gate};
-use zeropp_checkpoint::pace::{Pace, StepEnd, Wanted};
+use zeropp_checkpoint::pace::{Begin, Pace, Wanted};
+use zeropp_checkpoint::step_end::{Decision, MetStep, Rules, StepEnds, StopRequest};
 use zeropp_checkpoint::under_way::{Report, Save, SaveOutcome, UnderWay};
 
 use crate::disk::SimDisk;
@@ -25,7 +26,7 @@ pub(crate) struct Saves {
     run: String,
     gate: Gate,
     under_way: UnderWay,
-    pace: Pace,
+    ends: StepEnds,
     jobs: Vec<(u64, Job)>,
     /// The time that a write takes, in microseconds.
     pub(crate) slow: u64,
@@ -44,7 +45,11 @@ impl Saves {
             run,
             gate: Gate::default(),
             under_way: UnderWay::default(),
-            pace: Pace::new(plan.every, plan.steps),
+            ends: StepEnds::new(Rules {
+                saves: Some(Pace::new(plan.every, plan.steps)),
+                steps: plan.steps,
+                ..Rules::default()
+            }),
             jobs: Vec::new(),
             slow,
             keep: plan.keep,
@@ -69,20 +74,26 @@ impl Saves {
     }
 
     /// The save that is due after a step; whether the one before has to be waited for first.
-    pub(crate) fn after(&mut self, step: u64, ends: bool, now: u64) -> bool {
-        let end =
-            StepEnd { step, updates: step, is_good: true, asked: false, is_best: false, ends };
-        match self.pace.after(end) {
-            Wanted::Nothing => false,
-            Wanted::Surely => true,
-            Wanted::UnlessUnderWay => {
-                match self.under_way.step() {
-                    None => self.begin(step, now),
-                    Some(_) => drop(self.pace.leave_out(false)),
-                }
-                false
+    pub(crate) fn after(&mut self, step: u64, now: u64) -> bool {
+        let met = MetStep { step, skipped: false, is_best: false, since: None };
+        assert!(self.ends.meets(step), "updates are not validated late here");
+        let request = self.ends.met(&met, StopRequest::GoOn);
+        let [wanted, _] = self.ends.wanted(&met, request);
+        let saves = match (wanted, self.under_way.step()) {
+            (Wanted::Nothing, _) => Begin::No,
+            (Wanted::Surely, _) => Begin::AfterTheOneBefore,
+            (Wanted::UnlessUnderWay, None) => Begin::Now,
+            (Wanted::UnlessUnderWay, Some(_)) => {
+                self.ends.leave_out(false);
+                Begin::No
             }
+        };
+        let decision = Decision { request, saves, copies: Begin::No };
+        assert_eq!(self.ends.follow(&met, &decision), None, "nobody ends it");
+        if saves == Begin::Now {
+            self.begin(step, now);
         }
+        saves == Begin::AfterTheOneBefore
     }
 
     pub(crate) fn begin(&mut self, step: u64, now: u64) {

@@ -80,7 +80,7 @@ impl Sim<'_> {
             return Ok(Act::Waits);
         };
         let acted = match action {
-            Action::Recv { .. } | Action::Free { .. } => Act::Moved,
+            Action::Recv { .. } | Action::Free { .. } | Action::Retire { .. } => Act::Moved,
             Action::Send { message, stage, micro_batch } => {
                 self.send(r, (message, stage, micro_batch));
                 Act::Moved

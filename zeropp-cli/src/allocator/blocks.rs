@@ -35,7 +35,7 @@ const GRAINS: [usize; 2] = [4 << 10, 64 << 10];
 /// Bytes of a page where there are no smaller ones.
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 
-/// What may be kept above the largest sum in use, a part of it and so many bytes: lengths that take
+/// Bytes that may be kept above the largest sum in use, a part of it and so many: lengths that take
 /// turns fit there, those of small models too.
 const SLACK: usize = 16;
 const SLACK_BYTES: usize = 8 << 20;
@@ -49,7 +49,7 @@ const MANY: usize = 2047;
 /// Large blocks of memory, for any thread.
 pub(super) struct Blocks(Mutex<Kept>);
 
-/// What is kept and how much there is.
+/// The blocks that are kept, and how much there is of them.
 struct Kept {
     /// Blocks that nobody uses, longest kept first.
     free: Vec<Block>,
@@ -322,7 +322,7 @@ impl Kept {
         }
     }
 
-    /// What may be in use and kept together.
+    /// Bytes that may be in use and kept together.
     fn limit(&self) -> usize {
         self.most + self.most / SLACK + SLACK_BYTES
     }
@@ -387,7 +387,7 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// What the lists say: bytes in use, kept, and the most that was in use.
+    /// The sums of the lists: bytes in use, kept, and the most that was in use.
     fn counts(blocks: &Blocks) -> (usize, usize, usize) {
         let kept = blocks.lock();
         let sum: usize = kept.free.iter().map(|block| block.bytes).sum();

@@ -23,7 +23,7 @@ pub(super) struct Plan {
     pub(super) schedule: Schedule,
     /// Those of its file.
     pub(super) costs: Option<Costs>,
-    /// What their memory counts.
+    /// Unit of their memory.
     pub(super) memory_unit: MemoryUnit,
 }
 
@@ -112,12 +112,12 @@ impl Plan {
 /// A plan's own costs.
 struct Own {
     costs: Costs,
-    /// What they are.
+    /// Names of the parts.
     words: Vec<String>,
     memory_unit: MemoryUnit,
 }
 
-/// What a rank computes on average, in ns.
+/// Computing time of a rank on average, in ns.
 fn work(timeline: &Timeline) -> f64 {
     let all: u64 = timeline.ranks.iter().map(RankTimeline::busy_ns).sum();
     all as f64 / timeline.ranks.len().max(1) as f64

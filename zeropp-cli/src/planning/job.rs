@@ -1,4 +1,4 @@
-//! What is to be planned, from flags: the same model that `zeropp run` makes of them.
+//! The job to be planned, from flags: the same model that `zeropp run` makes of them.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::Failure;
 /// Token ids of a run without data and a vocabulary: bytes.
 const BYTE_IDS: usize = 256;
 
-/// What a command line plans.
+/// The request of a command line.
 pub(crate) struct Asked {
     pub(crate) job: Job,
     /// The file and the flags of `zeropp run` that say which model it is, and what it is trained
@@ -37,7 +37,7 @@ const OVERRIDDEN: [&str; 2] = ["zero1", "prefetch"];
 const REFUSED: [(&str, &str); 2] =
     [("stages", "the cut into stages"), ("costs", "the order, by the machine's rates")];
 
-/// What is to be planned.
+/// Reads the job to be planned.
 pub(crate) fn job(matches: &ArgMatches) -> Result<Asked, Failure> {
     let size = |name: &str| matches.get_one::<usize>(name).copied();
     let file = matches.get_one::<PathBuf>("config");
@@ -116,7 +116,7 @@ fn refuse_late(config: &Config) -> Result<(), Failure> {
 }
 
 impl Asked {
-    /// What stands over a file where a layout has what is no flag of its own: the default.
+    /// Settings over a file where a layout leaves a flag out: the default.
     pub(crate) fn over_file(&self, layout: &Layout) -> String {
         let plain = [!layout.zero1, layout.prefetch == 1];
         let flags = ["--zero1=false", "--prefetch 1"].into_iter().zip(OVERRIDDEN).zip(plain);
@@ -139,7 +139,7 @@ fn keys(path: &Path) -> Result<Vec<String>, Failure> {
     Ok(table.keys().cloned().collect())
 }
 
-/// What is given, by flags or by the file.
+/// Settings that are given, by flags or by the file.
 fn fixed(matches: &ArgMatches, config: &Config, has: &dyn Fn(&str) -> bool) -> Fixed {
     let size = |name: &str, of_file: usize| {
         matches.get_one::<usize>(name).copied().or_else(|| has(name).then_some(of_file))

@@ -68,6 +68,7 @@ fn kept_values_are_those_of_the_settings() {
         "precision = 'bf16'\npack-weights = 'off'\noptimizer = 'lion'",
         "optimizer = 'muon'",
         "optimizer = 'muon'\nzero3 = 2\nema = 0.99",
+        "optimizer = 'adafactor'\nzero3 = 2\nema = 0.99",
         "dropout = 0.1",
         "dropout = 0.1\nprecision = 'bf16'\nrecompute = 'full'",
         "optimizer-sync = 'late'",

@@ -4,7 +4,7 @@ mod scatter;
 
 use serde::Serialize;
 use zeropp::pipeline::draw::{chart, page};
-use zeropp::pipeline::schedules::{KINDS, Shape};
+use zeropp::pipeline::schedules::{DEFAULT, KINDS, Shape};
 use zeropp::pipeline::timeline::MemoryUnit;
 
 use super::args::Request;
@@ -14,7 +14,7 @@ use super::output::rate;
 use crate::Failure;
 use crate::figures::table;
 
-/// What `--format` may be with `--all`.
+/// Values of `--format` with `--all`.
 const FORMATS: [&str; 5] = ["ascii", "json", "csv", "svg", "html"];
 
 /// The columns that a table can be sorted by.
@@ -46,7 +46,7 @@ struct Row {
     bubble: f64,
     bubble_own_span: f64,
     bubble_rate: f64,
-    /// What no order has a smaller rate than, on the same placement and in the same memory, where
+    /// A rate that no order is below, on the same placement and in the same memory, where
     /// anything is known.
     bubble_rate_at_least: Option<f64>,
     /// Activations and weight stashes of the rank that holds most.
@@ -59,10 +59,10 @@ struct Row {
 #[derive(Debug, Serialize)]
 struct All {
     facts: Vec<String>,
-    /// What makes the numbers of kinds unlike, if anything does.
+    /// Why the numbers of kinds are unlike, if anything makes them so.
     #[serde(skip_serializing_if = "Option::is_none")]
     note: Option<String>,
-    /// What peaks count.
+    /// Unit of peaks.
     memory: MemoryUnit,
     kinds: Vec<Row>,
     /// Kinds that do not fit the shape, and why.
@@ -99,7 +99,7 @@ pub(super) fn render(
 fn all(request: &Request) -> Result<All, Failure> {
     // Gathers and reductions are part of the same program everywhere.
     let lower = request.lower.unwrap_or_default();
-    let typical = shape(request, "zeropp", true);
+    let typical = shape(request, DEFAULT, true);
     let costs = request.costs.clone().or_of_layers(same_model(&typical));
     let request = &Request { lower: Some(lower), costs, ..request.clone() };
     let (mut kinds, mut misfits, mut first) = (Vec::new(), Vec::new(), None);
@@ -166,7 +166,7 @@ impl Row {
         }
     }
 
-    /// What a column is sorted by; the kinds' names are by letters.
+    /// The number that a column is sorted by; the kinds' names are by letters.
     fn number(&self, column: &str) -> f64 {
         match column {
             "virtual" => self.virtual_stages as f64,

@@ -6,7 +6,7 @@ use clap::builder::{IntoResettable, PossibleValuesParser, StyledStr};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::Bytes;
 use zeropp::pipeline::lower::{LowerOptions, OptimizerSync};
-use zeropp::pipeline::schedules::{FORWARD, KINDS, Kind, Limits, Rate, StepForm};
+use zeropp::pipeline::schedules::{DEFAULT, FORWARD, KINDS, Kind, Limits, Rate, StepForm};
 
 use super::all::COLUMNS;
 use super::cost_args::{CostFlags, MEMORY, cost_args};
@@ -17,7 +17,7 @@ Makes the order of a pipeline schedule, proves it with the verifier, simulates i
 costs and shows the result: as a chart with the numbers that schedules are compared by, as a file \
 that `zeropp run --schedule FILE` and PyTorch can run, or as a picture.";
 
-/// What follows the flags; `{own}` stands for the kinds with a rate of their own span.
+/// The help's end, behind the flags; `{own}` stands for the kinds with a rate of their own span.
 const EXAMPLES: &str = "\
 Costs:
   All times are those of one micro-batch on one stage, that is on one chunk where a rank has
@@ -89,7 +89,7 @@ const SEARCH: &str = "Search (kind auto)";
 const PROGRAM: &str = "Program";
 const OUTPUT: &str = "Output";
 
-/// What `--format` may be.
+/// Values of `--format`.
 pub(super) const FORMATS: [&str; 7] = ["ascii", "json", "csv", "torch", "svg", "html", "chrome"];
 
 /// The most activation memory on a rank.
@@ -101,7 +101,7 @@ pub(super) enum Limit {
     TimesP(i64),
 }
 
-/// What a schedule is wanted for.
+/// The request for a schedule.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(super) pp: usize,
@@ -112,7 +112,7 @@ pub(crate) struct Request {
     pub(super) limit: Option<Limit>,
     /// All kinds are wanted side by side: none searches for long.
     pub(super) all: bool,
-    /// What kind auto keeps to besides.
+    /// Limits that kind auto keeps to besides.
     pub(super) limits: Limits,
     /// Lower the compute actions to the whole program.
     pub(super) lower: Option<LowerOptions>,
@@ -203,7 +203,7 @@ fn kind_arg() -> Arg {
     Arg::new("kind")
         .long("kind")
         .value_name("KIND")
-        .default_value("zeropp")
+        .default_value(DEFAULT)
         .help("The schedule, as in --help's list")
         .long_help(format!("The schedule:\n{}\nOr, which trains nothing:\n{trainless}\n", kinds()))
         .value_parser(PossibleValuesParser::new(KINDS.iter().chain([&FORWARD]).map(|k| k.name)))

@@ -19,7 +19,7 @@ pub(crate) struct Priced {
     pub(crate) simulator: simulate::Costs,
     /// Which file the costs are from.
     pub(super) note: Option<String>,
-    /// What memory counts.
+    /// Unit of memory.
     pub(crate) memory_unit: MemoryUnit,
     /// The costs are a file's, whose times of R, replicas and the step they have, too.
     is_of_file: bool,
@@ -229,7 +229,7 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// What is not given follows: B frees half of what F took, or all that W does not.
+    /// Values that are not given follow: B frees half of an F's memory, or all that W does not.
     pub(super) fn new(memory: &Memory, stages: usize) -> Result<Changes, Failure> {
         let f = per_stage("mem-f", &memory.f, stages)?;
         let input = per_stage("mem-input", &memory.input, stages)?;

@@ -1,4 +1,4 @@
-//! What a picture says of its schedule: shape, costs, version and command.
+//! The facts under a picture of a schedule: shape, costs, version and command.
 
 use zeropp::pipeline::ir::Schedule;
 
@@ -17,7 +17,7 @@ pub(crate) fn facts(schedule: &Schedule, flags: &CostFlags, priced: &Priced) -> 
     lines
 }
 
-/// What made a picture: the last of its facts.
+/// Version and command of a picture: the last of its facts.
 pub(crate) fn made_by() -> Vec<String> {
     folded(&format!("zeropp {}: {}", version::short(), shell::command_line()))
 }
@@ -43,7 +43,7 @@ pub(super) fn micro_batches(units: &[usize]) -> String {
     }
 }
 
-/// What everything takes, as it was given.
+/// The costs as they were given.
 pub(super) fn costs(flags: &CostFlags, priced: &Priced) -> String {
     if let (Some(_), Some(note)) = (&flags.file, &priced.note) {
         return note.clone();

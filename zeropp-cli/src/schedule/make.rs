@@ -5,9 +5,7 @@ use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::lower::lower;
 use zeropp::pipeline::metrics::Metrics;
 use zeropp::pipeline::report::measures;
-use zeropp::pipeline::schedules::{
-    Costs, Kind, Limits, Objective, Shape, StepForm, default_unit, unit_note, zeropp_auto_unit,
-};
+use zeropp::pipeline::schedules::{Costs, Kind, Limits, Objective, Shape, StepForm, default_unit};
 use zeropp::pipeline::simulate::{simulate, simulate_steps};
 use zeropp::pipeline::timeline::Timeline;
 use zeropp::pipeline::verify::{VerifyLimits, verify};
@@ -29,12 +27,12 @@ pub(super) struct Made {
     pub(super) document: Document,
     /// The simulated run, in nanoseconds, with what it is of.
     pub(super) timeline: Timeline,
-    /// What no order can have a smaller `bubble_rate` than, in the memory that this one takes or in
+    /// A `bubble_rate` that no order is below, in the memory that this one takes or in
     /// that of --mem-limit, and with as many stages gathered; where anything is known.
     pub(super) rate_at_least: Option<f64>,
     /// The costs in words.
     pub(super) costs: String,
-    /// What a search found and how far from the best it can be, to stand beside the numbers.
+    /// Result of a search and its distance from the best at most, to stand beside the numbers.
     pub(super) found: Option<String>,
     /// Remarks for standard error.
     pub(super) notes: Vec<String>,
@@ -88,9 +86,13 @@ fn keeps_to_kind(request: &Request, kind: &str) -> Result<(), Failure> {
 /// F and B that a search may time: three hours or so.
 const SEARCHED_MAX: u64 = 400_000_000_000;
 
+fn is_searched(kind: &str) -> bool {
+    Kind::find(kind).is_some_and(Kind::is_searched)
+}
+
 /// Refuses a search that would not end within hours.
 fn searches_for_hours_at_most(request: &Request, kind: &str, shape: &Shape) -> Result<(), Failure> {
-    let Some(evaluations) = request.limits.evaluations.filter(|_| kind == "auto") else {
+    let Some(evaluations) = request.limits.evaluations.filter(|_| is_searched(kind)) else {
         return Ok(());
     };
     let letters = 2 * (shape.stages() as u64).saturating_mul(shape.micro_batches as u64);
@@ -155,7 +157,7 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
     timeline.facts.extend(facts::made_by());
     let costs = facts::costs(&request.costs, &priced);
     let document = Document { schedule, costs: Some(priced.document()), measures: Some(measures) };
-    let unit = (kind == "zeropp").then(|| unit_note(&shape)).flatten();
+    let unit = Kind::find(kind).and_then(|kind| (kind.note)(&shape));
     let notes = priced.note.into_iter().chain(unit).collect();
     Ok(Made { shape, document, timeline, rate_at_least, costs, found, notes })
 }
@@ -173,7 +175,7 @@ fn generated(
     priced: &Priced,
 ) -> Result<(Shape, Schedule, Option<String>), Failure> {
     let costs = &priced.generator;
-    if kind == "auto" && !request.all {
+    if is_searched(kind) && !request.all {
         let evaluations = costs.limits.evaluations.unwrap_or_else(|| default_evaluations(&shape));
         let limits = Limits { evaluations: Some(evaluations), ..costs.limits };
         let costs = Costs { limits, ..costs.clone() };
@@ -185,10 +187,10 @@ fn generated(
         let line = format!("search: {of} bubble {found}");
         return Ok((shape, found.schedule, Some(line)));
     }
-    if kind == "zeropp-auto" && request.unit.is_none() && costs.mem_limit.is_some() {
-        // Refuses what no unit can help before it looks for one.
-        generate_with_costs("zeropp", &shape, costs).map_err(Failure::bad_input)?;
-        let (unit, schedule) = zeropp_auto_unit(&shape, costs).map_err(Failure::bad_input)?;
+    let with_unit = Kind::find(kind).and_then(|kind| kind.with_unit);
+    let with_unit = with_unit.filter(|_| request.unit.is_none() && costs.mem_limit.is_some());
+    if let Some(with_unit) = with_unit {
+        let (unit, schedule) = with_unit(&shape, costs).map_err(Failure::bad_input)?;
         return Ok((Shape { unit, ..shape }, schedule, None));
     }
     let schedule = generate_with_costs(kind, &shape, costs).map_err(Failure::bad_input)?;

@@ -1,4 +1,4 @@
-//! What `zeropp schedule` shows and writes.
+//! Output of `zeropp schedule`, shown and written.
 
 use std::io;
 use std::path::Path;

@@ -16,7 +16,7 @@ const END_TIME: Duration = Duration::from_secs(3);
 const RECORD_TIME: Duration = Duration::from_secs(2);
 /// Longest time between two looks whether a command goes on.
 const LOOK_PERIOD_MAX: Duration = Duration::from_secs(1);
-/// What a command ends with that was given wrong input.
+/// Exit code of a command that was given wrong input.
 const BAD_INPUT: i32 = 2;
 
 /// How a command ended, with its exit code: 128 and the number of the signal that killed it.
@@ -221,7 +221,7 @@ pub(super) fn stops(_: i32) -> bool {
     true
 }
 
-/// What is to be done of the signals that came while no command ran.
+/// Answer to the signals that came while no command ran.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Waiting {
     Nothing,

@@ -11,7 +11,7 @@ use zeropp_core::files::open_regular;
 
 /// File systems in memory have this place on Linux.
 pub(super) const DEFAULT: &str = "/dev/shm";
-/// What the folders of all supervisors begin with.
+/// The folders of all supervisors begin with this.
 const NAME: &str = "zeropp-copies-";
 /// The file in it that a supervisor has locked while it lives.
 const OWNER: &str = ".owner";

@@ -1,4 +1,4 @@
-//! What a supervised command leaves behind as it goes on: its checkpoints and its metrics.
+//! Files of a supervised command as it goes on: its checkpoints and its metrics.
 
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use zeropp::config::Resume;
 use zeropp_checkpoint::Store;
 use zeropp_core::files::open_regular;
 
-/// What a line of the metrics begins with that tells of a run, and not of a step.
+/// Beginning of a line of the metrics that is of a run, and not of a step.
 const RUN_LINE: &[u8] = b"{\"run\"";
 
 /// Where the progress of a command shows.
@@ -49,7 +49,7 @@ impl Watched {
         Store::new(&self.save).steps().ok()?.last().copied()
     }
 
-    /// What changes as the command goes on.
+    /// A value that changes as the command goes on.
     pub(super) fn sign(&self) -> (Option<u64>, u64) {
         (self.newest(), self.metrics.as_ref().map_or(0, |path| bytes_of_steps(path)))
     }
@@ -156,7 +156,7 @@ fn shell_words(text: &str) -> Vec<String> {
     words
 }
 
-/// What `--resume` says, if it is there; its value can only stand behind `=`.
+/// The value of `--resume`, if it is there; it can only stand behind `=`.
 fn resume<'a>(words: &[&'a str]) -> Option<&'a str> {
     words.iter().find_map(|word| match word.strip_prefix("--resume")? {
         "" => Some("true"),

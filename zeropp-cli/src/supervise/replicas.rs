@@ -9,7 +9,7 @@ use crate::values::whole;
 pub(super) const FLAG: &str = "replicas";
 /// Most of them, as of ranks.
 const MOST: u64 = 4096;
-/// What stands for the number of replicas in a command; a factor may stand before `dp`.
+/// Stands for the number of replicas in a command; a factor may stand before `dp`.
 const NAME: &str = "dp}";
 
 pub(super) fn flag() -> Arg {

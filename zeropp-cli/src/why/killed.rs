@@ -1,4 +1,4 @@
-//! What can be known of a run that left no records, since all of it was killed at once: from its
+//! Facts of a run that left no records, since all of it was killed at once: from its
 //! checkpoints and its metrics.
 
 use std::io::{Read, Seek, SeekFrom};
@@ -36,7 +36,7 @@ enum End {
     /// As it was told to, or by itself: it has saved what it had done.
     Stopped,
     Killed,
-    /// What is there does not show it, for this reason.
+    /// The files do not show it, for this reason.
     Unknown(&'static str),
 }
 

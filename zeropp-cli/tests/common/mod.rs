@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// What a command left behind.
+/// Exit code and output of a command.
 #[allow(dead_code, reason = "not every test file runs a command to its end at once")]
 #[derive(Debug)]
 pub(crate) struct Outcome {

@@ -14,7 +14,7 @@ use std::path::Path;
 use common::zeropp;
 use serde_json::Value;
 
-/// What a command that works prints.
+/// Output of a command that works.
 fn works(dir: &Path, line: &str) -> String {
     let got = zeropp(dir, line);
     assert_eq!((got.code, got.err.as_str()), (Some(0), ""), "{line}: {}", got.out);

@@ -2,7 +2,7 @@
 
 use super::common::zeropp;
 
-/// What is typed by mistake where a number is wanted.
+/// Words that are typed by mistake where a number is wanted.
 const BAD: [&str; 7] = ["-1", "nan", "inf", "0", "1000000000000", "abc", ""];
 /// Flags that write files or say how to speak.
 const NO_NUMBERS: [&str; 6] = ["--out", "--costs", "--against", "--machine", "--model", "--data"];

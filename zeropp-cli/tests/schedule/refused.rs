@@ -1,4 +1,4 @@
-//! What ends with a message: unsound schedules, files that would be lost, bad input.
+//! Commands that end with a message: unsound schedules, files that would be lost, bad input.
 
 use super::{fails, works, zeropp};
 

@@ -1,4 +1,4 @@
-//! What `zeropp schedule` writes: JSON, CSV, tables, pictures, the manual.
+//! Files of `zeropp schedule`: JSON, CSV, tables, pictures, the manual.
 
 use serde_json::Value;
 use zeropp::pipeline::schedules::KINDS;

@@ -84,6 +84,13 @@ impl ProcessJob {
         self.first_rank == 0
     }
 
+    /// What tells this job from others: what its launcher calls it, or where its processes meet;
+    /// empty where neither is known.
+    pub fn name(&self) -> String {
+        let place = || self.meeting.as_ref().map(ToString::to_string).unwrap_or_default();
+        if self.id.is_empty() { place() } else { self.id.clone() }
+    }
+
     /// How this process introduces itself to the others, who must have the same mesh.
     pub fn member(&self, mesh: Mesh) -> Member {
         Member {

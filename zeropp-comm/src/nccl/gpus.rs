@@ -7,7 +7,7 @@ use std::ops::Range;
 /// each process the GPUs of its own only; then they count from 0.
 ///
 /// # Errors
-/// What is wrong: NCCL takes one rank a GPU.
+/// The fault: NCCL takes one rank a GPU.
 pub fn gpus_for(ranks: usize, before: usize, visible: usize) -> Result<Range<usize>, String> {
     if ranks == visible {
         return Ok(0..visible);

@@ -299,7 +299,7 @@ impl Comm {
     /// Whether nothing goes on in the background.
     ///
     /// # Errors
-    /// What went wrong there, or in an operation under way.
+    /// The fault there, or in an operation under way.
     pub(super) fn is_ready(&self) -> Result<bool, NcclError> {
         let mut state = 0;
         // SAFETY: the handle is alive until `self` is dropped; NCCL writes one number.

@@ -22,7 +22,7 @@ impl Token {
     /// A token from its text; blanks around it do not count.
     ///
     /// # Errors
-    /// What is wrong with it, in words: it is too short.
+    /// The fault, in words: it is too short.
     pub fn new(text: &str) -> Result<Token, String> {
         let text = text.trim();
         if text.len() < TOKEN_BYTES_MIN {

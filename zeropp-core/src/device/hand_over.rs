@@ -14,7 +14,7 @@
 //! So a tensor leaves its thread as a handle of its own, whose memory the sender does not keep to
 //! write to, and arrives as a copy in memory of the receiver's own, unless it is only to be read.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
 /// `t` for another thread. Where the caller keeps a clone it must not write to it (an operation on
 /// the only handle may) until it has used something that the other thread has made of it.
@@ -44,6 +44,12 @@ pub fn take_to_read<const D: usize>(t: Tensor<D>) -> Tensor<D> {
         return t.clone();
     }
     t
+}
+
+/// `t` on `device`: itself where it is there already. What another rank has sent is on that rank's
+/// device, which is another where a machine has several GPUs.
+pub fn on<const D: usize>(device: &Device, t: Tensor<D>) -> Tensor<D> {
+    if t.device() == *device { t } else { t.to_device(device) }
 }
 
 /// `t` in fresh memory of this thread's own; on the CPU, where copies are made on writing, `t`.

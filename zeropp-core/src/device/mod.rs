@@ -3,12 +3,14 @@
 //! CUDA and wgpu are one backend of Burn's (`Cube`, with fusion), so everything that is not in a
 //! kernel of its own runs the same code on both.
 
+mod gpus;
 mod hand_over;
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 mod preflight;
 mod room;
 
-pub use hand_over::{copy, hand_over, take_over, take_to_read};
+pub use gpus::Gpu;
+pub use hand_over::{copy, hand_over, on, take_over, take_to_read};
 pub use room::{Room, RoomSource};
 
 use std::ops::Range;
@@ -29,7 +31,8 @@ impl Devices {
     /// CUDA also its run-time compiler and headers, without which the first kernel would fail.
     ///
     /// # Errors
-    /// What is missing and where it was looked for, or a precision that the device does not have.
+    /// The part that is missing and where it was looked for, or a precision that the device does
+    /// not have.
     pub fn find(kind: DeviceKind, precision: Precision) -> Result<Devices, FieldError> {
         let found = match kind {
             DeviceKind::Cpu => vec![Device::flex()],
@@ -88,13 +91,17 @@ impl Devices {
     }
 }
 
-/// Bytes of memory of each device of `kind` on this machine, also what is in use; none where that
-/// is not known, as with wgpu and where there is no driver.
-pub fn memory(kind: DeviceKind) -> Vec<u64> {
+/// The GPUs of `kind` on this machine, as they were when this process asked first, before it had
+/// anything on them; none where that is not known, as with wgpu and where there is no driver.
+pub fn gpus(kind: DeviceKind) -> &'static [Gpu] {
     match kind {
         #[cfg(feature = "cuda")]
-        DeviceKind::Cuda => preflight::memory(&preflight::Places::default()).unwrap_or_default(),
-        _ => Vec::new(),
+        DeviceKind::Cuda => {
+            static FOUND: std::sync::OnceLock<Vec<Gpu>> = std::sync::OnceLock::new();
+            let find = || preflight::gpus(&preflight::Places::default()).unwrap_or_default();
+            FOUND.get_or_init(find)
+        }
+        _ => &[],
     }
 }
 

@@ -11,10 +11,14 @@ use std::ptr::{null, null_mut};
 
 use libloading::{Library, Symbol};
 
+use super::Gpu;
+
 /// Names of the driver's library.
 const DRIVER: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 /// Names of the run-time compiler's library, newest first.
 const NVRTC: [&str; 4] = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11"];
+/// Names of the library that reports what of a device is in use.
+const MANAGEMENT: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 /// Oldest run-time compiler whose headers fit the generated kernels.
 const NVRTC_MAJOR_MIN: i32 = 13;
 /// Headers that generated kernels include.
@@ -112,23 +116,56 @@ pub(super) fn check(places: &Places) -> Result<usize, Missing> {
     Ok(driver.devices)
 }
 
-/// Bytes of memory of each device; none where the driver or a device does not report it.
-pub(super) fn memory(places: &Places) -> Option<Vec<u64>> {
+/// Name and memory of each device; none where the driver or a device does not report them.
+pub(super) fn gpus(places: &Places) -> Option<Vec<Gpu>> {
     type OfDevice<T> = unsafe extern "C" fn(*mut T, c_int) -> c_int;
+    type TextOf = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
     let Driver { devices, library, .. } = driver(places).ok()?;
     // SAFETY: the signatures are those of the driver's API.
-    let (get, total) = unsafe {
+    let (get, total, name, bus) = unsafe {
         let get = symbol::<OfDevice<c_int>>(&library, c"cuDeviceGet").ok()?;
-        (get, symbol::<OfDevice<usize>>(&library, c"cuDeviceTotalMem_v2").ok()?)
+        let total = symbol::<OfDevice<usize>>(&library, c"cuDeviceTotalMem_v2").ok()?;
+        let name = symbol::<TextOf>(&library, c"cuDeviceGetName").ok()?;
+        (get, total, name, symbol::<TextOf>(&library, c"cuDeviceGetPCIBusId").ok()?)
     };
+    let text = |ask: &Symbol<TextOf>, device: c_int| {
+        let mut text = [0 as c_char; 128];
+        // SAFETY: the array has the length that is passed, of which the last byte stays zero.
+        let fails = unsafe { ask(text.as_mut_ptr(), text.len() as c_int - 1, device) != 0 };
+        // SAFETY: the array ends with a zero.
+        (!fails).then(|| unsafe { CStr::from_ptr(text.as_ptr()) }.to_owned())
+    };
+    let manager = places.open(&MANAGEMENT);
     let of = |index: usize| {
         let (mut device, mut bytes) = (0, 0usize);
         // SAFETY: both pointers are to live values, and the driver has been started.
-        let told =
-            unsafe { get(&mut device, index as c_int) == 0 && total(&mut bytes, device) == 0 };
-        told.then_some(bytes as u64)
+        let fails =
+            unsafe { get(&mut device, index as c_int) != 0 || total(&mut bytes, device) != 0 };
+        let name = text(&name, device).filter(|_| !fails)?.to_string_lossy().into_owned();
+        let free = manager.as_ref().and_then(|library| free(library, &text(&bus, device)?));
+        Some(Gpu { name, total: bytes as u64, free: free.map(|free| free.min(bytes as u64)) })
     };
     (0..devices).map(of).collect()
+}
+
+/// Bytes that are free on the device at this place on the bus. To ask the driver itself would take
+/// a context on the device, which is half a gigabyte there.
+fn free(library: &Library, bus: &CStr) -> Option<u64> {
+    type Device = *mut c_void;
+    type Init = unsafe extern "C" fn() -> c_int;
+    type Find = unsafe extern "C" fn(*const c_char, *mut Device) -> c_int;
+    type Ask = unsafe extern "C" fn(Device, *mut [u64; 3]) -> c_int;
+    // SAFETY: the signatures are those of the library's API, whose figures of memory are total,
+    // free and used; the pointers are to live values.
+    unsafe {
+        let find = symbol::<Find>(library, c"nvmlDeviceGetHandleByPciBusId_v2").ok()?;
+        let ask = symbol::<Ask>(library, c"nvmlDeviceGetMemoryInfo").ok()?;
+        let (mut device, mut bytes) = (null_mut(), [0; 3]);
+        let fails = symbol::<Init>(library, c"nvmlInit_v2").ok()?() != 0
+            || find(bus.as_ptr(), &mut device) != 0
+            || ask(device, &mut bytes) != 0;
+        (!fails).then_some(bytes[1])
+    }
 }
 
 /// NVIDIA's driver, started.

@@ -47,9 +47,26 @@ impl Machine {
              int cuDeviceGetCount(int *n) {{ *n = {devices}; return 0; }}
              int cuDeviceGet(int *d, int i) {{ *d = i + 7; return i >= {devices}; }}
              int cuDeviceTotalMem_v2(unsigned long *b, int d)
-                 {{ *b = (d - 6ul) << 30; return d < 7; }}"
+                 {{ *b = (d - 6ul) << 30; return d < 7; }}
+             static void put(char *to, int n, const char *a, int d)
+                 {{ int i = 0; for (; a[i] && i < n - 2; i++) to[i] = a[i]; to[i] = '0' + d; }}
+             int cuDeviceGetName(char *t, int n, int d) {{ put(t, n, \"NVIDIA H10\", d - 7); return 0; }}
+             int cuDeviceGetPCIBusId(char *t, int n, int d)
+                 {{ put(t, n, \"0000:00:1\", d - 7); return 0; }}"
         );
         self.shared_object("libcuda.so.1", &source)
+    }
+
+    /// The management library, which knows the first `known` devices.
+    fn manager(self, known: i32) -> Machine {
+        let source = format!(
+            "int nvmlInit_v2(void) {{ return 0; }}
+             int nvmlDeviceGetHandleByPciBusId_v2(const char *t, void **d)
+                 {{ *d = (void *)(long)(t[9] - '0' + 1); return t[9] - '0' >= {known}; }}
+             int nvmlDeviceGetMemoryInfo(void *d, unsigned long long *m)
+                 {{ m[0] = 9; m[1] = (long)d * 1000; m[2] = 8; return 0; }}"
+        );
+        self.shared_object("libnvidia-ml.so.1", &source)
     }
 
     fn nvrtc(self, name: &str, major: i32, minor: i32, compiles: i32) -> Machine {
@@ -111,14 +128,22 @@ fn no_device() {
 }
 
 #[test]
-fn the_memory_of_all_devices() {
+fn name_and_memory_of_all_devices() {
+    let gpu = |index: u64, free| Gpu {
+        name: format!("NVIDIA H10{index}"),
+        total: (index + 1) << 30,
+        free,
+    };
     let machine = Machine::bare().driver(13000, 0, 3);
-    assert_eq!(memory(&machine.places), Some(vec![1 << 30, 2 << 30, 3 << 30]));
-    assert_eq!(memory(&Machine::bare().places), None);
+    assert_eq!(gpus(&machine.places), Some((0..3).map(|i| gpu(i, None)).collect()));
+    let machine = machine.manager(2);
+    let known = vec![gpu(0, Some(1000)), gpu(1, Some(2000)), gpu(2, None)];
+    assert_eq!(gpus(&machine.places), Some(known), "what is free of each that is known");
+    assert_eq!(gpus(&Machine::bare().places), None);
     let old = "int cuInit(unsigned f) { return 0; }
                int cuDriverGetVersion(int *v) { *v = 9000; return 0; }
                int cuDeviceGetCount(int *n) { *n = 1; return 0; }";
-    assert_eq!(memory(&Machine::bare().shared_object("libcuda.so.1", old).places), None);
+    assert_eq!(gpus(&Machine::bare().shared_object("libcuda.so.1", old).places), None);
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub enum RoomSource {
     AddressSpace,
     /// All memory of the CUDA device of this number.
     Gpu(usize),
+    /// What of it no process used before this one.
+    FreeGpu(usize),
 }
 
 impl fmt::Display for RoomSource {
@@ -37,6 +39,7 @@ impl fmt::Display for RoomSource {
             RoomSource::Cgroup(path) => write!(f, "the memory limit of {}", path.display()),
             RoomSource::AddressSpace => write!(f, "the limit of ulimit -v"),
             RoomSource::Gpu(index) => write!(f, "the memory of CUDA device {index}"),
+            RoomSource::FreeGpu(index) => write!(f, "free on CUDA device {index}"),
         }
     }
 }
@@ -149,7 +152,7 @@ mod tests {
             RoomSource::Machine => "machine",
             RoomSource::Cgroup(_) => "cgroup",
             RoomSource::AddressSpace => "address space",
-            RoomSource::Gpu(_) => unreachable!("files tell of no GPU"),
+            RoomSource::Gpu(_) | RoomSource::FreeGpu(_) => unreachable!("files tell of no GPU"),
         }
     }
 

@@ -13,6 +13,7 @@ use crate::cpu_tensor::{from_vec, on_cpu};
 use crate::layer::{BatchShape, Layer, LayerCost, LayerCx};
 use crate::params::ParamSpec;
 use crate::past::Past;
+use crate::split::OpCx;
 use crate::split::ops::{self, HeadNorms, Projection, Rotation, Turns};
 
 /// One block: x + attention(norm(x)), and of that x + mlp(norm(x)).
@@ -51,9 +52,21 @@ impl Block {
 
     /// The linear map called `name`, and what its adapter adds, if it has one.
     fn linear(&self, x: Tensor<3>, name: &str, bias: bool, cx: &LayerCx) -> Tensor<3> {
+        self.linear_of(x, name, bias, cx, &cx.op)
+    }
+
+    /// The same, whose output is made as `op` says.
+    fn linear_of(
+        &self,
+        x: Tensor<3>,
+        name: &str,
+        bias: bool,
+        cx: &LayerCx,
+        op: &OpCx,
+    ) -> Tensor<3> {
         let Projection { weight, bias } = map(name, bias, cx);
-        let y = ops::linear(x.clone(), &weight, bias.as_ref(), &cx.op);
-        self.adapted(y, x, name, 0, cx)
+        let y = ops::linear(x.clone(), &weight, bias.as_ref(), op);
+        self.adapted(y, x, (name, 0), cx, op)
     }
 
     /// y and what the adapter of the linear map `name` makes of its input x, if it has one: added
@@ -62,15 +75,15 @@ impl Block {
         &self,
         y: Tensor<3>,
         x: Tensor<3>,
-        name: &str,
-        start: usize,
+        (name, start): (&str, usize),
         cx: &LayerCx,
+        op: &OpCx,
     ) -> Tensor<3> {
         let lora = self.part.tuning.lora.filter(|_| self.part.is_adapted(name));
         let Some(lora) = lora else { return y };
         let [a, b] = LORA.map(|of| cx.weight(&format!("{name}.{of}")));
         let inner = ops::linear(x, &a, None, &cx.op);
-        ops::add_scaled(y, ops::linear(inner, &b, None, &cx.op), lora.scale(), start)
+        ops::add_scaled(y, ops::linear(inner, &b, None, op), lora.scale(), start, op)
     }
 
     /// The output, for tokens from position `first` on, with `attend` from q, k and v.
@@ -87,7 +100,8 @@ impl Block {
         let attended = self.linear(attended, names.out, d.biases.out, cx);
         let x = ops::add(x, ops::dropout(attended, [&self.name, "attention"], &cx.op));
         let normed = norm(d.norm, x.clone(), names.norm_2, cx);
-        ops::add(x, ops::dropout(self.mlp(normed, cx), [&self.name, "mlp"], &cx.op))
+        let last = cx.last_op();
+        ops::add_last(x, ops::dropout(self.mlp(normed, cx), [&self.name, "mlp"], &last), &last)
     }
 
     /// q, k and v of the normalised x, ready for attention.
@@ -107,7 +121,7 @@ impl Block {
                 let mut qkv = ops::projections(x.clone(), &maps, turns_now, &cx.op);
                 let mut start = 0;
                 for (name, map) in names.iter().zip(&maps) {
-                    qkv = self.adapted(qkv, x.clone(), name, start, cx);
+                    qkv = self.adapted(qkv, x.clone(), (name, start), cx, &cx.op);
                     start += map.weight.shape()[1];
                 }
                 match turns.filter(|_| is_adapted) {
@@ -134,7 +148,7 @@ impl Block {
             Activation::GeluTanh => ops::gelu_tanh(up(x, 0), &cx.op),
             Activation::Swiglu => ops::swiglu(up(x.clone(), 0), up(x, 1), &cx.op),
         };
-        self.linear(inner, names.down, d.biases.mlp, cx)
+        self.linear_of(inner, names.down, d.biases.mlp, cx, &cx.last_op())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Built-in models: a [`Decoder`](decoder::Decoder) says what one is, [`build`] makes it.
 //!
-//! What needs no Burn, sizes, parameters, costs, presets and `config.json`, is `zeropp_model`'s;
+//! Sizes, parameters, costs, presets and `config.json` need no Burn and are in `zeropp_model`;
 //! `parts` and `block` are the layers that compute.
 
 mod block;

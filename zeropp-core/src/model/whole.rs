@@ -193,8 +193,9 @@ fn context<E>(
         meter: Meter::new(),
         token: Tensor::zeros([1], (&Device::flex(), DType::F32)),
         recompute_attention: false,
+        output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),
     };
-    Ok(LayerCx { weights: gathered, op })
+    Ok(LayerCx { weights: gathered, op, output_wanted: true })
 }

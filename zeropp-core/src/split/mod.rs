@@ -42,6 +42,9 @@ pub struct OpCx {
     pub token: Tensor<1>,
     /// Keep only q, k and v of attention and redo the rest in B (selective recomputation).
     pub recompute_attention: bool,
+    /// Whether the operation's output is wanted; else one element stands for all of it, and the
+    /// pullback is the same. What takes no context is for outputs that are.
+    pub output_wanted: bool,
     /// Where a head adds the weight gradients that it makes in F. `None` where no gradients are
     /// wanted, and for layers that are no head.
     pub forward_grads: Option<ForwardGrads>,
@@ -64,6 +67,12 @@ impl OpCx {
     /// Keeps `t` for a queued W.
     pub fn stash<const D: usize>(&self, t: Tensor<D>) -> Saved<D> {
         Saved::new(t, MemoryKind::WeightStash, &self.meter)
+    }
+
+    /// One element of the type and on the device of `like`, broadcast to `dims`: an output that is
+    /// not wanted.
+    pub(crate) fn stand_in<const D: usize>(like: &Tensor<D>, dims: [usize; D]) -> Tensor<D> {
+        Tensor::<D>::zeros([1; D], (&like.device(), like.dtype())).expand(dims)
     }
 
     /// Whether gradients are wanted from this forward.

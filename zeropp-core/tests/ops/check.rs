@@ -1,4 +1,5 @@
-//! What `check::layer` finds in a layer of one's own, and that it finds nothing where all is right.
+//! Faults that `check::layer` finds in a layer of one's own, and that it finds none where all is
+//! right.
 
 use burn::tensor::Tensor;
 use zeropp_core::check;

@@ -101,6 +101,7 @@ pub(crate) fn context(meter: &Arc<Meter>, recompute_attention: bool, tracked: bo
         meter: meter.clone(),
         token: if tracked { leaf(&token) } else { token },
         recompute_attention,
+        output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),
     }

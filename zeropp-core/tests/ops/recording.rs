@@ -62,6 +62,31 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(cases(12))]
+
+    /// A forward that is done again for its backward alone leaves its last product out.
+    #[test]
+    fn an_output_that_is_not_wanted_changes_no_gradient(seed: u64, s in 1..40usize, half: bool) {
+        let mut rng = Random(seed);
+        let p = block_params(&mut rng, 24);
+        let (x, dy) = (rng.tensor([2, s, 24]), rng.tensor([2, s, 24]));
+        let by = if half { RecordedBy::Burn } else { RecordedBy::Tape };
+        let run = |output_wanted| recorded(by, &p, &x, &dy, |x, cx| {
+            let last = OpCx { output_wanted, ..cx.clone() };
+            let map = |x, name: &str, cx| {
+                let of = |end| format!("{name}.{end}");
+                ops::linear(x, &p.weights.weight(&of("w")), Some(&p.weights.weight(&of("b"))), cx)
+            };
+            let inner = ops::gelu(map(x.clone(), "fc", cx), cx);
+            ops::add_last(x, map(inner, "out", &last), &last)
+        });
+        let (wanted, not) = (run(true), run(false));
+        prop_assert!(wanted.y != not.y && not.y.iter().all(|y| *y == 0));
+        prop_assert_eq!(Traces { y: Vec::new(), ..wanted }, Traces { y: Vec::new(), ..not });
+    }
+}
+
 /// Gradients that stock operations would lose are an error.
 #[test]
 fn other_operations_on_a_tape_are_an_error() {

@@ -5,9 +5,9 @@ use std::path::Path;
 /// A kind of file that is not read as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Foreign {
-    /// What it is.
+    /// Its kind.
     pub what: &'static str,
-    /// What would work.
+    /// The way that would work.
     pub help: &'static str,
 }
 
@@ -52,7 +52,7 @@ const MAGIC: [(&[u8], &str, &str); 20] = [
     (b"version https://git-lfs", "a pointer of Git LFS and not the file", "get it by git lfs pull"),
 ];
 
-/// What a file is, if it is of a kind that is no text by its name or the bytes it begins with.
+/// Kind of a file that is no text by its name or the bytes it begins with.
 pub fn foreign(path: &Path, first: &[u8]) -> Option<Foreign> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let by_bytes = MAGIC.iter().find(|(magic, ..)| first.starts_with(magic));

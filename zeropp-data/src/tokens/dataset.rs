@@ -26,7 +26,7 @@ pub struct Dataset {
 pub enum SplitPart {
     /// The beginning, to train on.
     Training,
-    /// What follows it, to measure the loss on.
+    /// The part behind it, to measure the loss on.
     Validation,
 }
 
@@ -106,7 +106,7 @@ impl Dataset {
         Dataset { sources, ..self }
     }
 
-    /// What its tokens are: what an index says, else what it was opened as.
+    /// The meaning of its tokens: as an index says, else as it was opened.
     pub fn tokenizer(&self) -> Tokenizer {
         self.sources[0].tokenizer()
     }
@@ -148,13 +148,13 @@ impl Dataset {
         self.sources.iter().map(Source::vocabulary).max().unwrap_or(0)
     }
 
-    /// What the data looks like if not like what the tokenizer reads, and the setting that would
+    /// Where the data does not look like the tokenizer's: its look, and the setting that would
     /// read it: bytes that may be ids, ids that may be wider.
     pub fn doubt(&self) -> Option<String> {
         self.sources.iter().find_map(Source::doubt)
     }
 
-    /// What its files of ids have beside them that a run uses, in words.
+    /// Files beside its files of ids that a run uses, in words.
     pub fn beside(&self, by_loss_mask: bool) -> impl Iterator<Item = String> + '_ {
         self.sources.iter().filter_map(move |source| source.beside(by_loss_mask))
     }
@@ -179,7 +179,7 @@ impl Dataset {
         self.sources[0].origin()
     }
 
-    /// What tells this data from other data, quickly whatever its size.
+    /// A value that other data does not have, found quickly whatever the data's size.
     pub fn fingerprint(&self) -> &Fingerprint {
         match self.sources.as_slice() {
             [one] => one.fingerprint(),

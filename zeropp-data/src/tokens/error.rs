@@ -1,4 +1,4 @@
-//! What can be wrong with the data.
+//! Faults of data.
 
 use std::path::PathBuf;
 
@@ -35,7 +35,7 @@ pub enum DataError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and what would work.
+        /// The fault, and the way that would work.
         problem: String,
     },
     /// A token id that the model has no row for.
@@ -52,7 +52,7 @@ pub enum DataError {
         offset: usize,
         /// One more than the largest id that may be there.
         vocabulary: usize,
-        /// What the data was read as.
+        /// The tokenizer that the data was read with.
         tokenizer: Tokenizer,
     },
     /// Data of which a model would learn nothing.
@@ -60,7 +60,7 @@ pub enum DataError {
     NothingScored {
         /// The file or folder.
         origin: String,
-        /// What hides them, and what would work.
+        /// Why they are hidden, and the way that would work.
         why: &'static str,
     },
     /// Too little for one sample and the token after it.

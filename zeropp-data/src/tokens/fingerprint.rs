@@ -1,4 +1,4 @@
-//! What tells data from other data without reading all of it.
+//! A value that distinguishes data without reading all of it.
 
 use std::fmt;
 

@@ -65,7 +65,7 @@ pub(super) fn header_bytes(bytes: &Bytes, tokenizer: Tokenizer) -> Result<usize,
     Ok(HEADER_BYTES)
 }
 
-/// What the beginning of the data says against `tokenizer`, and what would read it.
+/// A reason in the beginning of the data against `tokenizer`, and the one that would read it.
 pub(super) fn doubt(bytes: &Bytes, header: usize, tokenizer: Tokenizer) -> Option<String> {
     let mut probe = vec![0; PROBE_BYTES.min(bytes.len() - header)];
     bytes.read(header, &mut probe);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::DataError;
 use crate::files::{Mapped, is_named, open_regular};
 
-/// What every loss mask begins with.
+/// The first bytes of every loss mask.
 pub const LOSS_MASK_MAGIC: &[u8; 8] = b"ZPPMASK1";
 /// Where the bits begin.
 const BITS: usize = 16;

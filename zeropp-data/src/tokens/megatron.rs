@@ -20,7 +20,7 @@ pub(super) struct Index {
     map: Mapped,
     sequences: usize,
     documents: usize,
-    /// What an id is.
+    /// The form of an id.
     pub(super) tokenizer: Tokenizer,
 }
 

@@ -23,4 +23,4 @@ pub use loss_mask::LOSS_MASK_MAGIC;
 pub use one_pass::OnePass;
 pub use position::{Position, Stretch};
 pub use sample::{Hidden, Sample};
-pub use sampler::{InMiddleOfEpoch, Sampler};
+pub use sampler::Sampler;

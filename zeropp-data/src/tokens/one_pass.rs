@@ -40,7 +40,7 @@ impl OnePass {
         OnePass { samples, targets: samples * self.seq, ..self }
     }
 
-    /// What is read.
+    /// The data that is read.
     pub fn data(&self) -> &Dataset {
         &self.data
     }

@@ -1,6 +1,6 @@
-//! What a sample is: its tokens, the documents in it, and which of its targets are scored.
+//! A sample: its tokens, the documents in it, and which of its targets are scored.
 
-/// What of a sample is hidden.
+/// The hidden parts of a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hidden {
     /// Whether documents are kept apart: the first token of one is not scored, as what comes before
@@ -31,7 +31,7 @@ impl Hidden {
 /// Tokens of a sample, s of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// What the model sees.
+    /// The model's inputs.
     pub inputs: Vec<u32>,
     /// The token after each input.
     pub targets: Vec<u32>,
@@ -65,6 +65,21 @@ impl Sample {
         let targets = ids[1..].to_vec();
         ids.pop();
         Sample { inputs: ids, targets, documents, scored }
+    }
+
+    /// Adds a part from another place, which begins a document where those are kept apart.
+    pub(super) fn append(&mut self, part: Sample, hidden: Hidden) {
+        let before = self.inputs.len();
+        if hidden.documents && before > 0 {
+            self.documents.push(before);
+        }
+        self.documents.extend(part.documents.iter().map(|at| before + at));
+        if self.scored.is_some() || part.scored.is_some() {
+            let scored = self.scored.get_or_insert_with(|| vec![true; before]);
+            scored.extend(part.scored.unwrap_or_else(|| vec![true; part.targets.len()]));
+        }
+        self.inputs.extend(part.inputs);
+        self.targets.extend(part.targets);
     }
 
     /// The same, of which no more than the first `n` targets are scored.

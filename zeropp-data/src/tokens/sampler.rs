@@ -1,6 +1,7 @@
 //! Which tokens sample `index` of a step is: a function of seed, step and index, and of where the
 //! run began to count.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::epochs::Epochs;
@@ -29,19 +30,8 @@ pub struct Sampler {
 struct Began {
     /// Steps behind it.
     step: u64,
-    /// What was taken in them.
+    /// The place after them.
     position: Position,
-}
-
-/// An epoch that samples of another length cannot go on with.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InMiddleOfEpoch {
-    /// The file or folder.
-    pub origin: String,
-    /// Tokens of the samples that it was cut into.
-    pub seq: usize,
-    /// How many of them are left.
-    pub left: u64,
 }
 
 impl Sampler {
@@ -57,7 +47,7 @@ impl Sampler {
         Sampler { began: Arc::new(Began { step, position }), ..self }
     }
 
-    /// What a run has taken after `step` steps, which are no fewer than those it went on from.
+    /// The place of a run after `step` steps, which are no fewer than those it went on from.
     pub fn position(&self, step: u64) -> Position {
         let steps = step.saturating_sub(self.began.step);
         let samples = steps.saturating_mul(self.samples_per_step as u64);
@@ -73,26 +63,6 @@ impl Sampler {
         let steps = step.checked_sub(*first).expect("a run does not go back before its beginning");
         let before = u128::from(position.samples());
         before + u128::from(steps) * self.samples_per_step as u128 + index as u128
-    }
-
-    /// Checks that each token of an epoch comes once where samples are of another length now:
-    /// what is left of it can be cut into shorter ones that divide the former.
-    ///
-    /// # Errors
-    /// The source whose epoch is in its middle, and what it is in the middle of.
-    pub fn check_epoch(&self, data: &Dataset) -> Result<(), InMiddleOfEpoch> {
-        let stretches = self.began.position.stretches();
-        if self.order != Order::Epochs || stretches.iter().all(|s| s.seq == self.seq) {
-            return Ok(());
-        }
-        for (i, source) in data.sources().iter().enumerate() {
-            let (epochs, _) = self.epochs_so_far(data, i);
-            if let Some((seq, left)) = epochs.middle().filter(|m| !m.0.is_multiple_of(self.seq)) {
-                let origin = source.origin().to_owned();
-                return Err(InMiddleOfEpoch { origin, seq, left: left as u64 });
-            }
-        }
-        Ok(())
     }
 
     /// The same, of whose samples something is hidden.
@@ -114,10 +84,13 @@ impl Sampler {
         step: u64,
         index: usize,
     ) -> Result<(Vec<u32>, Vec<u32>), DataError> {
-        let (source, start) = self.place(data, step, index);
-        let mut inputs = source.tokens(start, self.seq + 1)?;
-        let targets = inputs[1..].to_vec();
-        inputs.pop();
+        let (source, parts) = self.place(data, step, index);
+        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+        for part in parts {
+            let ids = source.tokens(part.start, part.len() + 1)?;
+            targets.extend_from_slice(&ids[1..]);
+            inputs.extend_from_slice(&ids[..part.len()]);
+        }
         Ok((inputs, targets))
     }
 
@@ -129,13 +102,17 @@ impl Sampler {
     /// # Panics
     /// As [`sample`](Self::sample).
     pub fn masked(&self, data: &Dataset, step: u64, index: usize) -> Result<Sample, DataError> {
-        let (source, start) = self.place(data, step, index);
-        let ids = source.tokens(start, self.seq + 1)?;
+        let (source, parts) = self.place(data, step, index);
         let hidden = self.hidden;
         let by_index = hidden.documents && hidden.end.is_none();
-        let starts = if by_index { starts(source, start, ids.len()) } else { Vec::new() };
-        let marked = if hidden.by_loss_mask { source.scored(start, ids.len()) } else { None };
-        Ok(Sample::new(ids, hidden, starts, marked))
+        let mut sample = Sample::default();
+        for Range { start, end } in parts {
+            let ids = source.tokens(start, end - start + 1)?;
+            let starts = if by_index { starts(source, start, ids.len()) } else { Vec::new() };
+            let marked = if hidden.by_loss_mask { source.scored(start, ids.len()) } else { None };
+            sample.append(Sample::new(ids, hidden, starts, marked), hidden);
+        }
+        Ok(sample)
     }
 
     /// Whether a sample may have targets that are not scored.
@@ -146,12 +123,24 @@ impl Sampler {
     /// Which of the inputs of that sample are the first of a document, in their order; none where
     /// the data does not say where documents begin.
     pub fn document_starts(&self, data: &Dataset, step: u64, index: usize) -> Vec<usize> {
-        let (source, start) = self.place(data, step, index);
-        starts(source, start, self.seq)
+        let (source, parts) = self.place(data, step, index);
+        let (mut all, mut before) = (Vec::new(), 0);
+        for part in parts {
+            let starts = starts(source, part.start, part.len());
+            all.extend(starts.into_iter().map(|at| before + at));
+            before += part.len();
+        }
+        all
     }
 
-    /// The source of the sample, and its first token.
-    fn place<'a>(&self, data: &'a Dataset, step: u64, index: usize) -> (&'a Source, usize) {
+    /// The source of the sample, and where its tokens are there: in one part, but where an epoch
+    /// was cut anew.
+    fn place<'a>(
+        &self,
+        data: &'a Dataset,
+        step: u64,
+        index: usize,
+    ) -> (&'a Source, Vec<Range<usize>>) {
         let (at, i) = data.turn(self.number(step, index));
         let source = &data.sources()[at];
         let len = source.len();
@@ -163,7 +152,7 @@ impl Sampler {
                 if i > before {
                     epochs.take(i - before, self.seq);
                 }
-                epochs.next(self.seq)
+                return (source, epochs.next(self.seq));
             }
             Order::Sequential => {
                 let taken = self.stretches_of(data, at);
@@ -173,7 +162,7 @@ impl Sampler {
                 ((tokens + (i - before) * self.seq as u128) % len as u128) as usize
             }
         };
-        (source, start)
+        (source, vec![start..start + self.seq])
     }
 
     /// Where a sample begins that is drawn, below `len`.
@@ -339,24 +328,32 @@ mod tests {
     }
 
     #[test]
-    fn shorter_samples_take_what_an_epoch_has_left_and_longer_ones_wait_for_the_next() {
+    fn samples_of_another_length_take_what_an_epoch_has_left() {
         let data = counting(8 * 6 + 1);
-        for order in [Order::Epochs, Order::Sequential] {
+        for (order, seq) in [Order::Epochs, Order::Sequential]
+            .into_iter()
+            .flat_map(|order| [1, 3, 4, 16, 32].map(|seq| (order, seq)))
+        {
             let before = Sampler::new(1, order, 8, 2);
-            let after = Sampler::new(1, order, 4, 4).going_on(2, before.position(2));
-            assert_eq!(after.check_epoch(&data), Ok(()));
-            let first = (0..2).flat_map(|step| (0..2).map(move |i| (step, i)));
-            let mut seen: Vec<u32> =
-                first.flat_map(|(step, i)| before.sample(&data, step, i).unwrap().0).collect();
-            seen.extend((0..4).flat_map(|i| after.sample(&data, 2, i).unwrap().0));
+            let after = Sampler::new(1, order, seq, 32 / seq).going_on(1, before.position(1));
+            let taken = |sampler: &Sampler, step: u64, index| {
+                let hidden = Hidden { documents: true, end: Some(99), by_loss_mask: false };
+                let (inputs, targets) = sampler.sample(&data, step, index).unwrap();
+                assert!(inputs.iter().zip(&targets).all(|(input, target)| input + 1 == *target));
+                let sample = sampler.clone().hiding(hidden).masked(&data, step, index).unwrap();
+                assert_eq!((&sample.inputs, &sample.targets), (&inputs, &targets));
+                assert_eq!(sample.scored(), sample.targets.len());
+                let breaks = (1..inputs.len()).filter(|i| inputs[i - 1] + 1 != inputs[*i]);
+                assert_eq!(sample.documents, breaks.collect::<Vec<_>>(), "parts are kept apart");
+                inputs
+            };
+            let mut seen: Vec<u32> = (0..2).flat_map(|i| taken(&before, 0, i)).collect();
+            seen.extend((0..32 / seq).flat_map(|i| taken(&after, 1, i)));
             seen.sort_unstable();
-            assert_eq!(seen, (0..48).collect::<Vec<u32>>(), "{order:?}");
-            let longer = |step| Sampler::new(1, order, 16, 1).going_on(step, before.position(step));
-            let refused = longer(2).check_epoch(&data);
-            let middle = InMiddleOfEpoch { origin: data.origin().to_owned(), seq: 8, left: 2 };
-            let expected = if order == Order::Epochs { Err(middle) } else { Ok(()) };
-            assert_eq!(refused, expected);
-            assert_eq!(longer(3).check_epoch(&data), Ok(()), "an epoch's end takes any length");
+            let all = seen.len();
+            seen.dedup();
+            assert_eq!(seen.len(), all, "{order:?} {seq}: no token twice");
+            assert!(all > 48 - seq, "{order:?} {seq}: {all} of 48");
         }
     }
 

@@ -143,7 +143,7 @@ impl Source {
         starts.collect()
     }
 
-    /// What its tokens are.
+    /// The meaning of its tokens.
     pub(super) fn tokenizer(&self) -> Tokenizer {
         self.tokenizer
     }
@@ -197,7 +197,7 @@ impl Source {
         Ok(false)
     }
 
-    /// What the files beside one of ids say of it, in words; nothing of text.
+    /// The contents of files beside one of ids, in words; none for text.
     pub(super) fn beside(&self, by_loss_mask: bool) -> Option<String> {
         if self.is_bytes() && self.index.is_none() {
             return None;
@@ -234,7 +234,7 @@ impl Source {
         })
     }
 
-    /// What the data looks like if not like what the tokenizer reads, and the setting that would
+    /// Where the data does not look like the tokenizer's: its look, and the setting that would
     /// read it: bytes that may be ids, ids that may be wider.
     pub(super) fn doubt(&self) -> Option<String> {
         if self.index.is_some() {
@@ -291,7 +291,7 @@ impl Source {
         }
     }
 
-    /// What tells this data from other data, quickly whatever its size.
+    /// A value that other data does not have, found quickly whatever the data's size.
     pub(super) fn fingerprint(&self) -> &Fingerprint {
         self.fingerprint.get_or_init(|| {
             let index = self.index.iter().map(|index| index.bytes());

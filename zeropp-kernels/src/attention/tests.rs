@@ -213,3 +213,58 @@ fn probabilities_that_are_computed_again_are_as_exact_as_kept_ones() {
         "kept {of_kept}, recomputed {of_recomputed}, windowed {of_windowed}"
     );
 }
+
+/// The errors of PyTorch's eager attention are those that
+/// `zeropp-kernels/tests/fixtures/attention_errors.py` prints for the same inputs: the output's and
+/// the gradient's, over the norm of the right one.
+#[test]
+fn gradients_of_long_samples_are_as_exact_as_pytorch_s() {
+    // Tokens, window, what makes scores large, and PyTorch's two errors.
+    let cases = [
+        (64, 64, 0.0, [1.89e-7, 2.71e-7]),
+        (64, 48, 20.0, [8.69e-6, 1.19e-5]),
+        (512, 512, 0.0, [2.16e-7, 3.35e-7]),
+        (512, 512, 20.0, [6.04e-6, 1.04e-5]),
+        (512, 48, 0.0, [2.12e-7, 2.78e-7]),
+        (512, 48, 20.0, [8.55e-6, 1.22e-5]),
+        (600, 600, 0.0, [2.14e-7, 3.38e-7]),
+        (600, 600, 20.0, [5.76e-6, 1.01e-5]),
+        (600, 48, 0.0, [2.10e-7, 2.77e-7]),
+        (600, 48, 20.0, [8.45e-6, 1.21e-5]),
+    ];
+    for (s, window, tilt, torch) in cases {
+        let d = Dims { b: 1, s, heads: 2, groups: 2, d: 32 };
+        let mut qkv: Vec<f32> = values(s * d.width(), 1).iter().map(|x| x * 4.0).collect();
+        // As in the test before: large scores, by the same for all keys of a query.
+        for row in qkv.chunks_exact_mut(d.width()).filter(|_| tilt > 0.0) {
+            for head in 0..d.heads {
+                row[d.query(head)] = row[d.query(head)].abs() + tilt;
+                row[d.key(head)] = 25.0;
+            }
+        }
+        let dy = values(s * d.out_width(), 2);
+        let (right, right_gradient) = definition(&qkv, &dy, d, window, None);
+        let error = |got: &[f32], right: &[f64]| {
+            let apart = got.iter().zip(right).map(|(a, b)| (f64::from(*a) - b).powi(2));
+            (apart.sum::<f64>() / right.iter().map(|x| x * x).sum::<f64>()).sqrt()
+        };
+        let mut ways = Vec::new();
+        let (out, sums) = windowed::attention(&qkv, d, window, None);
+        let gradient = windowed::attention_backward(&dy, &qkv, &sums, d, window, None);
+        ways.push(("windowed", out, gradient));
+        if window == s {
+            let (out, sums) = recomputed::attention(&qkv, d, None);
+            let gradient = recomputed::attention_backward(&dy, &qkv, &sums, d, None);
+            ways.push(("recomputed", out, gradient));
+            let out = kept::attention(&qkv, d, None);
+            ways.push(("kept", out, kept::attention_backward(&dy, &qkv, d, None)));
+        }
+        for (way, out, gradient) in ways {
+            let errors = [error(&out, &right), error(&gradient, &right_gradient)];
+            for ((error, torch), most) in errors.into_iter().zip(torch).zip([1.5, 1.1]) {
+                let times = error / torch;
+                assert!(times < most, "{way}, {s} tokens, {window}, {tilt}: {times} times");
+            }
+        }
+    }
+}

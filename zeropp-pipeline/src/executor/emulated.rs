@@ -250,9 +250,14 @@ impl Worker for EmulatedWorker {
         Ok(())
     }
 
-    fn backward(&mut self, stage: usize, _: usize, _: Option<Tensor<1>>) -> Option<Tensor<1>> {
+    fn backward(
+        &mut self,
+        stage: usize,
+        _: usize,
+        _: Option<Tensor<1>>,
+    ) -> Result<Option<Tensor<1>>, StepError> {
         self.take(self.costs.stages[stage].b_ns);
-        (stage > 0).then(|| self.message())
+        Ok((stage > 0).then(|| self.message()))
     }
 
     fn weight(&mut self, stage: usize, _: usize) {

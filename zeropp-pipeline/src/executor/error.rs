@@ -3,7 +3,7 @@
 use zeropp_comm::CommError;
 use zeropp_core::data::DataError;
 
-/// What can go wrong in a step.
+/// The faults of a step.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
     /// Something between ranks.
@@ -28,7 +28,7 @@ pub enum StepError {
 }
 
 impl StepError {
-    /// What went wrong between ranks, if that is what did.
+    /// The fault between ranks, if that is what it was.
     pub fn between_ranks(&self) -> Option<&CommError> {
         match self {
             StepError::Comm(error) => Some(error),

@@ -46,7 +46,7 @@ pub struct ExecutorError {
     pub source: StepError,
 }
 
-/// What one rank did in one step.
+/// The results of one rank in one step.
 #[derive(Clone, Debug)]
 pub struct StepRecord {
     /// One span an action, in program order; times from the executor's epoch.
@@ -309,6 +309,7 @@ impl<W: Worker> Executor<W> {
                 f.running.push((Collective::ReplicaReduce(stage), span));
                 false
             }
+            Action::Retire { .. } => self.retire_reduces(f).map(|()| true)?,
             Action::Validate => {
                 if let Next::FirstAction = self.validate(f)? {
                     return Ok(Next::FirstAction);
@@ -356,8 +357,8 @@ impl<W: Worker> Executor<W> {
         });
     }
 
-    /// At most one reduction is under way: a new one, and the optimizer, wait for the one before.
-    /// That fixes when gradient buffers go, whatever the timing.
+    /// At most one reduction is under way: it ends where the program says so, or before a new one
+    /// and the optimizer. That fixes when gradient buffers go, whatever the timing.
     fn retire_reduces(&mut self, f: &mut Flight) -> CommResult<()> {
         for (stage, span) in std::mem::take(&mut f.reduces) {
             self.worker.finish_reduce(stage)?;
@@ -390,7 +391,7 @@ impl<W: Worker> Executor<W> {
             self.status.set_computing(self.world_rank, true);
             let output = match kind {
                 Compute::F => self.worker.forward(stage, micro_batch, input),
-                Compute::B => Ok(self.worker.backward(stage, micro_batch, input)),
+                Compute::B => self.worker.backward(stage, micro_batch, input),
                 Compute::R => self.worker.recompute(stage, micro_batch).map(|()| None),
                 Compute::W => {
                     self.worker.weight(stage, micro_batch);
@@ -398,8 +399,10 @@ impl<W: Worker> Executor<W> {
                 }
                 Compute::BW => {
                     let dx = self.worker.backward(stage, micro_batch, input);
-                    self.worker.weight(stage, micro_batch);
-                    Ok(dx)
+                    if dx.is_ok() {
+                        self.worker.weight(stage, micro_batch);
+                    }
+                    dx
                 }
             };
             self.status.set_computing(self.world_rank, false);

@@ -1,18 +1,22 @@
 //! The real worker: layers on Burn tensors with a split backward, weights in shards.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
 use parking_lot::Mutex;
 use zeropp_comm::CommResult;
 use zeropp_core::data::DataError;
-use zeropp_core::layer::{LayerCx, Part};
+use zeropp_core::device;
+use zeropp_core::layer::{LayerCx, Part, pieces};
 use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_core::split::{
-    ForwardGrads, Grads, LayerWeights, OpCx, RecordedBy, Recording, Saved, WQueue, is_finite,
+    ForwardGrads, Grads, LayerWeights, OpCx, RecordedBy, Saved, WQueue, is_finite,
 };
 use zeropp_zero3::{LayerSums, Optimizer, ParamExport, ShardedStage, StepOutcome};
+
+mod pieces;
 
 use super::Worker;
 use super::error::StepError;
@@ -33,7 +37,7 @@ pub struct WorkerOptions {
     pub loss_scale: f32,
     /// Micro-batches of each unit: what is summed before a reduction.
     pub units: Vec<usize>,
-    /// Stages whose F keeps only its input, to be redone by R.
+    /// Stages whose F keeps only its layers' inputs, to be redone by R and, from layer to layer, B.
     pub recompute_full: Vec<usize>,
     /// Stages whose attention is computed again in B; apart from those above.
     pub recompute_attention: Vec<usize>,
@@ -41,6 +45,8 @@ pub struct WorkerOptions {
 
 struct Stage {
     parts: Vec<Part>,
+    /// What is whole at a time where the stage is redone.
+    pieces: Vec<Range<usize>>,
     recorded_by: RecordedBy,
     weights: Vec<LayerWeights>,
     shards: usize,
@@ -54,7 +60,8 @@ impl Stage {
     fn new(parts: Vec<Part>, weights: Vec<LayerWeights>, shards: usize) -> Self {
         let split = parts.iter().all(Part::is_split);
         let recorded_by = if split { RecordedBy::Tape } else { RecordedBy::Burn };
-        Self { parts, recorded_by, weights, shards, grads: BTreeMap::new() }
+        let pieces = pieces(parts.iter().map(Part::is_block));
+        Self { parts, pieces, recorded_by, weights, shards, grads: BTreeMap::new() }
     }
 }
 
@@ -67,8 +74,8 @@ pub struct ModelWorker {
     stages: HashMap<usize, Stage>,
     sharded: Vec<ShardedStage>,
     optimizer: Optimizer,
-    /// Inputs of stages that will be recomputed.
-    inputs: HashMap<(usize, usize), Option<Saved<3>>>,
+    /// Inputs of the pieces of stages that are still to be redone; the first is the stage's.
+    inputs: HashMap<(usize, usize), Vec<Option<Saved<3>>>>,
     graphs: HashMap<(usize, usize), Graph>,
     queues: HashMap<(usize, usize), WQueue>,
     losses: Vec<(usize, Tensor<1>)>,
@@ -204,18 +211,20 @@ impl ModelWorker {
         &mut self.sharded[at]
     }
 
-    /// Runs the stage's layers. Tracked if `leaf` or token are.
+    /// Runs the layers `range` of the stage. Tracked if `leaf` or token are.
     fn run_layers(
         &self,
-        stage: usize,
-        micro_batch: usize,
+        (stage, micro_batch): (usize, usize),
+        range: Range<usize>,
         x: Option<Tensor<3>>,
-        op: &OpCx,
+        (op, output_wanted): (&OpCx, bool),
     ) -> Result<Output, StepError> {
         let (this, (source, step)) = (&self.stages[&stage], self.source());
         let mut x = x;
-        for (i, (part, weights)) in this.parts.iter().zip(&this.weights).enumerate() {
-            let cx = LayerCx { weights: weights.clone(), op: op.clone() };
+        for i in range.clone() {
+            let (part, weights) = (&this.parts[i], this.weights[i].clone());
+            let output_wanted = output_wanted || i + 1 < range.end;
+            let cx = LayerCx { weights, op: op.clone(), output_wanted };
             let hidden = |x: Option<Tensor<3>>| x.expect("every stage but the first has an input");
             match part {
                 Part::Embedding(e) => {
@@ -279,6 +288,7 @@ impl ModelWorker {
             meter: self.meter.clone(),
             token,
             recompute_attention: self.options.recompute_attention.contains(&stage),
+            output_wanted: true,
             forward_grads,
             masks,
         })
@@ -293,27 +303,6 @@ impl ModelWorker {
     /// Where gradients of activations live, and their type.
     fn gradients_on(&self) -> (&Device, DType) {
         (&self.options.device, self.options.compute)
-    }
-
-    /// Builds the graph of one stage and micro-batch from its plain input.
-    fn build(
-        &mut self,
-        stage: usize,
-        micro_batch: usize,
-        input: Option<Saved<3>>,
-    ) -> Result<Output, StepError> {
-        let queue = WQueue::default();
-        let forward_grads = self.forward_grads(stage, micro_batch);
-        let x = input.as_ref().map(Saved::get);
-        let by = self.stages[&stage].recorded_by;
-        let recording = Recording::start(x, self.gradients_on(), by);
-        let op =
-            self.op_cx((stage, micro_batch), queue.clone(), forward_grads, recording.token())?;
-        let output = self.run_layers(stage, micro_batch, recording.input(), &op)?;
-        let (graph, plain) = Graph::new(recording, input, output);
-        self.graphs.insert((stage, micro_batch), graph);
-        self.queues.insert((stage, micro_batch), queue);
-        Ok(plain)
     }
 
     fn deliver(&mut self, stage: usize, micro_batch: usize, output: Output) -> Option<Tensor<1>> {
@@ -370,30 +359,24 @@ impl Worker for ModelWorker {
         x: Option<Tensor<1>>,
     ) -> Result<Option<Tensor<1>>, StepError> {
         let dims = self.options.dims;
-        let input = x.map(|x| Saved::new(x.reshape(dims), MemoryKind::Activation, &self.meter));
+        let input = x.map(|x| device::on(&self.options.device, x).reshape(dims));
+        let input = input.map(|x| Saved::new(x, MemoryKind::Activation, &self.meter));
+        let (at, whole) = ((stage, micro_batch), 0..self.stages[&stage].parts.len());
         let output = if self.evaluated.is_some() {
-            let x = input.as_ref().map(Saved::get);
-            self.run_layers(stage, micro_batch, x, &self.untracked(stage, micro_batch)?)?
+            let (x, op) = (input.as_ref().map(Saved::get), self.untracked(stage, micro_batch)?);
+            self.run_layers(at, whole, x, (&op, true))?
         } else if self.options.recompute_full.contains(&stage) {
-            let x = input.as_ref().map(Saved::get);
-            self.inputs.insert((stage, micro_batch), input);
-            self.run_layers(stage, micro_batch, x, &self.untracked(stage, micro_batch)?)?
+            self.forward_in_pieces(at, input)?
         } else {
-            self.build(stage, micro_batch, input)?
+            self.build(at, whole, input, true)?
         };
         Ok(self.deliver(stage, micro_batch, output))
     }
 
     fn recompute(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError> {
-        let input = self
-            .inputs
-            .remove(&(stage, micro_batch))
-            .expect("R follows a forward that kept its input");
-        // Its forward's outputs were seen.
-        let watched = self.watched.take();
-        let built = self.build(stage, micro_batch, input).map(drop);
-        self.watched = watched;
-        built
+        let redone = self.redo((stage, micro_batch))?;
+        assert!(redone, "R follows a forward that kept its inputs");
+        Ok(())
     }
 
     fn backward(
@@ -401,13 +384,19 @@ impl Worker for ModelWorker {
         stage: usize,
         micro_batch: usize,
         dy: Option<Tensor<1>>,
-    ) -> Option<Tensor<1>> {
-        let graph = self.graphs.remove(&(stage, micro_batch)).expect("B follows its F");
-        let dx = graph.backward(dy.map(|dy| dy.reshape(self.options.dims)), || {
-            let on = (&self.options.device, DType::F32);
-            Tensor::full([1], self.options.loss_scale, on)
-        });
-        dx.map(flat)
+    ) -> Result<Option<Tensor<1>>, StepError> {
+        let at = (stage, micro_batch);
+        let mut dy = dy.map(|dy| device::on(&self.options.device, dy).reshape(self.options.dims));
+        loop {
+            let graph = self.graphs.remove(&at).expect("B follows its F");
+            dy = graph.backward(dy, || {
+                let on = (&self.options.device, DType::F32);
+                Tensor::full([1], self.options.loss_scale, on)
+            });
+            if !self.redo(at)? {
+                return Ok(dy.map(flat));
+            }
+        }
     }
 
     fn weight(&mut self, stage: usize, micro_batch: usize) {

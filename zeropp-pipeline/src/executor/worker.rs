@@ -25,18 +25,22 @@ pub trait Worker {
         micro_batch: usize,
         x: Option<Tensor<1>>,
     ) -> Result<Option<Tensor<1>>, StepError>;
-    /// R: redoes the F, now keeping what B needs.
+    /// R: redoes the F, now keeping what B needs; of a stage of several layers the last one's, as B
+    /// goes back from layer to layer.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
     fn recompute(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError>;
     /// B: the gradient for the stage before, or `None` at stage 0.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward), where it redoes layers.
     fn backward(
         &mut self,
         stage: usize,
         micro_batch: usize,
         dy: Option<Tensor<1>>,
-    ) -> Option<Tensor<1>>;
+    ) -> Result<Option<Tensor<1>>, StepError>;
     /// W: adds the queued weight gradients to the stage's buffer.
     fn weight(&mut self, stage: usize, micro_batch: usize);
 

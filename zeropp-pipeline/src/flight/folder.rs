@@ -89,12 +89,58 @@ impl Run {
             folders: shown(),
             there: names.join(", "),
         })?;
-        names.retain(|other| *other != name);
-        let mut run = Run { name, others: names, ..Run::default() };
+        let mut run = Run::of(name, &paths);
+        let joined = run.join(&runs);
+        names.retain(|other| *other != run.name && !joined.contains(other));
+        Ok(Run { others: names, ..run })
+    }
+
+    fn of(name: String, paths: &[PathBuf]) -> Run {
+        let mut run = Run { name, ..Run::default() };
         paths.iter().for_each(|path| run.add(path));
         run.records.sort_by_key(|record| record.header.rank);
         run.records.dedup_by_key(|record| record.header.rank);
-        Ok(run)
+        run
+    }
+
+    /// Adds what other processes of the job wrote that failed before they had met: each gave the
+    /// run a name of its own. A try of the same job before this one had ended when this one began.
+    /// Returns their names.
+    fn join(&mut self, runs: &BTreeMap<String, Vec<PathBuf>>) -> Vec<String> {
+        let Some(job) = self.records.first().map(|record| record.header.job.clone()) else {
+            return Vec::new();
+        };
+        let Some((begin, end)) = self.time().filter(|_| !job.is_empty()) else { return Vec::new() };
+        let mut joined = Vec::new();
+        for (name, paths) in runs {
+            let other = Run::of(name.clone(), paths);
+            let at_once = other.time().is_some_and(|(b, e)| b <= end && begin <= e);
+            let has = |rank| self.records.iter().any(|record| record.header.rank == rank);
+            let joins = |r: &Record| r.header.job == job && !has(r.header.rank);
+            if at_once && other.records.iter().all(joins) {
+                self.damaged.extend(other.damaged);
+                self.unreadable.extend(other.unreadable);
+                self.records.extend(other.records);
+                joined.push(other.name);
+            }
+        }
+        self.records.sort_by_key(|record| record.header.rank);
+        // Each knows its own process only.
+        let known: Vec<_> = self.records.iter().map(|r| r.header.processes.clone()).collect();
+        for (rank, process) in
+            self.records.iter_mut().flat_map(|r| r.header.processes.iter_mut().enumerate())
+        {
+            let of = known.iter().filter_map(|all| all.get(rank));
+            *process = of.max_by_key(|peer| peer.pid).cloned().unwrap_or_default();
+        }
+        joined
+    }
+
+    /// When the run began, by its name, and when its last rank ended, in nanoseconds since 1970.
+    fn time(&self) -> Option<(u64, u64)> {
+        let begin: u64 = self.name.split('-').next()?.parse().ok()?;
+        let end = self.records.iter().map(|record| record.header.end.at_ns).max()?;
+        Some((begin.saturating_mul(1_000_000_000), end))
     }
 
     fn add(&mut self, path: &Path) {

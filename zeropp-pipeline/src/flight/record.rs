@@ -38,6 +38,10 @@ pub struct Header {
     pub format: u32,
     /// The run, the same for all of its ranks; later runs have greater names.
     pub run: String,
+    /// The job, as its launcher calls it, of a process that failed before it had met the others:
+    /// its run has a name of its own. Else empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub job: String,
     /// World rank.
     pub rank: usize,
     /// Its place in the mesh.
@@ -292,7 +296,7 @@ impl Record {
     /// another machine's, and are printed.
     ///
     /// # Errors
-    /// What is wrong with the first line, without which nothing is known.
+    /// The fault of the first line, without which nothing is known.
     pub fn read(text: &[u8]) -> Result<(Record, Option<String>), String> {
         let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let first = lines.next().ok_or("is empty")?;

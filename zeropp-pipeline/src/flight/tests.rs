@@ -24,6 +24,7 @@ fn rank(rank: usize) -> Record {
     let header = Header {
         format: 1,
         run: "1-a".into(),
+        job: String::new(),
         rank,
         coords: Coords { pp, zero3, dp: 0 },
         mesh: Coords { pp: 2, zero3: 2, dp: 1 },
@@ -443,6 +444,40 @@ fn a_folder_may_hold_other_runs_and_rubbish() {
     assert!(error.contains("run = 8") && error.contains("9-old, 10-new"), "{error}");
     let nowhere = [dir.path().join("none")];
     assert!(Run::read(&nowhere, None).unwrap_err().to_string().contains("cannot be read"));
+}
+
+/// Before, each was a run of its own, and the one that was read accused the three others.
+#[test]
+fn processes_that_fail_before_they_have_met_are_of_one_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let put = |run: &str, at: usize, job: &str, end_s: u64| {
+        let mut record = rank(at);
+        record.header.run = run.into();
+        record.header.job = job.into();
+        record.header.processes = vec![Peer::default(); 4];
+        record.header.processes[at] = Peer { host: "node0".into(), pid: 40 + at as u32 };
+        let text_of_end = format!("no thread for rank {at}");
+        let at_ns = end_s * S + at as u64;
+        record.header.end = End { kind: EndKind::Error, at_ns, text: text_of_end, error: None };
+        std::fs::write(dir.path().join(Record::file_name(run, at)), text(&record)).unwrap();
+    };
+    // A try before, another job at the same time, and this one, whose rank 2 left nothing.
+    (0..4).for_each(|at| put(&format!("50-{at}"), at, "job 7", 60));
+    put("100-a", 2, "job 8", 120);
+    for (run, at) in [("100-b", 0), ("101-a", 1), ("102-c", 3)] {
+        put(run, at, "job 7", 103);
+    }
+    let run = Run::read(&[dir.path().into()], None).unwrap();
+    let ranks: Vec<usize> = run.records.iter().map(|record| record.header.rank).collect();
+    assert_eq!((run.name.as_str(), ranks), ("102-c", vec![0, 1, 3]));
+    assert_eq!(run.others, ["50-0", "50-1", "50-2", "50-3", "100-a"]);
+    let pids: Vec<u32> = run.records[0].header.processes.iter().map(|peer| peer.pid).collect();
+    assert_eq!(pids, [40, 41, 0, 43]);
+    let verdict = judge(&run);
+    assert_eq!((verdict.cause, verdict.ranks), (Cause::Failed, vec![0]));
+    assert_eq!(verdict.reasons, ["no thread for rank 0"]);
+    let first = Run::read(&[dir.path().into()], Some("50-2")).unwrap();
+    assert_eq!((first.records.len(), first.others.len()), (4, 4));
 }
 
 proptest! {

@@ -1,9 +1,9 @@
 //! The layouts there are: those that are ranked at first, and those beside one of them.
 
-use zeropp_schedule::schedules::{Kind, StepForm, default_unit};
+use zeropp_schedule::schedules::{DEFAULT, Kind, StepForm, default_unit};
 
 use crate::PlanError;
-use crate::layout::{Job, KINDS, Layout, Recompute};
+use crate::layout::{Job, Layout, Recompute};
 
 /// Stages on a rank that are ranked at first.
 const STAGES: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16];
@@ -35,7 +35,7 @@ pub(super) fn first(job: &Job) -> Vec<Layout> {
                             micro_batch_size,
                             recompute,
                             zero1,
-                            schedule: KINDS[0],
+                            schedule: DEFAULT,
                             prefetch: 1,
                         };
                         of_all_kinds(job, &layout, &mut all);
@@ -229,15 +229,13 @@ fn recomputes(job: &Job) -> Vec<Recompute> {
 fn kinds(job: &Job, layout: &Layout) -> Vec<&'static str> {
     let Layout { pp, virtual_stages, micro_batches, .. } = *layout;
     let given = job.fixed.schedule.as_deref();
-    let suits = |kind: &&'static str| {
-        given.is_none_or(|g| g == *kind)
-            && Kind::find(kind).is_some_and(|row| {
-                let in_rounds = row.step == StepForm::Rounds;
-                row.stages.allows(virtual_stages)
-                    && (!in_rounds || micro_batches.is_multiple_of(pp))
-            })
+    let suits = |kind: &&'static Kind| {
+        let in_rounds = kind.step == StepForm::Rounds;
+        given.is_none_or(|g| g == kind.name)
+            && kind.stages.allows(virtual_stages)
+            && (!in_rounds || micro_batches.is_multiple_of(pp))
     };
-    KINDS.into_iter().filter(suits).collect()
+    Kind::planned().filter(suits).map(|kind| kind.name).collect()
 }
 
 /// Sizes of unit that are looked at: the default, those around 2P − 1 and, where memory allows, a

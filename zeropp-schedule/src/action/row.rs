@@ -175,7 +175,7 @@ pub struct ActionRow {
     pub lowering: Lowering,
     /// Where lowering puts several at one place, the lowest first: what other ranks wait for, then
     /// a gather, only after the free that makes room for it, and before the reduction, which no
-    /// rank waits for yet.
+    /// rank waits for yet, and the end of the one before it.
     pub order: u8,
 }
 
@@ -276,11 +276,11 @@ actions! {
         spelled "free" "FREE" "RESHARD" Same;
         takes [] gives [Gathered, Packed, Communication];
         looks 9 "free" "free the weights" 0x999999 Solid.
-    ReduceScatter: Stage, Communication, Reduce, Group, false, Makes at 3;
+    ReduceScatter: Stage, Communication, Reduce, Group, false, Makes at 4;
         spelled "reduce-scatter" "RS" "REDUCE_GRAD" LastOfStage;
         takes [Communication, GradientShard] gives [Gradient, Communication];
         looks 10 "reduce-scatter" "reduce-scatter of the gradients" 0x5c4a72 Solid.
-    ReplicaReduce: Stage, Communication, ReplicaReduce, Group, false, Makes at 4;
+    ReplicaReduce: Stage, Communication, ReplicaReduce, Group, false, Makes at 5;
         spelled "replica reduce" "AR" "REPLICA_REDUCE" Unknown;
         takes [Communication] gives [];
         looks 11 "replica reduce" "sum over the replicas" 0x000000 Solid.
@@ -292,6 +292,10 @@ actions! {
         spelled "validate update" "VALID" "VALIDATE_UPDATE" Unknown;
         takes [] gives [];
         looks 13 "validate update" "waiting for the norm of the step before" 0xb2182b Solid.
+    Retire: Stage, Communication, Nothing, Nobody, false, Makes at 3;
+        spelled "retire" "END" "RETIRE_GRAD" Unknown;
+        takes [GradientShard] gives [Gradient, Communication];
+        looks 14 "retire" "end of a reduction, whose buffer goes" 0xb3a2c7 Solid.
 }
 
 impl ActionKind {

@@ -19,8 +19,8 @@ fn shape(pp: usize, virtual_stages: usize, micro_batches: usize, unit: usize) ->
 #[test]
 fn zeropp_two_ranks() {
     insta::assert_snapshot!(picture("zeropp", shape(2, 2, 3, 3), None, 200), @r"
-    pp 0 |aF0aF1aF2bF0bF1bF2bB0bW0bB1bW1bB2aB0aW0aB1aW1aB2aW2bW2...|
-    pp 1 |...aF0aF1aF2bF0bB0bF1bB1bF2bB2aB0aW0aB1aW1aB2aW2bW0bW1bW2|
+    pp 0 |aF0aF1aF2bF0bF1bF2bB0bW0bB1bW1bB2aB0bW2aB1aW0aB2aW1aW2...|
+    pp 1 |...aF0aF1aF2bF0bB0bF1bB1bF2bB2aB0bW0aB1bW1aB2bW2aW0aW1aW2|
     ");
 }
 
@@ -38,8 +38,8 @@ fn zeropp_four_ranks_one_stage() {
 fn zeropp_recomputes() {
     let options = LowerOptions { recompute: true, ..Default::default() };
     insta::assert_snapshot!(picture("zeropp", shape(2, 2, 3, 3), Some(options), 200), @r"
-    pp 0 |aF0aF1aF2bF0bF1bF2bB0bW0bB1bW1bB2aR0aB0aW0aR1aB1aW1aR2aB2aW2bW2...|
-    pp 1 |...aF0aF1aF2bF0bB0bF1bB1bF2bB2aR0aB0aW0aR1aB1aW1aR2aB2aW2bW0bW1bW2|
+    pp 0 |aF0aF1aF2bF0bF1bF2bB0bW0bB1bW1bB2aR0aB0bW2aR1aB1aW0aR2aB2aW1aW2...|
+    pp 1 |...aF0aF1aF2bF0bB0bF1bB1bF2bB2aR0aB0bW0aR1aB1bW1aR2aB2bW2aW0aW1aW2|
     ");
 }
 

@@ -15,10 +15,11 @@
 //! | `0REDUCE_GRAD` | reduce-scatter | PyTorch |
 //! | `0R1` | recomputation | zeropp only |
 //! | `0REPLICA_REDUCE` | sum over the replicas | zeropp only |
+//! | `0RETIRE_GRAD` | end of a reduce-scatter, whose buffer goes | zeropp only |
 //! | `OPTIMIZER_STEP` | optimizer step | zeropp only |
 //! | `VALIDATE_UPDATE` | validation of the update before this step | zeropp only |
 //!
-//! PyTorch refuses the last four with an error, it never reads them as something else.
+//! PyTorch refuses the last five with an error, it never reads them as something else.
 
 pub mod csv;
 pub mod json;

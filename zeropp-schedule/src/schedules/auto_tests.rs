@@ -2,6 +2,7 @@
 
 use super::closed_forms::{complete, config, timed};
 use super::timing::Timing;
+use super::zeropp_auto::zeropp_auto_unit;
 use super::zeropp_place::{Cutoff, DeadEnd, Home, Policy, Steps};
 use super::*;
 use crate::ir::Schedule;

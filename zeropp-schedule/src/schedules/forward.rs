@@ -4,6 +4,7 @@
 //! gathers each stage once: **V all-gathers** per rank and unit, and no reduction. Units are those
 //! of the training schedule, so that as many messages are under way as in training at most.
 
+use super::Planning;
 use super::kinds::{Kind, Rate, StagesPerRank, StepForm};
 use crate::ir::{Action, Compute, Schedule, looping};
 
@@ -16,6 +17,10 @@ pub const FORWARD: Kind = Kind {
     rate: Rate::Makespan,
     obeys_limit: false,
     plans_gathers: false,
+    placement: looping,
+    planning: Planning::Not("it trains nothing"),
+    note: |_| None,
+    with_unit: None,
     generate: |shape, _| Ok(forward(&looping(shape.pp, shape.virtual_stages), &shape.units())),
 };
 

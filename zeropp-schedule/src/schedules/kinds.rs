@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use super::{Costs, FORWARD, ScheduleError, Shape};
+use super::{Costs, FORWARD, Forms, Planning, ScheduleError, Shape, unit_note};
 use super::{breadth_first, dualpipe_v, interleaved, one_f_one_b, v_blocks, zb_auto, zb_h, zb_v};
 use super::{zeropp, zeropp_auto};
-use crate::ir::Schedule;
+use crate::ir::{Schedule, looping, vee};
 
 /// A schedule that can be asked for by name.
 pub struct Kind {
@@ -23,10 +23,21 @@ pub struct Kind {
     pub obeys_limit: bool,
     /// Whether gathers are part of the order it looks for, within limits of their own.
     pub plans_gathers: bool,
+    /// The rank of each stage, for P ranks with V stages each.
+    pub placement: fn(usize, usize) -> Vec<usize>,
+    /// Whether planners choose among its layouts, and by which closed forms.
+    pub planning: Planning,
+    /// A better cut of a shape into units, in a sentence, if there is one.
+    pub note: fn(&Shape) -> Option<String>,
+    /// Chooses U as well, where it can do that within a memory limit.
+    pub with_unit: Option<WithUnit>,
     /// Makes the compute actions, for a shape that is nowhere zero: for given costs where there are
     /// any and the kind weighs one order against another, else for equal ones.
     pub generate: fn(&Shape, Option<&Costs>) -> Result<Schedule, ScheduleError>,
 }
+
+/// Chooses U for costs; returns it with the schedule.
+pub type WithUnit = fn(&Shape, &Costs) -> Result<(usize, Schedule), ScheduleError>;
 
 /// Stages on each rank of a schedule, V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +125,15 @@ use Rate::{Makespan, MakespanLessMessages, OwnSpan};
 use StagesPerRank::{Any, Exactly, MultipleOf};
 use StepForm::{Rounds, Units, Whole};
 
+/// Why kinds are not planned with.
+const SEARCHED: &str = "its order is searched for, which takes too long for every layout";
+
+/// Why kinds that are made at once are not planned with yet.
+const UNTRIED: &str = "its plans have not been held against runs";
+
+/// The kind of a run that names none.
+pub const DEFAULT: &str = KINDS[0].name;
+
 /// Every kind, in the order of help texts.
 pub const KINDS: &[Kind] = &[
     Kind {
@@ -124,6 +144,10 @@ pub const KINDS: &[Kind] = &[
         rate: OwnSpan,
         obeys_limit: false,
         plans_gathers: false,
+        placement: looping,
+        planning: Planning::With(Forms::ZEROPP),
+        note: unit_note,
+        with_unit: None,
         generate: |shape, _| zeropp::generate(shape),
     },
     Kind {
@@ -134,6 +158,10 @@ pub const KINDS: &[Kind] = &[
         rate: Makespan,
         obeys_limit: false,
         plans_gathers: false,
+        placement: looping,
+        planning: Planning::Not("bf-pp has the same order"),
+        note: |_| None,
+        with_unit: None,
         generate: |shape, _| breadth_first::generate("gpipe", shape),
     },
     Kind {
@@ -144,6 +172,10 @@ pub const KINDS: &[Kind] = &[
         rate: Makespan,
         obeys_limit: false,
         plans_gathers: false,
+        placement: looping,
+        planning: Planning::With(Forms::ONE_F_ONE_B),
+        note: |_| None,
+        with_unit: None,
         generate: |shape, _| one_f_one_b::generate(shape),
     },
     Kind {
@@ -154,6 +186,10 @@ pub const KINDS: &[Kind] = &[
         rate: MakespanLessMessages,
         obeys_limit: false,
         plans_gathers: false,
+        placement: looping,
+        planning: Planning::With(Forms::INTERLEAVED),
+        note: |_| None,
+        with_unit: None,
         generate: |shape, _| interleaved::generate(shape),
     },
     Kind {
@@ -164,6 +200,10 @@ pub const KINDS: &[Kind] = &[
         rate: Makespan,
         obeys_limit: false,
         plans_gathers: false,
+        placement: looping,
+        planning: Planning::With(Forms::BREADTH_FIRST),
+        note: |_| None,
+        with_unit: None,
         generate: |shape, _| breadth_first::generate("bf-pp", shape),
     },
     Kind {
@@ -174,6 +214,10 @@ pub const KINDS: &[Kind] = &[
         rate: Makespan,
         obeys_limit: false,
         plans_gathers: false,
+        placement: looping,
+        planning: Planning::With(Forms::INTERLEAVED_ZB),
+        note: |_| None,
+        with_unit: None,
         generate: |shape, _| interleaved::generate_zb(shape),
     },
     Kind {
@@ -184,6 +228,10 @@ pub const KINDS: &[Kind] = &[
         rate: Makespan,
         obeys_limit: false,
         plans_gathers: false,
+        placement: looping,
+        planning: Planning::With(Forms::ZB_H1),
+        note: |_| None,
+        with_unit: None,
         generate: |shape, _| zb_h::h1(shape),
     },
     Kind {
@@ -194,6 +242,10 @@ pub const KINDS: &[Kind] = &[
         rate: OwnSpan,
         obeys_limit: false,
         plans_gathers: false,
+        placement: looping,
+        planning: Planning::Not(UNTRIED),
+        note: |_| None,
+        with_unit: None,
         generate: |shape, _| zb_h::h2(shape),
     },
     Kind {
@@ -204,6 +256,10 @@ pub const KINDS: &[Kind] = &[
         rate: OwnSpan,
         obeys_limit: true,
         plans_gathers: false,
+        placement: looping,
+        planning: Planning::Not(SEARCHED),
+        note: |_| None,
+        with_unit: None,
         generate: |shape, costs| zb_auto::within("zb-1p", shape, costs, 1),
     },
     Kind {
@@ -214,6 +270,10 @@ pub const KINDS: &[Kind] = &[
         rate: OwnSpan,
         obeys_limit: true,
         plans_gathers: false,
+        placement: looping,
+        planning: Planning::Not(SEARCHED),
+        note: |_| None,
+        with_unit: None,
         generate: |shape, costs| zb_auto::within("zb-2p", shape, costs, 2),
     },
     Kind {
@@ -224,6 +284,10 @@ pub const KINDS: &[Kind] = &[
         rate: OwnSpan,
         obeys_limit: true,
         plans_gathers: false,
+        placement: vee,
+        planning: Planning::With(Forms::ZB_V),
+        note: |_| None,
+        with_unit: None,
         generate: |shape, costs| match costs {
             Some(costs) => zb_v::zb_v(shape, costs),
             None => zb_v::generate(shape),
@@ -237,6 +301,10 @@ pub const KINDS: &[Kind] = &[
         rate: OwnSpan,
         obeys_limit: true,
         plans_gathers: false,
+        placement: vee,
+        planning: Planning::With(Forms::V_HALF),
+        note: |_| None,
+        with_unit: None,
         generate: |shape, costs| v_blocks::v_half(shape, &or_equal(costs, shape)),
     },
     Kind {
@@ -247,6 +315,10 @@ pub const KINDS: &[Kind] = &[
         rate: OwnSpan,
         obeys_limit: true,
         plans_gathers: false,
+        placement: vee,
+        planning: Planning::With(Forms::V_MIN),
+        note: |_| None,
+        with_unit: None,
         generate: |shape, costs| v_blocks::v_min(shape, &or_equal(costs, shape)),
     },
     Kind {
@@ -257,6 +329,10 @@ pub const KINDS: &[Kind] = &[
         rate: OwnSpan,
         obeys_limit: true,
         plans_gathers: true,
+        placement: looping,
+        planning: Planning::Not(SEARCHED),
+        note: |_| None,
+        with_unit: None,
         generate: |_, _| Err(ScheduleError::Searched { kind: "auto" }),
     },
     Kind {
@@ -267,6 +343,10 @@ pub const KINDS: &[Kind] = &[
         rate: OwnSpan,
         obeys_limit: true,
         plans_gathers: false,
+        placement: looping,
+        planning: Planning::Not(SEARCHED),
+        note: |_| None,
+        with_unit: Some(zeropp_auto::zeropp_auto_unit),
         generate: |shape, costs| zeropp_auto::zeropp_auto(shape, &or_equal(costs, shape)),
     },
     Kind {
@@ -277,6 +357,10 @@ pub const KINDS: &[Kind] = &[
         rate: Makespan,
         obeys_limit: false,
         plans_gathers: false,
+        placement: vee,
+        planning: Planning::Not(UNTRIED),
+        note: |_| None,
+        with_unit: None,
         generate: |shape, _| dualpipe_v::generate(shape),
     },
     Kind {
@@ -287,6 +371,10 @@ pub const KINDS: &[Kind] = &[
         rate: Makespan,
         obeys_limit: false,
         plans_gathers: false,
+        placement: vee,
+        planning: Planning::Not(UNTRIED),
+        note: |_| None,
+        with_unit: None,
         generate: |shape, _| super::hanayo::generate(shape),
     },
 ];
@@ -301,6 +389,19 @@ impl Kind {
     /// for these kinds and all others.
     pub fn is_searched(&self) -> bool {
         self.plans_gathers
+    }
+
+    /// The closed forms of its layouts, if planners choose among them.
+    pub fn forms(&self) -> Option<&Forms> {
+        match &self.planning {
+            Planning::With(forms) => Some(forms),
+            Planning::Not(_) => None,
+        }
+    }
+
+    /// The kinds among whose layouts planners choose.
+    pub fn planned() -> impl Iterator<Item = &'static Kind> {
+        KINDS.iter().filter(|kind| kind.forms().is_some())
     }
 
     /// The row with this name: one of [`KINDS`], or [`FORWARD`].

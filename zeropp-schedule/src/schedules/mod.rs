@@ -11,6 +11,7 @@
 mod breadth_first;
 mod costs;
 mod dualpipe_v;
+mod forms;
 mod forward;
 mod hanayo;
 mod interleaved;
@@ -33,16 +34,18 @@ mod zeropp_place;
 mod zeropp_spine;
 
 pub use costs::{Costs, Limits, Objective};
+pub use forms::{FewestHeld, Forms, MeanTimes, Planning};
 pub use forward::{FORWARD, forwards_of};
 pub use interleaved::interleaved_as_printed;
-pub use kinds::{KINDS, Kind, Rate, StagesPerRank, StepForm, generate, generate_with_costs};
+pub use kinds::{DEFAULT, KINDS, Kind, Rate, StagesPerRank, StepForm, WithUnit};
+pub use kinds::{generate, generate_with_costs};
 pub use shape::{ACTIONS_MAX, ScheduleError, Shape};
 pub use timing::{NoProgress, Timing, own_span, time};
 pub use unit::{default_unit, idle_slots, unit_note};
 pub use v_blocks::{v_half, v_min};
 pub use zb_auto::zb;
 pub use zb_v::zb_v;
-pub use zeropp_auto::{zeropp_auto, zeropp_auto_unit};
+pub use zeropp_auto::zeropp_auto;
 pub use zeropp_bound::zeropp_bound;
 
 #[cfg(test)]

@@ -18,8 +18,8 @@ fn zeropp_prints_the_worked_example() {
     assert_eq!(
         text("zeropp", 2, 2, 3, 3),
         [
-            "0F0 0F1 0F2 2F0 2F1 2F2 2B0 2W0 2B1 2W1 2B2 0B0 0W0 0B1 0W1 0B2 0W2 2W2",
-            "1F0 1F1 1F2 3F0 3B0 3F1 3B1 3F2 3B2 1B0 1W0 1B1 1W1 1B2 1W2 3W0 3W1 3W2",
+            "0F0 0F1 0F2 2F0 2F1 2F2 2B0 2W0 2B1 2W1 2B2 0B0 2W2 0B1 0W0 0B2 0W1 0W2",
+            "1F0 1F1 1F2 3F0 3B0 3F1 3B1 3F2 3B2 1B0 3W0 1B1 3W1 1B2 3W2 1W0 1W1 1W2",
         ]
     );
 }

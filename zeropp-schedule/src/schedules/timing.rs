@@ -150,6 +150,7 @@ impl<'a> Clock<'a> {
             | Action::Recv { .. }
             | Action::Free { .. }
             | Action::ReplicaReduce { .. }
+            | Action::Retire { .. }
             | Action::OptimizerStep
             | Action::Validate => (self.now[rank], self.now[rank]),
         };

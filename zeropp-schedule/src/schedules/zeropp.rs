@@ -1,6 +1,8 @@
 //! ZeroPP: blockwise units, so that ZeRO-3 gathers a stage's weights once per stage and unit and
 //! pass instead of once per micro-batch (ZeroPP §3.1, DESIGN.md section 3).
 
+use std::collections::VecDeque;
+
 use super::{ScheduleError, Shape};
 use crate::ir::{Action, Compute, Schedule, looping};
 
@@ -39,26 +41,32 @@ fn unit(actions: &mut Vec<Action>, shape: &Shape, rank: usize, first: usize, siz
     // followed by one F while there is one, by one W after that.
     let warm_up = size.min(2 * (pp - rank) - 1);
     (0..warm_up).for_each(|i| push(Compute::F, last, i));
-    let (mut next_f, mut next_w) = (warm_up, 0);
+    let mut next_f = warm_up;
+    // W in the order of their B: the gradient of one stage is whole, and on its way, before that of
+    // the next one is begun.
+    let mut left = VecDeque::new();
     for i in 0..size {
         push(Compute::B, last, i);
+        left.push_back((last, i));
         if next_f < size {
             push(Compute::F, last, next_f);
             next_f += 1;
-        } else if i + 1 < size {
-            push(Compute::W, last, next_w);
-            next_w += 1;
-        }
-    }
-
-    // 3. Backward of the other stages.
-    for v in (0..last).rev() {
-        for i in 0..size {
-            push(Compute::B, v, i);
+        } else if i + 1 < size
+            && let Some((v, i)) = left.pop_front()
+        {
             push(Compute::W, v, i);
         }
     }
 
-    // 4. The W of the last stage that are left fill the tail, where this rank would wait.
-    (next_w..size).for_each(|i| push(Compute::W, last, i));
+    // 3. Backward of the other stages, each B followed by the W that waits longest.
+    for v in (0..last).rev() {
+        for i in 0..size {
+            push(Compute::B, v, i);
+            left.push_back((v, i));
+            left.pop_front().into_iter().for_each(|(v, i)| push(Compute::W, v, i));
+        }
+    }
+
+    // 4. The W that are left fill the tail, where this rank would wait.
+    left.into_iter().for_each(|(v, i)| push(Compute::W, v, i));
 }

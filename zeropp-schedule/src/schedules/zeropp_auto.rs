@@ -36,7 +36,11 @@ pub fn zeropp_auto(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleErr
 ///
 /// # Errors
 /// Costs that are not one a stage; a memory limit under which not even one micro-batch can run.
-pub fn zeropp_auto_unit(shape: &Shape, costs: &Costs) -> Result<(usize, Schedule), ScheduleError> {
+pub(super) fn zeropp_auto_unit(
+    shape: &Shape,
+    costs: &Costs,
+) -> Result<(usize, Schedule), ScheduleError> {
+    shape.check(KIND)?;
     costs.check(KIND, shape.stages())?;
     let mut best: Option<(u64, Shape, Vec<Vec<Action>>)> = None;
     let units = units(shape);

@@ -212,6 +212,11 @@ impl<'a> Rank<'a> {
                     self.replica_free = start + world.costs.stages[stage].replica_reduce_ns;
                     (start, self.replica_free)
                 }
+                Action::Retire { stage } => {
+                    let start = self.clock;
+                    self.clock = start.max(self.stages[stage].1);
+                    (start, self.clock)
+                }
                 Action::Validate => {
                     let start = self.clock;
                     self.clock = start.max(world.validated);
@@ -346,6 +351,7 @@ impl<'a> Rank<'a> {
                 | Action::Free { .. }
                 | Action::ReduceScatter { .. }
                 | Action::ReplicaReduce { .. }
+                | Action::Retire { .. }
                 | Action::Validate => {}
             }
         }

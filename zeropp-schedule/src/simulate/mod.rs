@@ -3,9 +3,10 @@
 //! The model is that of the executor: a rank's compute thread goes through its program in order;
 //! a compute action waits for its message and its gathered weights; gathers and reductions of the
 //! ZeRO-3 group are one queue beside it, replica reductions another; a send occupies one of the
-//! rank's links for bytes over bandwidth and arrives a latency later; the next RS waits until the
-//! one before it is done. All D ranks of a ZeRO-3 group are alike and run as one. Times are whole
-//! nanoseconds, so that results are exact.
+//! rank's links for bytes over bandwidth and arrives a latency later; the compute
+//! thread waits for the end of an RS where the program retires it, and before the next one. All D
+//! ranks of a ZeRO-3 group are alike and run as one. Times are whole nanoseconds, so that results
+//! are exact.
 
 use crate::ir::Schedule;
 use crate::memory::StageBytes;

@@ -50,13 +50,13 @@ fn zeropp_worked_examples() {
     let (_, timeline, metrics) = slots("zeropp", shape(2, 2, 3, 3));
     insta::assert_snapshot!(starts(&timeline, 0), @r"
     0F0@0 0F1@1 0F2@2 2F0@3 2F1@4 2F2@5 2B0@6
-    2W0@7 2B1@8 2W1@9 2B2@10 0B0@11 0W0@12 0B1@13
-    0W1@14 0B2@15 0W2@16 2W2@17
+    2W0@7 2B1@8 2W1@9 2B2@10 0B0@11 2W2@12 0B1@13
+    0W0@14 0B2@15 0W1@16 0W2@17
     ");
     insta::assert_snapshot!(starts(&timeline, 1), @r"
     1F0@1 1F1@2 1F2@3 3F0@4 3B0@5 3F1@6 3B1@7
-    3F2@8 3B2@9 1B0@10 1W0@11 1B1@12 1W1@13 1B2@14
-    1W2@15 3W0@16 3W1@17 3W2@18
+    3F2@8 3B2@9 1B0@10 3W0@11 1B1@12 3W1@13 1B2@14
+    3W2@15 1W0@16 1W1@17 1W2@18
     ");
     assert_eq!(metrics.ends_ns, [18, 19]);
     let (_, timeline, _) = slots("zeropp", shape(4, 2, 7, 7));
@@ -64,9 +64,9 @@ fn zeropp_worked_examples() {
     1F0@1 1F1@2 1F2@3 1F3@4 1F4@5 1F5@6 1F6@7
     5F0@8 5F1@9 5F2@10 5F3@11 5F4@12 5B0@13 5F5@14
     5B1@15 5F6@16 5B2@17 5W0@18 5B3@19 5W1@20 5B4@21
-    5W2@22 5B5@23 5W3@24 5B6@25 1B0@26 1W0@27 1B1@28
-    1W1@29 1B2@30 1W2@31 1B3@32 1W3@33 1B4@34 1W4@35
-    1B5@36 1W5@37 1B6@38 1W6@39 5W4@40 5W5@41 5W6@42
+    5W2@22 5B5@23 5W3@24 5B6@25 1B0@26 5W4@27 1B1@28
+    5W5@29 1B2@30 5W6@31 1B3@32 1W0@33 1B4@34 1W1@35
+    1B5@36 1W2@37 1B6@38 1W3@39 1W4@40 1W5@41 1W6@42
     ");
 }
 
@@ -160,12 +160,12 @@ fn links_gathers_and_reductions_take_their_time() {
     insta::assert_snapshot!(text(0), @r"
     AG0@0-3 0F0@3-13 >A0.0@13-31 <G0.0@13-69 0F1@13-23 >A0.1@29-47 0B0@69-79
     <G0.1@79-89 0W0@79-89 0B1@89-99 FREE0@99-99 0W1@99-109 RS0@109-114 AR0@114-121
-    STEP@121-221
+    END0@109-114 STEP@121-221
     ");
     insta::assert_snapshot!(text(1), @r"
     AG1@0-3 <A1.0@0-31 1F0@31-41 <A1.1@41-47 1B0@41-51 >G1.0@51-69 1F1@51-61
     1B1@61-71 >G1.1@71-89 FREE1@71-71 1W0@71-81 1W1@81-91 RS1@91-96 AR1@96-103
-    STEP@121-221
+    END1@91-96 STEP@121-221
     ");
     let memory: Vec<_> = timeline.ranks[1].memory.iter().map(|p| (p.at_ns, p.bytes)).collect();
     assert_eq!(memory, [(31, 1), (51, 1), (71, 0)]);

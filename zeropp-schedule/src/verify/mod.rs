@@ -129,6 +129,8 @@ pub enum Fault {
     ActivationLimit { alive: usize, limit: usize },
     ReducedEarly { unit: usize, done: usize, size: usize },
     ReducedTwice,
+    NotReducing { stage: usize },
+    NotRetired { stage: usize },
     NotReduced { unit: usize },
     AfterStep,
     NotWarmUp,

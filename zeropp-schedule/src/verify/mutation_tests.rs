@@ -25,6 +25,10 @@ struct Literal<'a> {
     /// Per stage: units reduced, W added since.
     reduced: HashMap<usize, (usize, usize)>,
     replicas: HashSet<usize>,
+    /// Whether reductions end at actions of their own.
+    retires: bool,
+    /// By rank, the stages whose reductions have not ended.
+    reducing: HashMap<usize, Vec<usize>>,
     stepped: HashSet<usize>,
     sent: HashMap<(usize, usize), Vec<Item>>,
     posted: HashMap<(usize, usize), Vec<Item>>,
@@ -51,6 +55,8 @@ impl Literal<'_> {
             gathered: Default::default(),
             reduced: Default::default(),
             replicas: Default::default(),
+            retires: s.ranks.iter().flatten().any(|a| matches!(a, Action::Retire { .. })),
+            reducing: Default::default(),
             stepped: Default::default(),
             sent: Default::default(),
             posted: Default::default(),
@@ -92,9 +98,10 @@ impl Literal<'_> {
         let replicas = self.replicas.is_empty() || self.replicas.len() == s.stages();
         let stepped = self.stepped.len() == s.pp();
         let links = self.sent == self.posted;
+        let retired = !self.retires || self.reducing.values().all(Vec::is_empty);
         computed
             && self.gathered.is_empty()
-            && (!self.program || (reduced() && replicas && stepped && links))
+            && (!self.program || (reduced() && replicas && stepped && links && retired))
     }
 
     fn attempt(&mut self, rank: usize, action: &Action) -> Try {
@@ -125,7 +132,9 @@ impl Literal<'_> {
                     let state = self.reduced.entry(stage).or_default();
                     let whole = s.units.get(state.0) == Some(&state.1);
                     *state = (state.0 + 1, 0);
-                    whole
+                    let reducing = self.reducing.entry(rank).or_default();
+                    reducing.push(stage);
+                    whole && (!self.retires || reducing.len() == 1)
                 }
             }
             Action::ReplicaReduce { stage } => {
@@ -133,7 +142,14 @@ impl Literal<'_> {
                     && self.reduced.get(&stage).is_some_and(|r| r.0 == s.units.len())
                     && self.replicas.insert(stage)
             }
-            Action::OptimizerStep => self.stepped.insert(rank),
+            Action::Retire { stage } => {
+                let first = self.reducing.get_mut(&rank).and_then(Vec::pop);
+                here(stage) && first == Some(stage)
+            }
+            Action::OptimizerStep => {
+                let reducing = self.reducing.get(&rank).is_some_and(|all| !all.is_empty());
+                self.stepped.insert(rank) && !(self.retires && reducing)
+            }
             Action::Overlap { .. } | Action::Validate => unreachable!("not in these schedules"),
         };
         if right { Try::Ran } else { Try::Wrong }
@@ -252,10 +268,13 @@ fn apply(s: &mut Schedule, change: Change, rank: usize, a: usize, b: usize) -> b
     match change {
         Change::Drop => {
             s.ranks[rank].remove(i);
-            // Recomputation is optional, and so is a replica reduction with a single stage.
+            // Recomputation is optional, and so is a replica reduction with a single stage, and the
+            // end of the only reduction.
             let optional = matches!(
                 action,
-                Action::Compute { kind: Compute::R, .. } | Action::ReplicaReduce { .. }
+                Action::Compute { kind: Compute::R, .. }
+                    | Action::ReplicaReduce { .. }
+                    | Action::Retire { .. }
             );
             !optional
         }
@@ -327,6 +346,7 @@ fn retarget(
         Action::Free { stage } => Action::Free { stage: new_stage(stage) },
         Action::ReduceScatter { stage } => Action::ReduceScatter { stage: new_stage(stage) },
         Action::ReplicaReduce { stage } => Action::ReplicaReduce { stage: new_stage(stage) },
+        Action::Retire { stage } => Action::Retire { stage: new_stage(stage) },
         other => other,
     }
 }

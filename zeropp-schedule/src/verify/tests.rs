@@ -54,10 +54,10 @@ fn compute_order() {
     check(Box::new(without(0, "0F2")), "rank 0: 0F2 is missing");
     check(Box::new(moved(1, "3B0", "3F0")), "rank 1, action 3 (3B0): no 3F0 before it");
     check(Box::new(moved(0, "0W1", "0B1")), "rank 0, action 13 (0W1): no 0B1 before it");
-    check(Box::new(moved(0, "0W1", "0W0")), "rank 0, action 12 (0W1): no 0B1 before it");
+    check(Box::new(moved(0, "0W1", "0B0")), "rank 0, action 11 (0W1): no 0B1 before it");
     check(
         Box::new(moved(1, "3W2", "3W0")),
-        "rank 1, action 16 (3W0): W of stage 3 must run in micro-batch order, but 2 ran before",
+        "rank 1, action 11 (3W0): W of stage 3 must run in micro-batch order, but 2 ran before",
     );
     check(
         Box::new(moved(1, "3F2", "3F1")),
@@ -134,17 +134,17 @@ fn program_rules() {
     rank 0: >A0.1 is missing
     rank 1, action 6 (1F1): no <A1.1 before it
     rank 0, action 11 (2F0): stage 2 is not gathered
-    rank 0, action 44 (AG2): stage 2 is gathered already, by action 1
-    rank 0, action 66 (2W3): the gradient of unit 0 is not reduced before it
+    rank 0, action 45 (AG2): stage 2 is gathered already, by action 1
+    rank 0, action 36 (END2): no reduction of stage 2 is under way there
     rank 0: AR2 is missing
     rank 0: STEP is missing
     rank 0, action 4 (>A0.1): no 0F1 before it
     rank 1, action 2 (<A1.1): crossed; the next message on this link is >A0.0
     rank 0, action 30 (2B2): stage 2 is not gathered
-    rank 0, action 43 (RS2): too early; 2 of the 3 micro-batches of unit 0 have had their W
+    rank 0, action 34 (RS2): too early; 2 of the 3 micro-batches of unit 0 have had their W
     rank 0, action 32 (AR2): the gradient of unit 0 is not reduced before it
-    rank 0, action 90 (AR2): after the optimizer step
-    rank 0, action 45 (RS2): reduced already; nothing was added since
+    rank 0, action 82 (STEP): the reduction of stage 2 before it is not ended by END2
+    rank 0, action 36 (RS2): reduced already; nothing was added since
     rank 0, action 1 (AG0): stage 0 is gathered already, by action 0
     rank 0, action 0 (FREE0): stage 0 is not gathered
     ");
@@ -227,4 +227,28 @@ fn a_missing_action_hides_only_its_consequences() {
     let of = |part: &str| all.iter().filter(|error| error.contains(part)).count();
     assert_eq!((of("0W1"), of("1F2")), (1, 1), "{all:#?}");
     assert!(of("0F4") == 1 && all.len() == 3, "{all:#?}");
+}
+
+#[test]
+fn every_reduction_ends_before_the_next_one() {
+    let good = || lower(&zeropp(2, 2, 3, 3), &LowerOptions::default());
+    let check = |change: Box<dyn FnOnce(&mut Schedule)>, want: &str| {
+        let said = message(good(), change);
+        assert!(said.ends_with(want), "{said}");
+    };
+    let open = "the reduction of stage 2 before it is not ended by END2";
+    check(Box::new(without(0, "END2")), open);
+    check(Box::new(moved(0, "END2", "END0")), open);
+    check(Box::new(moved(0, "END2", "RS2")), "(END2): no reduction of stage 2 is under way there");
+    check(Box::new(without(1, "END1")), "the reduction of stage 1 before it is not ended by END1");
+    let twice = |s: &mut Schedule| {
+        let at = find(s, 0, "END2");
+        s.ranks[0].insert(at + 1, Action::Retire { stage: 2 });
+    };
+    check(Box::new(twice), "(END2): no reduction of stage 2 is under way there");
+    let other = |s: &mut Schedule| {
+        let at = find(s, 0, "END2");
+        s.ranks[0][at] = Action::Retire { stage: 0 };
+    };
+    check(Box::new(other), "(END0): no reduction of stage 0 is under way there");
 }

@@ -1,5 +1,6 @@
 //! Weights and gradients: what computes has its weights, what was gathered is freed,
-//! every gradient is reduced once per stage and unit after its last W, the step comes last.
+//! every gradient is reduced once per stage and unit after its last W, one at a time, the step
+//! comes last.
 
 use super::{Enough, Fault, Faults, VerifyError, VerifyLimits, fault};
 use crate::ir::{Action, Compute, Schedule, Task};
@@ -27,6 +28,7 @@ pub(super) fn check(
     let units = schedule.unit_table();
     let reduces_replicas =
         schedule.ranks.iter().flatten().any(|a| matches!(a, Action::ReplicaReduce { .. }));
+    let retires = schedule.ranks.iter().flatten().any(|a| matches!(a, Action::Retire { .. }));
     let mut stages = vec![Stage::default(); schedule.stages()];
     for (rank, actions) in schedule.ranks.iter().enumerate() {
         let mut walk = Walk {
@@ -36,6 +38,8 @@ pub(super) fn check(
             units: &units,
             stages: &mut stages,
             resident: 0,
+            retires,
+            reducing: None,
             stepped: false,
         };
         // The stages of which something was wrong; more of them would be what follows from it.
@@ -49,10 +53,13 @@ pub(super) fn check(
                 _ => {}
             }
         }
-        let stepped = walk.stepped;
+        let (stepped, reducing) = (walk.stepped, walk.reducing.filter(|_| retires));
         if spoilt.is_empty() {
             let reduces = program && !limits.forward_only;
             faults.note(at_end(schedule, reduces, &stages, rank, reduces_replicas))?;
+            let retire = reducing.map(|stage| Action::Retire { stage });
+            let missing = |action| VerifyError::Missing { rank, action, unit: None };
+            faults.note(retire.map_or(Ok(()), |action| Err(missing(action))))?;
         }
         if program && limits.optimizer_step && !limits.forward_only && !stepped {
             let action = Action::OptimizerStep;
@@ -70,6 +77,10 @@ struct Walk<'a> {
     units: &'a [usize],
     stages: &'a mut [Stage],
     resident: usize,
+    /// Whether reductions end where the program says so; without, at the next one.
+    retires: bool,
+    /// The stage whose reduction is under way.
+    reducing: Option<usize>,
     stepped: bool,
 }
 
@@ -87,9 +98,15 @@ impl Walk<'_> {
             }
             Action::ReduceScatter { stage } => self.reduce(stage),
             Action::ReplicaReduce { stage } => self.reduce_replicas(stage, index),
+            Action::Retire { stage } => {
+                match self.reducing.take_if(|under_way| *under_way == stage) {
+                    Some(_) => Ok(()),
+                    None => Err(Fault::NotReducing { stage }),
+                }
+            }
             Action::OptimizerStep => {
                 self.stepped = true;
-                Ok(())
+                self.retired()
             }
             Action::Send { .. } | Action::Recv { .. } | Action::Validate => Ok(()),
             Action::Compute { .. } | Action::Overlap { .. } => {
@@ -127,6 +144,14 @@ impl Walk<'_> {
         }
     }
 
+    /// Refuses a reduction that is still under way.
+    fn retired(&mut self) -> Result<(), Fault> {
+        match self.reducing.take().filter(|_| self.retires) {
+            Some(stage) => Err(Fault::NotRetired { stage }),
+            None => Ok(()),
+        }
+    }
+
     fn reduce(&mut self, stage: usize) -> Result<(), Fault> {
         let state = &mut self.stages[stage];
         let (unit, done) = (state.reduced, state.added);
@@ -134,7 +159,9 @@ impl Walk<'_> {
             Some(size) if done == size => {
                 state.reduced += 1;
                 state.added = 0;
-                Ok(())
+                let retired = self.retired();
+                self.reducing = Some(stage);
+                retired
             }
             Some(size) if unit == 0 || done > 0 => Err(Fault::ReducedEarly { unit, done, size }),
             _ => Err(Fault::ReducedTwice),

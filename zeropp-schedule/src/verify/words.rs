@@ -133,6 +133,13 @@ impl Fault {
                 "too early; {done} of the {size} micro-batches of unit {unit} have had their W"
             ),
             Fault::ReducedTwice => "reduced already; nothing was added since".into(),
+            Fault::NotReducing { stage } => {
+                format!("no reduction of stage {stage} is under way there")
+            }
+            Fault::NotRetired { stage } => {
+                let retire = words.action(&Action::Retire { stage });
+                format!("the reduction of stage {stage} before it is not ended by {retire}")
+            }
             Fault::NotReduced { unit } => {
                 format!("the gradient of unit {unit} is not reduced before it")
             }

@@ -33,7 +33,7 @@ pub(super) struct Annealer<'a> {
     pub(super) residency: Residency,
     pub(super) random: Random,
     pub(super) best: Option<Best>,
-    /// What one gather above the limit costs, in units of the score.
+    /// The price of one gather above the limit, in units of the score.
     pub(super) penalty: i64,
 }
 

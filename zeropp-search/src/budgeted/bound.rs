@@ -1,4 +1,4 @@
-//! What no order can beat, whatever its placement of W, units and gathers.
+//! Times that no order can beat, whatever its placement of W, units and gathers.
 //!
 //! Memory keeps work away from both ends of a step. *Head*: before a rank's first B, which a chain
 //! through all stages precedes, it can run no more forwards than memory holds. *Tail*: when its
@@ -46,7 +46,7 @@ struct Queue {
     /// The longest time of gathers that a rank can have behind it when its first F starts.
     ahead: i64,
     reductions: i64,
-    /// What follows the last gather: an action that needs it, and a W.
+    /// The least time behind the last gather: an action that needs it, and a W.
     tail: i64,
 }
 

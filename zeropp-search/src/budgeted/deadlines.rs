@@ -1,10 +1,10 @@
 //! Deadlines for the judge of small cases: whether what is left can still end in time.
 //!
-//! What follows an action for certain, on its own rank and along the stages, says when it must
-//! have ended. What precedes it says when it can start, and for an F that memory has no room for
-//! yet, as many B as free enough do. Then each rank alone, allowed to interrupt what it runs, takes
-//! the action with the earliest deadline first: where one comes too late there, no order is in time
-//! (Jackson 1955, Carlier 1982).
+//! The actions that follow an action for certain, on its own rank and along the stages, say when it
+//! must have ended. What precedes it says when it can start, and for an F that memory has no room
+//! for yet, as many B as free enough do. Then each rank alone, allowed to interrupt what it runs,
+//! takes the action with the earliest deadline first: where one comes too late there, no order is
+//! in time (Jackson 1955, Carlier 1982).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -27,7 +27,7 @@ pub(super) struct Deadlines {
     ready: BinaryHeap<Reverse<(i64, i64)>>,
     /// Ends of B of one rank.
     ends: Vec<i64>,
-    /// What a B and its W free of an F's memory, where all stages are alike.
+    /// Memory of an F that a B and its W free, where all stages are alike.
     freed: Option<(i64, i64)>,
 }
 

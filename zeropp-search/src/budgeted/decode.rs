@@ -270,7 +270,7 @@ impl Decoder {
         Some(!self.parked.is_empty())
     }
 
-    /// What is left ends as in the accepted plan.
+    /// The actions that are left end as in the accepted plan.
     fn end_as_accepted(&mut self, p: &Problem) {
         self.new_ends.copy_from_slice(&self.ends);
         self.most = self.ends.iter().map(|ends| ends.value).max().unwrap_or(0);
@@ -358,7 +358,7 @@ impl Decoder {
         }
     }
 
-    /// What is minimised, of the plan that was timed last.
+    /// The objective of the plan that was timed last.
     pub(super) fn value(&self) -> i64 {
         self.most
     }
@@ -570,7 +570,7 @@ impl Decoder {
     }
 }
 
-/// What a rank's start adds to what is minimised.
+/// A rank's start as a part of the objective.
 fn start_of(p: &Problem, first: i64) -> i64 {
     match p.objective {
         Objective::Makespan => first,

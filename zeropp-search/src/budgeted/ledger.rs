@@ -1,7 +1,7 @@
 //! The state of a rank between two letters, and what plans are compared by.
 
-/// What orders are compared by: [`WHOLE`] times the largest span, and a little of their sum, so
-/// that a plateau has a slope.
+/// The value that orders are compared by: [`WHOLE`] times the largest span, and a little of their
+/// sum, so that a plateau has a slope.
 pub(super) const WHOLE: i64 = 20;
 pub(super) const PART: i64 = 3;
 /// Sums are weighed in this many bits of fraction.
@@ -43,13 +43,13 @@ impl Lane {
     }
 }
 
-/// What one rank came to.
+/// The figures of one rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ends {
     pub(super) first: i64,
     pub(super) last: i64,
     pub(super) idle: i64,
-    /// What is minimised.
+    /// The objective.
     pub(super) value: i64,
 }
 

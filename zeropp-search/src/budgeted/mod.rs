@@ -134,7 +134,7 @@ impl Budgets {
     }
 }
 
-/// What a schedule is wanted for.
+/// The request for a schedule.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
     /// P, V, B, and U for the cut of sums where gradients are limited.
@@ -143,7 +143,7 @@ pub struct Request<'a> {
     pub costs: &'a Costs,
     /// The other limits.
     pub budgets: &'a Budgets,
-    /// What is minimised.
+    /// The objective, which is minimised.
     pub objective: Objective,
     /// Where stages live.
     pub placement: Placement,
@@ -154,15 +154,15 @@ pub struct Request<'a> {
     pub evaluations: Option<u64>,
 }
 
-/// What was found.
+/// The result of a search.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// Compute actions with gathers, frees, reductions and recomputation, kind `auto`. Lower it
     /// with [`Residency::AsWritten`](zeropp_schedule::lower::Residency::AsWritten).
     pub schedule: Schedule,
-    /// What was minimised, in the costs' unit of time.
+    /// Its objective, in the costs' unit of time.
     pub span: u64,
-    /// What no order within the budgets can beat.
+    /// A value that no order within the budgets can beat.
     pub bound: u64,
     /// Computing time of the busiest rank.
     pub work: u64,
@@ -278,8 +278,8 @@ pub fn schedule(request: &Request) -> Result<Found, ScheduleError> {
     })
 }
 
-/// What no order of `shape` on `placement` within the budgets can beat, and the computing time of
-/// the busiest rank.
+/// A value that no order of `shape` on `placement` within the budgets can beat, and the computing
+/// time of the busiest rank.
 pub(crate) fn least_span(
     shape: &Shape,
     costs: &Costs,

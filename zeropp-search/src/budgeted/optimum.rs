@@ -16,7 +16,7 @@ use super::problem::{NOBODY, Problem};
 const KEPT_MAX: usize = 2_000_000;
 const ALIKE_MAX: usize = 24;
 
-/// What was found out.
+/// The result of a proof.
 pub(super) struct Optimum {
     /// The least span known.
     pub(super) span: i64,
@@ -234,7 +234,7 @@ mod tests {
     use zeropp_schedule::ir::{looping, vee};
     use zeropp_schedule::schedules::{Costs, Shape};
 
-    /// What a number of cases came to.
+    /// The sums over a number of cases.
     #[derive(Debug, Default)]
     struct Count {
         cases: usize,

@@ -7,7 +7,7 @@ use super::word::{Plan, Word};
 use super::write::with_weights;
 use zeropp_schedule::ir::{Action, Compute, Schedule, Task, looping};
 use zeropp_schedule::lower::{self, LowerOptions, lower};
-use zeropp_schedule::schedules::{KINDS, Shape, generate_with_costs, time};
+use zeropp_schedule::schedules::{KINDS, Kind, Shape, StepForm, generate_with_costs, time};
 use zeropp_schedule::simulate::{self, simulate};
 
 /// A finished order within the budgets.
@@ -17,7 +17,7 @@ pub(super) struct Other {
     pub(super) schedule: Schedule,
     /// Its letters, with a W where it has one.
     pub(super) plan: Plan,
-    /// What is minimised.
+    /// The objective.
     pub(super) value: i64,
     /// By how many gathers it breaks its limit: then it is only something to start from.
     pub(super) excess: usize,
@@ -29,7 +29,7 @@ pub(super) struct Other {
 pub(super) fn fitting(p: &Problem, shape: &Shape) -> Vec<Other> {
     let mut found: Vec<Other> = Vec::new();
     for kind in KINDS.iter().filter(|kind| kind.name != super::write::KIND) {
-        for unit in units(p, shape, kind.name) {
+        for unit in units(p, shape, kind) {
             let shape = Shape { unit, ..*shape };
             let limited = generate_with_costs(kind.name, &shape, &p.costs);
             let Ok(schedule) = limited else { continue };
@@ -49,9 +49,9 @@ const LARGE: usize = 1 << 15;
 
 /// The units worth trying: for each number of units the smallest U that makes it and that memory
 /// has room for; all but B only for the kinds that have units.
-fn units(p: &Problem, shape: &Shape, kind: &str) -> Vec<usize> {
+fn units(p: &Problem, shape: &Shape, kind: &Kind) -> Vec<usize> {
     let b = shape.micro_batches;
-    if !kind.starts_with("zeropp") {
+    if kind.step != StepForm::Units {
         return vec![b];
     }
     if p.placement != looping(p.ranks, p.v) {
@@ -64,13 +64,13 @@ fn units(p: &Problem, shape: &Shape, kind: &str) -> Vec<usize> {
     units.dedup();
     units.retain(|unit| held(p, *unit) <= p.memory);
     // A search of its own for each: the largest units, which wait least often.
-    if kind != "zeropp" {
+    if kind.obeys_limit {
         units.truncate(if p.letters() > LARGE { 2 } else { 6 });
     }
     units
 }
 
-/// What a rank holds at least when a unit's first backward starts: the forwards of all stages but
+/// Memory of a rank at least when a unit's first backward starts: the forwards of all stages but
 /// its last, and one of that.
 fn held(p: &Problem, unit: usize) -> i64 {
     let of_rank = |r: usize| {
@@ -161,7 +161,7 @@ fn peak(p: &Problem, r: usize, word: &Word) -> i64 {
     peak
 }
 
-/// What is minimised, as the simulator has it. Where collectives and recomputation take no time,
+/// The objective, as the simulator has it. Where collectives and recomputation take no time,
 /// the generators' clock has the same and takes a tenth of the time.
 pub(super) fn simulated(p: &Problem, schedule: &Schedule) -> Option<i64> {
     let plain = !p.timed && !p.recomputes.contains(&true);

@@ -155,7 +155,7 @@ impl Pattern {
     }
 }
 
-/// What a list is made by.
+/// The parameters of a list.
 #[derive(Clone, Debug)]
 pub(super) struct Order {
     /// Virtual time of every letter, by `(rank · 2V + class) · B + i`.
@@ -175,7 +175,7 @@ impl Order {
     }
 }
 
-/// What a list is weighed by: the longest waits of a rank, this many times, and a part of all.
+/// The weight of a list: the longest waits of a rank, this many times, and a part of all.
 pub(super) const WAITS: i64 = 20;
 
 fn mean(p: &Problem, of: impl Fn(usize) -> bool) -> f64 {

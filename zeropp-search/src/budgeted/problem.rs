@@ -105,7 +105,7 @@ pub(super) struct Problem {
     pub(super) units: Vec<usize>,
     /// Computing time of each rank.
     pub(super) work: Vec<i64>,
-    /// What is minimised.
+    /// The objective.
     pub(super) objective: Objective,
     /// The same costs, for the clock that all generators share.
     pub(super) costs: Costs,
@@ -185,7 +185,7 @@ impl Problem {
         problem
     }
 
-    /// What holds for the stages of a rank together.
+    /// Facts of the stages of a rank together.
     fn compare_stages(&mut self) {
         let alike = |of: &[i64]| of.iter().all(|x| *x == of[0]);
         let w = self.w.chunks(self.v).zip(self.freed.chunks(self.v));

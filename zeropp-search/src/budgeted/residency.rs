@@ -1,4 +1,4 @@
-//! What a word costs in gathers and in gradients that wait for their reduction.
+//! The cost of a word in gathers and in gradients that wait for their reduction.
 //!
 //! F and B need their stage gathered, W does not. A stage is kept while there is room; which one to
 //! drop is Belady's rule, the one needed last, which gathers least where stages are of one size.
@@ -37,7 +37,7 @@ pub(super) struct Residency {
     next: Vec<u32>,
     /// Stages held: (stage, next visit of it, last letter that used it).
     held: Vec<(u8, u32, u32)>,
-    /// What the last count found, in order of need.
+    /// The gathers of the last count, in order of need.
     pub(super) gathers: Vec<Gather>,
     pub(super) frees: Vec<Free>,
 }

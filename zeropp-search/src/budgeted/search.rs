@@ -45,7 +45,7 @@ pub(super) struct Track<'a> {
 /// Rounds of annealing: how many seeds take part, the share of the effort of each, and the
 /// temperatures. The best of the last one gets what is left.
 const ROUNDS: [(usize, f64, (f64, f64)); 2] = [(10, 0.02, (0.1, 0.01)), (4, 0.08, (0.1, 0.004))];
-/// What drifted is near to good, and heat would undo it.
+/// A plan that drifted is near to good, and heat would undo it.
 const MILD: (f64, f64) = (0.03, 0.002);
 /// The rounds where walks drift. Annealing soon ends near where each starts, so that many starts
 /// matter more than a long last round.

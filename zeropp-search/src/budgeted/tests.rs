@@ -1,4 +1,4 @@
-//! What is found runs as the search said, within every limit, and beats what there was.
+//! Found orders run as the search said, within every limit, and beat those that there were.
 
 use super::decode::Decoder;
 use super::decode_tests::drawn;

@@ -1,4 +1,4 @@
-//! What no schedule of one stage a rank can beat.
+//! Times that no schedule of one stage a rank can beat.
 
 use super::Instance;
 

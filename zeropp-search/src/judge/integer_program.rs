@@ -13,7 +13,7 @@ use std::time::Duration;
 use zeropp_schedule::ir::Compute;
 use zeropp_schedule::schedules::{Costs, ScheduleError, Shape, zb};
 
-/// What the solver found.
+/// The solver's result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IntegerOptimum {
     /// The smallest largest own span, in the costs' unit; times are continuous here.
@@ -28,7 +28,7 @@ pub struct IntegerOptimum {
 /// is its upper limit. `None` if the solver found nothing in that time or gave up.
 ///
 /// # Errors
-/// What [`zb`] refuses.
+/// Problems that [`zb`] refuses.
 pub fn integer_program(
     shape: &Shape,
     costs: &Costs,

@@ -39,7 +39,7 @@ pub struct Optimum {
     pub own_span: u64,
     /// The heuristic's largest own span.
     pub heuristic: u64,
-    /// What no schedule can beat, not even one with deliberate waits.
+    /// A time that no schedule can beat, not even one with deliberate waits.
     pub bound: u64,
     /// Whether no order has a smaller largest own span. If false, time ran out, and the answer is
     /// at most `own_span − bound` from the best.
@@ -76,7 +76,7 @@ impl Instance<'_> {
 /// Judges the automatic heuristic [`zb`] on `shape` and `costs`, searching until `expired` says so.
 ///
 /// # Errors
-/// What [`zb`] refuses; a B or W that takes memory instead of freeing it.
+/// Problems that [`zb`] refuses; a B or W that takes memory instead of freeing it.
 pub fn judge(
     shape: &Shape,
     costs: &Costs,

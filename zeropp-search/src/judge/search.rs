@@ -17,7 +17,7 @@ const NOT_YET: u64 = u64::MAX;
 const KEPT_MAX: usize = 3_000_000;
 const KEPT_ALIKE_MAX: usize = 12;
 
-/// What the search found.
+/// The search's result.
 pub(super) struct Outcome {
     /// An order with a smaller largest own span than the one given, if there is one.
     pub(super) better: Option<(u64, Vec<Vec<Action>>)>,
@@ -346,7 +346,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// What tells two nodes' work apart.
+/// A value that distinguishes two nodes' work.
 fn work_done(ranks: &[Progress]) -> Box<[WorkDone]> {
     let count = |n: usize| u32::try_from(n).expect("a list of so many actions has no room");
     ranks.iter().map(|r| [r.f, r.b, r.w].map(count)).collect()

@@ -6,8 +6,8 @@ use std::path::Path;
 use burn::tensor::{Tensor, TensorData};
 use zeropp_checkpoint::disk::Disk;
 use zeropp_checkpoint::{
-    Checked, Checkpoint, CheckpointError, PARAMETER, Reader, StateWriter, UnsyncedState,
-    WRITER_BYTES, WrittenPiece, tensor_name,
+    Checked, Checkpoint, CheckpointError, PARAMETER, Reader, StateTensor, StateWriter,
+    UnsyncedState, WRITER_BYTES, WrittenPiece, tensor_name,
 };
 use zeropp_core::cpu_tensor;
 use zeropp_core::device::{hand_over, take_to_read};
@@ -40,15 +40,25 @@ struct PieceToWrite {
     shape: Vec<usize>,
     offset: usize,
     len: usize,
-    /// The parts that are there: the name, which of the tensors has it, and from which element on.
-    parts: Vec<(&'static str, usize, usize)>,
+    /// The parts that are there.
+    parts: Vec<PartToWrite>,
+    /// What the optimizer keeps of the parameter.
+    kept: Vec<StateTensor>,
+}
+
+/// Words of a piece that a file has together.
+struct PartToWrite {
+    name: String,
+    /// Which of the layer's tensors has them, from which one on, and how many.
+    tensor: usize,
+    start: usize,
+    words: usize,
 }
 
 impl PieceToWrite {
-    /// Its part in the tensor.
-    fn part(&self, tensor: usize) -> Option<(&'static str, usize)> {
-        let part = self.parts.iter().find(|(_, of, _)| *of == tensor);
-        part.map(|(kept, _, start)| (*kept, *start))
+    /// Its part in the tensor, if the file has some of it.
+    fn part(&self, tensor: usize) -> Option<&PartToWrite> {
+        self.parts.iter().find(|part| part.tensor == tensor && part.words > 0)
     }
 }
 
@@ -61,18 +71,25 @@ impl StateToWrite {
             let state = &optimizer.state[s][l];
             let tensors: Vec<_> =
                 std::iter::once(&stages[s].layers[l].param).chain(state.tensors()).collect();
-            let place = |kept: Kept<'_>| {
-                let of = tensors.iter().position(|t| std::ptr::eq(*t, kept.tensor));
-                (kept.name, of.expect("of this layer"), kept.start)
+            let place = |kept: &Kept<'_>, p: &FlatPiece<'_>| {
+                let tensor = tensors.iter().position(|t| std::ptr::eq(*t, kept.tensor));
+                let tensor = tensor.expect("of this layer");
+                let words = kept.state.words_in_piece(p.offset, p.len);
+                PartToWrite { name: kept.state.name.clone(), tensor, start: kept.start, words }
             };
-            let piece = |p: FlatPiece<'_>| PieceToWrite {
-                name: p.spec.name.clone(),
-                shape: p.spec.shape.clone(),
-                offset: p.offset,
-                len: p.len,
-                parts: std::iter::once((PARAMETER, 0, start + p.at))
-                    .chain(state.kept(p.at).into_iter().map(place))
-                    .collect(),
+            let piece = |p: FlatPiece<'_>| {
+                let kept = state.kept(p.at);
+                let (start, words) = (start + p.at, p.len);
+                let whole = PartToWrite { name: PARAMETER.into(), tensor: 0, start, words };
+                let parts = kept.iter().map(|kept| place(kept, &p));
+                PieceToWrite {
+                    name: p.spec.name.clone(),
+                    shape: p.spec.shape.clone(),
+                    offset: p.offset,
+                    len: p.len,
+                    parts: std::iter::once(whole).chain(parts).collect(),
+                    kept: kept.into_iter().map(|kept| kept.state).collect(),
+                }
             };
             LayerToWrite {
                 pieces: stages[s].pieces(l, start, len).into_iter().map(piece).collect(),
@@ -102,7 +119,7 @@ impl StateToWrite {
         let names = |layer: &LayerToWrite| {
             let all = (0..layer.tensors.len()).flat_map(|tensor| {
                 let name = move |p: &PieceToWrite| {
-                    p.part(tensor).map(|(kept, _)| (tensor_name(kept, &p.name), p.len))
+                    p.part(tensor).map(|part| (tensor_name(&part.name, &p.name), part.words))
                 };
                 layer.pieces.iter().filter_map(name)
             });
@@ -114,8 +131,8 @@ impl StateToWrite {
         let mut pieces = Vec::new();
         for layer in &self.layers {
             for (of, tensor) in layer.tensors.iter().enumerate() {
-                let here = layer.pieces.iter().filter_map(|p| Some((p.part(of)?.1, p.len)));
-                let here: Vec<_> = here.collect();
+                let here = layer.pieces.iter().filter_map(|p| p.part(of));
+                let here: Vec<_> = here.map(|part| (part.start, part.words)).collect();
                 with_values(tensor, &here, |values| match go_on() {
                     true => writer.values(values),
                     false => {
@@ -127,7 +144,7 @@ impl StateToWrite {
             pieces.extend(layer.pieces.iter().map(|p| WrittenPiece {
                 name: p.name.clone(),
                 shape: p.shape.clone(),
-                kept: p.parts[1..].iter().map(|(kept, ..)| (*kept).to_owned()).collect(),
+                kept: p.kept.clone(),
                 offset: p.offset,
                 len: p.len,
             }));
@@ -189,16 +206,17 @@ fn read_kept(
         let mut values = values_of(tensor);
         for p in pieces {
             let kept = state.kept(p.at).into_iter().find(|k| std::ptr::eq(k.tensor, tensor));
-            let Some(Kept { name, start, .. }) = kept else { continue };
-            if reader.has(name, &p.spec.name) {
-                reader.read(name, &p.spec.name, p.offset, &mut values[start..start + p.len])?;
+            let Some(Kept { state, start, .. }) = kept else { continue };
+            if reader.has(&state, &p.spec.name) {
+                let out = &mut values[start..start + state.words(p.len)];
+                reader.read_state(&state, &p.spec.name, (p.offset, p.len), out)?;
             }
         }
         let n = values.len();
         read.push(Tensor::from_data(TensorData::new(values, [n]), &device));
     }
     let mut read = read.into_iter();
-    state.moments = read.by_ref().take(state.moments.len()).collect();
+    state.words = read.by_ref().take(state.words.len()).collect();
     state.ema = read.next();
     Ok(())
 }

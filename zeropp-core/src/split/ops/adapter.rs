@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use super::{fast, halves, is_tracked};
 use crate::cpu_tensor;
 use crate::kernels::bf16::convert::{down, up};
-use crate::split::custom_vjp2;
+use crate::split::{OpCx, custom_vjp2};
 
 /// y + scale·v for `y: [b, s, width]` and `v: [b, s, out]`, which is added to the columns of y from
 /// `start` on: what a low-rank adapter (LoRA) adds to a linear map, or to one of several side by
@@ -15,14 +15,21 @@ use crate::split::custom_vjp2;
 ///
 /// # Panics
 /// Panics if v does not fit into y.
-pub(crate) fn add_scaled(y: Tensor<3>, v: Tensor<3>, scale: f64, start: usize) -> Tensor<3> {
+pub(crate) fn add_scaled(
+    y: Tensor<3>,
+    v: Tensor<3>,
+    scale: f64,
+    start: usize,
+    cx: &OpCx,
+) -> Tensor<3> {
     let ([.., width], [.., out]) = (y.dims(), v.dims());
     assert!(start + out <= width, "columns {start}..{} of {width}", start + out);
     let plain = v.clone().inner();
     if !is_tracked(&y) && !is_tracked(&v) {
         return added(y.inner(), &plain, scale as f32, start);
     }
-    let sum = added(y.clone().inner(), &plain, scale as f32, start);
+    let sum = y.clone().inner();
+    let sum = if cx.output_wanted { added(sum, &plain, scale as f32, start) } else { sum };
     custom_vjp2([y, v], sum, move |dy: Tensor<3>| {
         let dv = columns(&dy, scale as f32, start..start + out);
         [dy, dv]

@@ -60,7 +60,7 @@ struct Matrix {
 
 fn apply<const D: usize>(x: Tensor<D>, m: Matrix, b: Option<&Weight<1>>, cx: &OpCx) -> Tensor<D> {
     let xi = x.clone().inner();
-    let out = m.forward(&xi, b);
+    let out = if cx.output_wanted { m.forward(&xi, b) } else { m.stand_in(&xi) };
     if !wants_gradient(&x, cx) {
         return out;
     }
@@ -131,6 +131,13 @@ impl Matrix {
             Some(b) => (y + b.unsqueeze()).reshape(dims),
             None => y.reshape(dims),
         }
+    }
+
+    /// In place of an output that is not wanted.
+    fn stand_in<const D: usize>(&self, x: &Tensor<D>) -> Tensor<D> {
+        let mut dims = x.dims();
+        dims[D - 1] = self.sizes()[1];
+        OpCx::stand_in(x, dims)
     }
 
     fn row_block(&self) -> usize {

@@ -39,7 +39,7 @@ pub use embedding::{embedding, position_embedding};
 pub use head::force_head_chunk;
 pub use head::{head_chunk, linear_cross_entropy};
 pub use head_norm::{HeadNorms, head_norm};
-pub use join::{add, join};
+pub use join::{add, add_last, join};
 pub use linear::{linear, linear_transposed};
 pub use loss::cross_entropy;
 pub use norm::{layer_norm, rms_norm};

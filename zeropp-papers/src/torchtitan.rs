@@ -4,13 +4,13 @@
 use zeropp_model::presets::Preset;
 
 use super::Cell;
-use crate::bytes::RunState;
-use crate::exact::Simulation;
-use crate::layout::{Compute, Fixed, Job, Layout, Recompute};
-use crate::machines;
-use crate::model::ModelSizes;
-use crate::search::Models;
-use crate::stages::Stage;
+use zeropp_plan::bytes::RunState;
+use zeropp_plan::exact::Simulation;
+use zeropp_plan::layout::{Compute, Fixed, Job, Layout, Recompute};
+use zeropp_plan::machines;
+use zeropp_plan::model::ModelSizes;
+use zeropp_plan::search::Models;
+use zeropp_plan::stages::Stage;
 
 /// What a run computed again.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -88,7 +88,7 @@ fn step_s(machine: &str, model: &str, seq: usize, gpus: usize, samples: usize) -
         machine,
         gpus,
         global_batch: gpus * samples,
-        compute: Compute::GPU,
+        compute: Compute { redoes_outputs: true, ..Compute::GPU },
         state: RunState::uniform(2),
         fixed: Fixed::default(),
     };

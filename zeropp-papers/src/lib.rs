@@ -1,10 +1,11 @@
-//! The papers' tables and figures beside what this crate's one cost model gives for them.
+//! The papers' tables and figures beside what the planner's one cost model gives for them.
 //!
 //! The model has two numbers, `flops_share` and `t_layer` of the A100's file, that were fitted on
 //! Megatron's eight runs, by least squares of relative errors, and two rounded ones, what passes
 //! over tensors and collectives reach. `contention` was fitted on one of torchtitan's runs on A100,
 //! `flops_share` of the H100 on one on H100s. Nothing is fitted for any other cell.
 
+mod baselines;
 mod figures;
 mod megatron;
 mod torchtitan;
@@ -15,9 +16,9 @@ use std::fmt::Write;
 
 use zeropp_schedule::draw::chart::{self, Curve, Look, Mark, Panel};
 
-use crate::PlanError;
 use megatron::megatron;
 use torchtitan::torchtitan;
+use zeropp_plan::PlanError;
 
 /// One cell: what it is, the paper's number, ours.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,22 +1,22 @@
 //! What the setting `recompute` comes to on a program, and what it cannot do there.
 
-use zeropp_pipeline::ir::{Action, Compute, Schedule};
+use zeropp_schedule::ir::{Action, Compute, Schedule};
 
-use crate::config::Recompute;
+use crate::layout::Recompute;
 
 /// The stages of a program by what their backward computes again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Recomputed {
+pub struct Recomputed {
     /// All of the forward: the program has an R for them, and F keeps their input alone.
-    pub(crate) whole: Vec<usize>,
+    pub whole: Vec<usize>,
     /// Attention's scores; all else is kept from F to B.
-    pub(crate) attention: Vec<usize>,
+    pub attention: Vec<usize>,
 }
 
 impl Recomputed {
     /// `selective` computes attention again on every stage. `full` does so on the stages that the
-    /// program has no R for: where B and W are apart, the last one of each rank (ZeroPP §3.3).
-    pub(crate) fn new(recompute: Recompute, program: &Schedule) -> Recomputed {
+    /// program has no R for: where B and W are apart, the last of a rank's several (ZeroPP §3.3).
+    pub fn new(recompute: Recompute, program: &Schedule) -> Recomputed {
         let whole = stages_with_r(program);
         let attention = match recompute {
             Recompute::None => Vec::new(),
@@ -28,14 +28,14 @@ impl Recomputed {
     }
 
     /// What is known before there is a program: what a stage keeps that is not recomputed whole.
-    pub(crate) fn before(recompute: Recompute, stages: usize) -> Recomputed {
+    pub fn before(recompute: Recompute, stages: usize) -> Recomputed {
         let attention = if recompute == Recompute::None { 0..0 } else { 0..stages };
         Recomputed { whole: Vec::new(), attention: attention.collect() }
     }
 
     /// What the setting does not do on this program, and what would; `saves_scores` is whether
     /// this model on this device keeps less where attention is computed again.
-    pub(crate) fn note(
+    pub fn note(
         &self,
         recompute: Recompute,
         saves_scores: bool,
@@ -43,32 +43,19 @@ impl Recomputed {
     ) -> Option<String> {
         let no_scores = "attention keeps no scores here (bf16 and GPUs never do)";
         let schedule = &program.kind;
-        let others_exist = program.stages() > program.pp();
         match recompute {
-            Recompute::Selective if !saves_scores => {
-                let works = match others_exist {
-                    true => "use full, which keeps the inputs of stages alone",
-                    false => "use full and two stages on each rank or more (virtual)",
-                };
-                Some(format!("recompute = selective: changes nothing, as {no_scores}; {works}"))
-            }
+            Recompute::Selective if !saves_scores => Some(format!(
+                "recompute = selective: changes nothing, as {no_scores}; use full, which keeps the \
+                 inputs of layers alone"
+            )),
             Recompute::Full if self.whole.is_empty() => {
                 let does = match saves_scores {
                     true => "only attention is computed again, as with selective".to_owned(),
                     false => format!("nothing else changes, as {no_scores}"),
                 };
-                let (why, works) = match others_exist {
-                    true => {
-                        ("has no R", "use a file without OPTIMIZER_STEP, which is lowered here")
-                    }
-                    false => (
-                        "keeps the last stage of each rank, which is the only one",
-                        "use two stages on each rank or more (virtual)",
-                    ),
-                };
                 Some(format!(
                     "recompute = full: no whole stage is computed again, as schedule {schedule} \
-                     {why}, and {does}; {works}"
+                     has no R, and {does}; use a file without OPTIMIZER_STEP, which is lowered here"
                 ))
             }
             _ => None,
@@ -77,7 +64,7 @@ impl Recomputed {
 }
 
 /// The stages that a program has an R for.
-pub(crate) fn stages_with_r(program: &Schedule) -> Vec<usize> {
+pub fn stages_with_r(program: &Schedule) -> Vec<usize> {
     let computes = program.ranks.iter().flatten().flat_map(Action::computes);
     let mut stages: Vec<usize> =
         computes.filter(|t| t.kind == Compute::R).map(|t| t.stage).collect();
@@ -89,8 +76,8 @@ pub(crate) fn stages_with_r(program: &Schedule) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zeropp_pipeline::lower::{LowerOptions, lower};
-    use zeropp_pipeline::schedules::{Shape, generate};
+    use zeropp_schedule::lower::{LowerOptions, lower};
+    use zeropp_schedule::schedules::{Shape, generate};
 
     fn program(kind: &str, virtual_stages: usize, recompute: bool) -> Schedule {
         let shape = Shape { pp: 2, virtual_stages, micro_batches: 4, unit: 4 };
@@ -101,7 +88,7 @@ mod tests {
     #[test]
     fn every_stage_is_recomputed_one_way_or_the_other() {
         for (kind, v, whole) in [
-            ("zeropp", 1, vec![]),
+            ("zeropp", 1, vec![0, 1]),
             ("zeropp", 3, vec![0, 1, 2, 3]),
             ("zb-v", 2, vec![0, 1]),
             ("1f1b", 1, vec![0, 1]),
@@ -122,16 +109,15 @@ mod tests {
     #[test]
     fn unsupported_recomputation_names_an_alternative() {
         let note = |recompute, v, saves_scores| {
-            let program = program("zeropp", v, recompute == Recompute::Full);
+            let program = program("zeropp", v, false);
             Recomputed::new(recompute, &program).note(recompute, saves_scores, &program)
         };
         assert_eq!(note(Recompute::None, 1, false), None);
         assert_eq!(note(Recompute::Selective, 1, true), None);
-        assert_eq!(note(Recompute::Full, 2, false), None);
         let said = note(Recompute::Selective, 2, false).unwrap();
         assert!(said.contains("changes nothing") && said.contains("use full, which"), "{said}");
         let said = note(Recompute::Full, 1, true).unwrap();
-        assert!(said.contains("only attention") && said.ends_with("more (virtual)"), "{said}");
+        assert!(said.contains("only attention") && said.ends_with("lowered here"), "{said}");
         let said = note(Recompute::Full, 1, false).unwrap();
         assert!(said.contains("nothing else changes"), "{said}");
     }

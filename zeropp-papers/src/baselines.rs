@@ -4,15 +4,15 @@
 
 use zeropp_schedule::costs::Machine;
 
-use crate::model::ModelSizes;
+use zeropp_plan::model::ModelSizes;
 
 /// Bytes that the optimizer's pass moves of each parameter: gradients are also scaled back and
 /// measured.
-pub const UPDATE_BYTES: f64 = 34.0;
+pub(crate) const UPDATE_BYTES: f64 = 34.0;
 
 /// How activations are saved (Korthikanti et al. 2022).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Saving {
+pub(crate) enum Saving {
     /// All are kept; norms and dropout are computed on every rank of a group.
     None,
     /// Every layer is recomputed.
@@ -25,7 +25,7 @@ pub enum Saving {
 
 /// The kernels that layers are computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kernels {
+pub(crate) enum Kernels {
     /// Megatron's of 2022: attention writes its scores, and dropout its masks.
     Apart,
     /// Attention in one kernel, which writes no scores, and no dropout.
@@ -34,44 +34,44 @@ pub enum Kernels {
 
 /// A layout with tensor parallelism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TensorLayout {
+pub(crate) struct TensorLayout {
     /// Tensor ranks.
-    pub tp: usize,
+    pub(crate) tp: usize,
     /// Pipeline ranks.
-    pub pp: usize,
+    pub(crate) pp: usize,
     /// Replicas.
-    pub dp: usize,
+    pub(crate) dp: usize,
     /// Stages on each rank.
-    pub interleave: usize,
+    pub(crate) interleave: usize,
     /// Samples of a micro-batch.
-    pub micro_batch: usize,
+    pub(crate) micro_batch: usize,
     /// How activations are saved.
-    pub saving: Saving,
+    pub(crate) saving: Saving,
     /// What layers are computed with.
-    pub kernels: Kernels,
+    pub(crate) kernels: Kernels,
     /// Whether backwards are split and the bubble is gone (ZB-V).
-    pub zero_bubble: bool,
+    pub(crate) zero_bubble: bool,
 }
 
 /// Seconds of a micro-batch in one block.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Block {
+pub(crate) struct Block {
     /// F.
-    pub forward: f64,
+    pub(crate) forward: f64,
     /// B without W.
-    pub backward: f64,
+    pub(crate) backward: f64,
     /// W.
-    pub weights: f64,
+    pub(crate) weights: f64,
     /// What is computed again.
-    pub again: f64,
+    pub(crate) again: f64,
     /// Bytes that F keeps.
-    pub kept: f64,
+    pub(crate) kept: f64,
     /// Bytes of one all-reduce of a group, as a rank sends them.
-    pub all_reduce: f64,
+    pub(crate) all_reduce: f64,
 }
 
 /// A block of `model` on `tp` ranks, for micro-batches of so many samples.
-pub fn block(machine: &Machine, model: &ModelSizes, layout: &TensorLayout) -> Block {
+pub(crate) fn block(machine: &Machine, model: &ModelSizes, layout: &TensorLayout) -> Block {
     let (t, batch) = (layout.tp as f64, layout.micro_batch as f64);
     let (h, s) = (model.decoder.hidden as f64, model.seq as f64);
     let tokens = batch * s;
@@ -112,19 +112,19 @@ pub fn block(machine: &Machine, model: &ModelSizes, layout: &TensorLayout) -> Bl
 
 /// What a baseline comes to.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Baseline {
+pub(crate) struct Baseline {
     /// Seconds of a step.
-    pub step_s: f64,
+    pub(crate) step_s: f64,
     /// Parameters of a rank.
-    pub parameters: f64,
+    pub(crate) parameters: f64,
     /// Bytes of activations of the first pipeline rank.
-    pub activations: f64,
+    pub(crate) activations: f64,
     /// Bytes that a rank sends for tensor parallelism in a step.
-    pub sent: f64,
+    pub(crate) sent: f64,
 }
 
 /// A step of `model` with a global batch of `samples`.
-pub fn step(
+pub(crate) fn step(
     machine: &Machine,
     model: &ModelSizes,
     samples: usize,
@@ -156,7 +156,7 @@ pub fn step(
 }
 
 /// Seconds of F, B and W of a head for so many tokens.
-pub fn head(machine: &Machine, model: &ModelSizes, tokens: f64) -> f64 {
+pub(crate) fn head(machine: &Machine, model: &ModelSizes, tokens: f64) -> f64 {
     let (h, words) = (model.decoder.hidden as f64, model.decoder.vocabulary as f64);
     6.0 * tokens * h * words / (machine.flops_per_s * machine.flops_share)
 }

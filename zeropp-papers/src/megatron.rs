@@ -2,8 +2,8 @@
 
 use super::Cell;
 use crate::baselines::{Kernels, Saving, TensorLayout, step};
-use crate::machines;
-use crate::model::ModelSizes;
+use zeropp_plan::machines;
+use zeropp_plan::model::ModelSizes;
 
 /// Name, GPUs, P, interleave, batch, micro-batch, seconds with full recomputation, seconds with
 /// sequence parallelism and selective recomputation (Korthikanti et al. 2022, table 5). All four

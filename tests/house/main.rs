@@ -1,12 +1,15 @@
 //! The rules of the house that no compiler knows, over all that is in git: lengths, circles between
 //! modules, paths that lead nowhere, public items that nobody uses.
 
+mod circles;
+mod names;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crates by the folder of their sources.
-const CRATES: [&str; 16] = [
+const CRATES: [&str; 17] = [
     "zeropp-schedule/src",
     "zeropp-search/src",
     "zeropp-kernels/src",
@@ -20,6 +23,7 @@ const CRATES: [&str; 16] = [
     "zeropp-zero3/src",
     "zeropp-pipeline/src",
     "zeropp-plan/src",
+    "zeropp-papers/src",
     "zeropp-playground/src",
     "src",
     "zeropp-cli/src",
@@ -80,7 +84,7 @@ fn function(line: &str) -> Option<&str> {
     words.strip_prefix("fn ")?.split(['(', '<']).next()
 }
 
-fn told(broken: &[String]) {
+fn report(broken: &[String]) {
     assert!(broken.is_empty(), "{} found:\n{}", broken.len(), broken.join("\n"));
 }
 
@@ -95,7 +99,7 @@ fn no_line_is_longer_than_a_screen() {
             broken.push(format!("{name}:{}: {} columns", i + 1, line.chars().count()));
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// ARCHITECTURE.md names all files and folders with `unsafe` in the product, and none without.
@@ -131,7 +135,7 @@ fn unsafe_is_where_the_architecture_says() {
             broken.push(format!("{place} is named in ARCHITECTURE.md, and has no `unsafe`"));
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 #[test]
@@ -148,7 +152,7 @@ fn no_function_is_longer_than_a_page() {
             }
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// The modules at the top of the crate in `folder`, with those that each uses.
@@ -226,7 +230,7 @@ fn no_modules_of_a_crate_use_each_other_in_a_circle() {
             }
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 #[test]
@@ -250,14 +254,14 @@ fn only_the_command_prints() {
             broken.extend(product.lines().filter(prints).map(|l| format!("{name}: {}", l.trim())));
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// Crates know those below them only.
 #[test]
 fn dependencies_run_one_way() {
     let mut broken = Vec::new();
-    let below: [(&str, &[&str]); 16] = [
+    let below: [(&str, &[&str]); 17] = [
         ("zeropp-schedule", &[]),
         ("zeropp-search", &["schedule"]),
         ("zeropp-kernels", &[]),
@@ -271,6 +275,7 @@ fn dependencies_run_one_way() {
         ("zeropp-zero3", &["core", "comm", "checkpoint"]),
         ("zeropp-pipeline", &["core", "comm", "zero3", "schedule"]),
         ("zeropp-plan", &["schedule", "search", "model", "data"]),
+        ("zeropp-papers", &["schedule", "search", "model", "plan"]),
         ("zeropp-playground", &["schedule", "search"]),
         (
             ".",
@@ -298,6 +303,7 @@ fn dependencies_run_one_way() {
                 "pipeline",
                 "weights",
                 "plan",
+                "papers",
                 "playground",
             ],
         ),
@@ -313,7 +319,7 @@ fn dependencies_run_one_way() {
             }
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// The compiler's own rules, among them that every public item is documented, hold in all crates.
@@ -330,7 +336,7 @@ fn every_crate_keeps_the_workspaces_lints() {
     };
     let broken: Vec<String> =
         CRATES.iter().filter(|folder| !keeps(folder)).map(|f| f.to_string()).collect();
-    told(&broken);
+    report(&broken);
 }
 
 /// Paths in prose and comments that begin with a folder of the project lead somewhere.
@@ -358,7 +364,7 @@ fn every_path_that_is_named_is_there() {
             }
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// The guides name types, functions and tests; each is a word of some source.
@@ -379,7 +385,7 @@ fn whatever_the_guides_name_is_in_the_sources() {
             }
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// The index of decisions has every page under its own number, and no number twice.
@@ -404,7 +410,7 @@ fn every_decision_is_in_the_index() {
     if rows.len() > numbers.len() {
         broken.push(format!("{} rows for {} decisions", rows.len(), numbers.len()));
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// Links between documents lead to files that are there.
@@ -426,7 +432,7 @@ fn every_link_between_documents_leads_somewhere() {
     let held = promises.split('`').skip(1).step_by(2).filter(|path| path.contains('/'));
     let lost = held.filter(|path| !root().join(path).exists());
     broken.extend(lost.map(|path| format!("docs/stability.md: {path}")));
-    told(&broken);
+    report(&broken);
 }
 
 /// Functions that are public for those who write schedules and layers of their own: nothing here
@@ -479,7 +485,7 @@ fn nothing_is_public_that_nobody_outside_uses() {
             }
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// The name of the public type, trait, constant or static that `line` declares.
@@ -546,7 +552,7 @@ fn no_type_is_public_that_nobody_outside_meets() {
             }
         }
     }
-    told(&broken);
+    report(&broken);
 }
 
 /// Every page of the documents is in their index, dated measurements too.
@@ -562,5 +568,5 @@ fn every_document_is_in_the_index() {
             broken.push(format!("docs/README.md does not name {page}"));
         }
     }
-    told(&broken);
+    report(&broken);
 }

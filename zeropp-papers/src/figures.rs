@@ -4,11 +4,11 @@ use std::fmt::Write;
 
 use super::Series;
 use super::zeropp::{INSIDE, PP, TABLE_4, by_the_formula, gb, job, simulated, tensor_layout};
-use crate::PlanError;
 use crate::baselines::{Saving, TensorLayout, step};
-use crate::layout::{Layout, Recompute};
-use crate::model::ModelSizes;
-use crate::search::Models;
+use zeropp_plan::PlanError;
+use zeropp_plan::layout::{Layout, Recompute};
+use zeropp_plan::model::ModelSizes;
+use zeropp_plan::search::Models;
 
 /// GB and seconds of layouts.
 type Points = Vec<[f64; 2]>;

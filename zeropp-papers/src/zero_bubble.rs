@@ -12,8 +12,8 @@ use zeropp_search::generate_with_costs;
 use super::Cell;
 use super::Series;
 use crate::baselines::{self, Kernels, Saving, TensorLayout, UPDATE_BYTES};
-use crate::machines;
-use crate::model::ModelSizes;
+use zeropp_plan::machines;
+use zeropp_plan::model::ModelSizes;
 
 /// The bubbles of Zero Bubble's profiles: p, m, F, B, W, message in us, and the rates of 1F1B,
 /// ZB-H1, ZB-H2, ZB-1p and ZB-2p.

@@ -4,11 +4,11 @@
 /// evenly, the first replicas have a few more than the others, so that there are two numbers at
 /// most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Deal {
+pub struct Deal {
     /// Replicas.
     replicas: usize,
     /// Micro-batches of each rank of the first ones, of which there is at least one.
-    pub(crate) most: usize,
+    pub most: usize,
     /// How many these are.
     full: usize,
     /// Micro-batches of each rank of the others.
@@ -17,12 +17,12 @@ pub(crate) struct Deal {
 
 impl Deal {
     /// As many for each of `replicas`.
-    pub(super) fn even(each: usize, replicas: usize) -> Deal {
+    pub fn even(each: usize, replicas: usize) -> Deal {
         Deal { replicas, most: each, full: replicas, fewer: each }
     }
 
     /// `all` micro-batches for `replicas`, `at_a_time` together; each gets some.
-    pub(super) fn of(all: usize, replicas: usize, at_a_time: usize) -> Deal {
+    pub fn of(all: usize, replicas: usize, at_a_time: usize) -> Deal {
         let times = all / at_a_time;
         let (fewer, full) = (times / replicas * at_a_time, times % replicas);
         match full {
@@ -32,12 +32,12 @@ impl Deal {
     }
 
     /// The micro-batches of replicas that have fewer than the first; none where all have as many.
-    pub(crate) fn fewer(&self) -> Option<usize> {
+    pub fn fewer(&self) -> Option<usize> {
         (self.fewer != self.most).then_some(self.fewer)
     }
 
     /// How many micro-batches went to a replica at a time, where they do not divide evenly.
-    pub(crate) fn dealt_by(&self) -> Option<usize> {
+    pub fn dealt_by(&self) -> Option<usize> {
         self.fewer().map(|fewer| self.most - fewer)
     }
 
@@ -47,12 +47,12 @@ impl Deal {
     }
 
     /// Those of each replica.
-    pub(crate) fn to_vec(self) -> Vec<usize> {
+    pub fn to_vec(self) -> Vec<usize> {
         (0..self.replicas).map(|replica| self.of_replica(replica)).collect()
     }
 
     /// Micro-batches of a step on one ZeRO-3 place of all replicas.
-    pub(crate) fn all(&self) -> usize {
+    pub fn all(&self) -> usize {
         self.before(self.replicas)
     }
 
@@ -66,7 +66,7 @@ impl Deal {
     /// The number, among those of the whole step, of the first micro-batch of the rank with this
     /// place among the `zero3` ranks of its ZeRO-3 group: replicas, then places, have consecutive
     /// ones.
-    pub(crate) fn first(&self, replica: usize, (place, zero3): (usize, usize)) -> usize {
+    pub fn first(&self, replica: usize, (place, zero3): (usize, usize)) -> usize {
         self.before(replica) * zero3 + place * self.of_replica(replica)
     }
 }

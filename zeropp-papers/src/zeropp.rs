@@ -8,12 +8,12 @@ use zeropp_search::generate;
 
 use super::Cell;
 use crate::baselines::{Baseline, Kernels, Saving, TensorLayout, step};
-use crate::bytes::RunState;
-use crate::exact::{Planned, Simulation};
-use crate::layout::{Compute, Fixed, Job, Layout, Recompute};
-use crate::model::ModelSizes;
-use crate::search::Models;
-use crate::{PlanError, machines};
+use zeropp_plan::bytes::RunState;
+use zeropp_plan::exact::{Planned, Simulation};
+use zeropp_plan::layout::{Compute, Fixed, Job, Layout, Recompute};
+use zeropp_plan::model::ModelSizes;
+use zeropp_plan::search::Models;
+use zeropp_plan::{PlanError, machines};
 
 /// Table 4's rows: model, GPUs, replicas, batch, and memory in GB and seconds of 3D, 3D with
 /// sequence parallelism, ZB-V and ZeroPP.
@@ -33,8 +33,8 @@ pub(super) struct Table4 {
     /// Memory in GB, likewise; ZeroPP's by the paper's own formula.
     pub(super) memory: Vec<Cell>,
     /// ZeroPP's layouts that the formula finds for both models, simulated, with GB as a run of
-    /// zeropp predicts them.
-    found: Vec<(Planned, f64)>,
+    /// zeropp predicts them; and with stages of one layer, and ZeRO-1 over replicas.
+    found: Vec<[(Planned, f64); 2]>,
     /// Stages a rank and samples that the memory of 3D is nearest to.
     found_3d: (usize, usize),
     /// Messages of each micro-batch that ZB-V's memory is nearest with if they are never freed.
@@ -83,12 +83,20 @@ pub(super) fn table_4() -> Result<Table4, PlanError> {
         }
         let (gb, layout) = nearest(&model, (gpus, dp, batch), b, zeropp[0])?;
         let job = job(model.clone(), gpus, batch)?;
-        let planned = simulated(&job, &mut Models::new(&job), &layout)?;
-        let held = planned.worst().1.total() as f64 / 1e9;
+        let mut models = Models::new(&job);
+        let mut run = |layout: &Layout| {
+            let planned = simulated(&job, &mut models, layout)?;
+            let held = planned.worst().1.total() as f64 / 1e9;
+            Ok::<_, PlanError>((planned, held))
+        };
+        let virtual_stages = job.model.decoder.layers / PP;
+        let single = Layout { virtual_stages, zero1: dp > 1, ..layout.clone() };
+        let found = [run(&layout)?, run(&single)?];
         let name = format!("{name} ZeroPP");
-        table.times.push(Cell { name: name.clone(), paper: zeropp[1], ours: planned.step_s });
+        let ours = found[0].0.step_s;
+        table.times.push(Cell { name: name.clone(), paper: zeropp[1], ours });
         table.memory.push(Cell { name, paper: zeropp[0], ours: gb });
-        table.found.push((planned, held));
+        table.found.push(found);
     }
     Ok(table)
 }
@@ -295,12 +303,14 @@ pub(super) fn text(out: &mut String) -> Result<(), PlanError> {
     let table = table_4()?;
     super::head(out, "\nZeroPP, table 4: memory, GB");
     table.memory.iter().for_each(|cell| super::row(out, cell, "GB"));
-    for (planned, held) in &table.found {
+    for [(planned, held), (single, less)] in &table.found {
         let Layout { virtual_stages, unit, micro_batch_size, .. } = planned.layout;
+        let zero1 = if single.layout.zero1 { " and ZeRO-1" } else { "" };
         let _ = writeln!(
             out,
             "ZeroPP's memory is nearest with V {virtual_stages}, U {unit}, b {micro_batch_size}; \
-             zeropp's own run of it holds {held:.1} GB"
+             zeropp's own run of it holds {held:.1} GB, with V {}{zero1} {less:.1} GB in {:.2} s",
+            single.layout.virtual_stages, single.step_s
         );
     }
     let (interleave, micro_batch) = table.found_3d;
@@ -414,7 +424,7 @@ mod tests {
             assert!(table.memory[i].difference().abs() < 0.05, "{:?}", table.memory[i]);
             assert!(table.memory[i - 3].difference().abs() < 0.10, "3D {:?}", table.memory[i - 3]);
         }
-        let found: Vec<_> = table.found.iter().map(|(p, _)| p.blocks[0]).collect();
+        let found: Vec<_> = table.found.iter().map(|[(p, _), _]| p.blocks[0]).collect();
         assert_eq!(found, [2, 2], "both have stages of two layers");
     }
 

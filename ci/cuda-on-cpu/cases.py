@@ -1,0 +1,124 @@
+"""Runs of zeropp on CUDA on the CPU, against the CPU backend's: `cases.py ZEROPP [ORDERS]`.
+
+ORDERS: how many orders of the streams a run over NCCL is tried in. The environment is that of
+ci/cuda-on-cpu/run, which builds what this needs."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+MODEL = """--model llama --layers 2 --hidden 64 --heads 4 --kv-heads 2 --intermediate 128 --seq 32
+    --micro-batch-size 2 --micro-batches 2 --lr 1e-2 --warmup 0 --steps 3""".split()
+# fp32 products are TF32 from compute capability 8.0 on; as 7.5 they are fp32's.
+EXACT, TENSOR_CORES = "75", "90"
+# As GPUs and CPUs sum in other orders; after three steps.
+FP32, BF16 = 2e-4, 2e-3
+
+# Name, GPUs, capability, tolerance, and what a run adds to MODEL.
+CASES = [
+    ("fp32, one rank", 1, EXACT, FP32, ""),
+    ("bf16, one rank", 1, TENSOR_CORES, BF16, "--precision bf16"),
+    ("threads, P 2 on one GPU", 1, EXACT, FP32, "--pp 2"),
+    ("threads, P 2 on two", 2, EXACT, FP32, "--pp 2"),
+    ("threads, P 2 × D 2 on four, bf16", 4, TENSOR_CORES, BF16,
+     "--pp 2 --zero3 2 --precision bf16"),
+    ("threads, tied weights on two", 2, EXACT, FP32, "--pp 2 --tied"),
+    ("threads, all recomputed, on two", 2, EXACT, FP32, "--pp 2 --recompute full"),
+    ("threads, D 2 × K 2, ZeRO-1 on four", 4, EXACT, FP32, "--zero3 2 --dp 2 --zero1"),
+    ("threads, validation and a text on two", 2, EXACT, FP32,
+     "--pp 2 --split 90,10 --eval-every 2 --eval-steps 1 --sample-every 3 --prompt the"),
+    ("nccl, P 2 × D 2 on four", 4, EXACT, FP32, "--engine nccl --pp 2 --zero3 2"),
+    ("nccl, tied weights, K 2, ZeRO-1 on four", 4, EXACT, FP32,
+     "--engine nccl --pp 2 --dp 2 --tied --zero1"),
+    ("nccl, P 2 × D 2 on four, bf16", 4, TENSOR_CORES, BF16,
+     "--engine nccl --pp 2 --zero3 2 --precision bf16"),
+]
+failures = []
+
+
+class Failed(Exception):
+    pass
+
+
+def run(zeropp, arguments, folder, **environment):
+    """The steps of a run: losses and norms."""
+    metrics = folder / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    command = [zeropp, "run", *MODEL, *arguments, "--metrics", metrics]
+    done = subprocess.run(command, env={**os.environ, **environment}, timeout=600,
+                          capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    if done.returncode or "[cuda-on-cpu] error" in said:
+        raise Failed(f"exit code {done.returncode}\n{said[-3000:]}")
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [(step["loss"], step["grad_norm"]) for step in lines if "loss" in step]
+
+
+def on_cuda(zeropp, arguments, folder, gpus, capability, **environment):
+    return run(zeropp, ["--device", "cuda", *arguments], folder, CUDA_ON_CPU_ABORT="1",
+               CUDA_ON_CPU_DEVICES=str(gpus), CUDA_ON_CPU_CAPABILITY=capability, **environment)
+
+
+def on_cpu(zeropp, arguments, folder):
+    words = [a for a in arguments if a not in ("--engine", "nccl")]
+    return run(zeropp, words, folder)
+
+
+def near(got, wanted, tolerance):
+    """Losses within the tolerance; norms, which rounding moves more, within ten times it."""
+    if len(got) != len(wanted):
+        raise Failed(f"{len(got)} steps instead of {len(wanted)}")
+    for n, (g, w) in enumerate(zip(got, wanted)):
+        apart = [abs(x - y) / y for x, y in zip(g, w)]
+        if not (apart[0] <= tolerance and apart[1] <= 10 * tolerance):
+            raise Failed(f"step {n + 1}: loss and norm {g} instead of {w}")
+
+
+def case(name, work):
+    began = time.monotonic()
+    try:
+        work()
+        verdict = "ok"
+    except (Failed, subprocess.TimeoutExpired) as error:
+        failures.append(name)
+        verdict = f"FAILED: {error}"
+    print(f"{name}: {verdict} ({time.monotonic() - began:.0f} s)", flush=True)
+
+
+def resumed(zeropp, folder):
+    """A run that goes on from its second step has the losses of when it did not stop."""
+    layout = ["--pp", "2", "--save", folder / "saved", "--save-every", "2"]
+    whole = on_cuda(zeropp, layout, folder, 2, EXACT)
+    rest = on_cuda(zeropp, [*layout, "--resume", "2"], folder, 2, EXACT)
+    near(rest, whole[2:], 1e-6)
+
+
+def orders(zeropp, folder, count):
+    """Streams that are late by chance change no digit: no wait is missing."""
+    layout = ["--engine", "nccl", "--pp", "2", "--zero3", "2"]
+    wanted = on_cuda(zeropp, layout, folder, 4, EXACT)
+    for seed in range(1, count + 1):
+        got = on_cuda(zeropp, layout, folder, 4, EXACT, CUDA_ON_CPU_DELAY_US="3000",
+                      CUDA_ON_CPU_SEED=str(seed))
+        if got != wanted:
+            raise Failed(f"seed {seed}: {got} instead of {wanted}")
+
+
+def main():
+    zeropp, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 3
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        for name, gpus, capability, tolerance, words in CASES:
+            words = words.split()
+            case(name, lambda: near(on_cuda(zeropp, words, folder, gpus, capability),
+                                    on_cpu(zeropp, words, folder), tolerance))
+        case("a run that is resumed", lambda: resumed(zeropp, folder))
+        case(f"{count} orders of the streams", lambda: orders(zeropp, folder, count))
+    sys.exit(f"FAILED: {', '.join(failures)}" if failures else 0)
+
+
+main()

@@ -1,0 +1,93 @@
+//! The optimizers that settings name, a row for each.
+
+use std::sync::Arc;
+
+use zeropp_core::choice;
+use zeropp_zero3::adafactor::Adafactor;
+use zeropp_zero3::adamw::AdamW;
+use zeropp_zero3::lion::Lion;
+use zeropp_zero3::muon::Muon;
+use zeropp_zero3::rule::UpdateRule;
+use zeropp_zero3::sgd::Sgd;
+
+/// The settings that an optimizer has, with what they are where they are left out; `None` where it
+/// has no such setting.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Usual {
+    pub(super) beta1: Option<f64>,
+    pub(super) beta2: Option<f64>,
+    pub(super) eps: Option<f64>,
+    pub(super) momentum: Option<f64>,
+    pub(super) nesterov: Option<bool>,
+}
+
+const NONE: Usual = Usual { beta1: None, beta2: None, eps: None, momentum: None, nesterov: None };
+
+/// The values of those settings in a run; those that its optimizer has not are 0.
+pub(super) struct Values {
+    pub(super) beta1: f64,
+    pub(super) beta2: f64,
+    pub(super) eps: f64,
+    pub(super) momentum: f64,
+    pub(super) nesterov: bool,
+    pub(super) weight_decay: f64,
+}
+
+impl Values {
+    fn adamw(&self) -> AdamW {
+        let Values { beta1, beta2, eps, weight_decay, .. } = *self;
+        AdamW { beta1, beta2, eps, weight_decay }
+    }
+}
+
+/// The optimizers: a row says what one does, how it is called, which settings it has and which
+/// rule it is.
+macro_rules! optimizers {
+    ($(
+        $(#[doc = $doc:literal])+
+        $kind:ident = $name:literal { $($setting:ident: $usual:expr),* }
+        $values:ident => $rule:expr;
+    )+) => {
+        choice! {
+            /// How weights follow from gradients.
+            OptimizerKind { $($(#[doc = $doc])+ $kind = $name,)+ }
+        }
+
+        impl OptimizerKind {
+            // A row may have all settings.
+            #[allow(clippy::needless_update)]
+            pub(super) fn usual(self) -> Usual {
+                match self {
+                    $(Self::$kind => Usual { $($setting: Some($usual),)* ..NONE },)+
+                }
+            }
+
+            pub(super) fn rule(self, values: &Values) -> Arc<dyn UpdateRule> {
+                match self {
+                    $(Self::$kind => {
+                        let $values = values;
+                        Arc::new($rule)
+                    })+
+                }
+            }
+        }
+    };
+}
+
+optimizers! {
+    /// Adam with decoupled weight decay.
+    Adamw = "adamw" { beta1: 0.9, beta2: 0.999, eps: 1e-8 }
+    v => v.adamw();
+    /// Stochastic gradient descent with momentum.
+    Sgd = "sgd" { momentum: 0.9, nesterov: false }
+    v => Sgd { momentum: v.momentum, nesterov: v.nesterov, weight_decay: v.weight_decay };
+    /// Steps of one size along the sign of a mean gradient.
+    Lion = "lion" { beta1: 0.9, beta2: 0.99 }
+    v => Lion { beta1: v.beta1, beta2: v.beta2, weight_decay: v.weight_decay };
+    /// Mean gradients made orthogonal for the matrices of blocks, AdamW for all else.
+    Muon = "muon" { momentum: 0.95, nesterov: true, beta1: 0.9, beta2: 0.999, eps: 1e-8 }
+    v => Muon { momentum: v.momentum, nesterov: v.nesterov, adamw: v.adamw() };
+    /// Second moments of rows and columns alone, and steps relative to the size of a parameter.
+    Adafactor = "adafactor" {}
+    v => Adafactor { weight_decay: v.weight_decay };
+}

@@ -1,0 +1,73 @@
+//! Forwards that keep what B needs: of whole stages, and of pieces of those that are done again.
+
+use std::ops::Range;
+
+use zeropp_core::meter::MemoryKind;
+use zeropp_core::split::{Recording, Saved};
+
+use super::super::error::StepError;
+use super::super::graph::{Graph, Output};
+use super::ModelWorker;
+
+impl ModelWorker {
+    /// Builds the graph of a piece of one stage and micro-batch from its plain input.
+    pub(super) fn build(
+        &mut self,
+        (stage, micro_batch): (usize, usize),
+        piece: Range<usize>,
+        input: Option<Saved<3>>,
+        output_wanted: bool,
+    ) -> Result<Output, StepError> {
+        let at = (stage, micro_batch);
+        let queue = self.queues.entry(at).or_default().clone();
+        let is_last = piece.end == self.stages[&stage].parts.len();
+        let forward_grads = if is_last { self.forward_grads(stage, micro_batch) } else { None };
+        let x = input.as_ref().map(Saved::get);
+        let by = self.stages[&stage].recorded_by;
+        let recording = Recording::start(x, self.gradients_on(), by);
+        let op = self.op_cx(at, queue, forward_grads, recording.token())?;
+        let output = self.run_layers(at, piece, recording.input(), (&op, output_wanted))?;
+        let (graph, plain) = Graph::new(recording, input, output);
+        self.graphs.insert(at, graph);
+        Ok(plain)
+    }
+
+    /// Runs the stage and keeps the inputs of its pieces alone.
+    pub(super) fn forward_in_pieces(
+        &mut self,
+        at: (usize, usize),
+        input: Option<Saved<3>>,
+    ) -> Result<Output, StepError> {
+        let op = self.untracked(at.0, at.1)?;
+        let mut x = input.as_ref().map(Saved::get);
+        let mut inputs = vec![input];
+        let pieces = self.stages[&at.0].pieces.clone();
+        let last = pieces.len() - 1;
+        for piece in &pieces[..last] {
+            let Output::Hidden(y) = self.run_layers(at, piece.clone(), x, (&op, true))? else {
+                unreachable!("the head is in the last piece");
+            };
+            inputs.push(Some(Saved::new(y.clone(), MemoryKind::Activation, &self.meter)));
+            x = Some(y);
+        }
+        self.inputs.insert(at, inputs);
+        self.run_layers(at, pieces[last].clone(), x, (&op, true))
+    }
+
+    /// Redoes the last piece of a stage that is not yet redone, if there is one. Its output is not
+    /// wanted.
+    pub(super) fn redo(&mut self, at: (usize, usize)) -> Result<bool, StepError> {
+        let Some(inputs) = self.inputs.get_mut(&at) else { return Ok(false) };
+        let input = inputs.pop().expect("emptied ones are removed");
+        let left = inputs.len();
+        if left == 0 {
+            self.inputs.remove(&at);
+        }
+        let piece = self.stages[&at.0].pieces[left].clone();
+        // Its forward's outputs were seen.
+        let watched = self.watched.take();
+        let built = self.build(at, piece, input, false);
+        self.watched = watched;
+        built.map(|_| true)
+    }
+}

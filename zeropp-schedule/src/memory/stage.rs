@@ -1,0 +1,63 @@
+//! What predictions take of a stage.
+
+/// Bytes of one stage, for one micro-batch where that applies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StageBytes {
+    /// The stage input of one micro-batch, kept alone where the stage recomputes.
+    pub input: u64,
+    /// All that F keeps for the B of one micro-batch, the input included.
+    pub activation: u64,
+    /// What B keeps for the W of one micro-batch.
+    pub stash: u64,
+    /// What B has given back of the activation when it holds the most.
+    pub backward_freed: u64,
+    /// What it keeps for W by then, beside what was in the activation; both are 0 where it holds
+    /// the most at its beginning.
+    pub backward_stash: u64,
+    /// What there is of it where it recomputes, if that is more than one layer; else its input,
+    /// and after R the whole.
+    pub layerwise: Option<LayerwiseBytes>,
+    /// The whole gathered weights.
+    pub weights: u64,
+    /// Copies of them as the products of a forward read them; 0 where none is kept.
+    pub packed_forward: u64,
+    /// The same for the products of a backward.
+    pub packed_backward: u64,
+    /// The same for those of them that F makes along with a part of the gradient: a head's.
+    pub packed_in_forward: u64,
+    /// What a forward takes beside that, and gives back at its end.
+    pub workspace: u64,
+    /// The whole fp32 gradient.
+    pub gradient: u64,
+    /// That part of it which F makes: a head's.
+    pub gradient_in_forward: u64,
+    /// Whether the gradient of a step's first unit stays with the rank as the sum of its units, so
+    /// that it counts as that and never here: where nobody shares the stage with the rank.
+    pub keeps_first_gradient: bool,
+    /// The rank's share of the sum over the units; what a first gradient that stays counts as is
+    /// its own size.
+    pub gradient_shard: u64,
+    /// The output of one micro-batch as it is sent on; the gradient that comes back is as large.
+    pub message: u64,
+    /// What goes into a gather, where that is a copy of the shard.
+    pub gather_input: u64,
+    /// What a reduction gives, where that is another buffer than goes in.
+    pub reduced: u64,
+    /// What a reduction over replicas gives.
+    pub replica_reduced: u64,
+}
+
+/// A micro-batch of a stage of several layers, each of which is done again by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerwiseBytes {
+    /// What F keeps: the inputs of all layers.
+    pub inputs: u64,
+    /// What there is from R to B: of the last layer all that its F would keep.
+    pub redone: u64,
+    /// The most of it in B.
+    pub most: u64,
+    /// How much of it there is when B holds the most, with what it keeps for W.
+    pub inside: u64,
+    /// What B keeps for W by then.
+    pub inside_stash: u64,
+}
