@@ -77,7 +77,7 @@ fn refused(cases: &[(&str, &str)]) {
 
 #[test]
 fn a_mesh_of_more_ranks_than_a_process_has_threads_can_be_predicted() {
-    let config = config("pp = 4\nzero3 = 8\ndp = 256\nglobal-batch = 2048");
+    let config = config("pp = 4\nzero3 = 8\ndp = 256");
     config.validate_for_prediction().unwrap();
     let error = config.validate().unwrap_err().to_string();
     assert!(error.contains("8192 ranks; the threads engine runs at most 4096"), "{error}");
