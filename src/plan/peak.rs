@@ -1,5 +1,5 @@
-//! What a device can do at best: a GPU by its data sheet where its name is known, everything else by
-//! the measured rate of one matrix product.
+//! The peak rate of a device: a GPU's by its data sheet where its name is known, else the measured
+//! rate of one matrix product.
 
 use std::time::Instant;
 

@@ -29,12 +29,12 @@ pub struct Kept {
     /// Words of the parameter as a whole, which each rank with a part of it keeps.
     pub whole_words: usize,
     /// What an update takes, where it looks at the whole parameter.
-    pub whole: Option<Whole>,
+    pub whole: Option<WholeUpdate>,
 }
 
 /// What an update takes that looks at a whole parameter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Whole {
+pub struct WholeUpdate {
     /// fp32 elements of memory that changing the parameter's direction takes, the result included.
     pub elements: usize,
     /// Floating-point operations of that.
@@ -291,7 +291,10 @@ mod tests {
         StateRule::new(|p, _| match p.shape[..] {
             [rows, cols] => {
                 let elements = 2 * cols * (rows + cols);
-                Kept { whole: Some(Whole { elements, ..Whole::default() }), ..Kept::tensors(1) }
+                Kept {
+                    whole: Some(WholeUpdate { elements, ..WholeUpdate::default() }),
+                    ..Kept::tensors(1)
+                }
             }
             _ => Kept::tensors(2),
         })

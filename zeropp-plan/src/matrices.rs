@@ -57,7 +57,7 @@ impl OfBlock {
 #[cfg(test)]
 mod tests {
     use zeropp_model::layer::LayerCost;
-    use zeropp_model::optimizer::{Kept, Whole};
+    use zeropp_model::optimizer::{Kept, WholeUpdate};
     use zeropp_model::params::Init;
 
     use super::*;
@@ -72,7 +72,7 @@ mod tests {
         let block = Layer::new(parameters, Role::Hidden, LayerCost::default());
         let flops = 5 * 2 * 128 * 128 * 640;
         let muon = StateRule::new(move |p, _| Kept {
-            whole: (p.shape.len() == 2).then_some(Whole { elements: 1, flops, rms: false }),
+            whole: (p.shape.len() == 2).then_some(WholeUpdate { elements: 1, flops, rms: false }),
             ..Kept::tensors(1)
         });
         let of = |zero3, owners| {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use proptest::prelude::*;
-use zeropp_model::optimizer::{Kept, Role, StateRule, UpdateBytes, Whole};
+use zeropp_model::optimizer::{Kept, Role, StateRule, UpdateBytes, WholeUpdate};
 use zeropp_model::presets::Preset;
 use zeropp_schedule::ir::{self, Action};
 use zeropp_schedule::lower::OptimizerSync;
@@ -49,7 +49,7 @@ fn state(matrix: usize, other: usize, whole: bool) -> RunState {
         (Role::Hidden, [rows, columns]) => {
             let short = rows.min(columns);
             let flops = 10 * (short * short * (2 * rows.max(columns) + short)) as u64;
-            let needs = Whole { elements: 2 * short * (rows + columns), flops, rms: false };
+            let needs = WholeUpdate { elements: 2 * short * (rows + columns), flops, rms: false };
             Kept { whole: whole.then_some(needs), ..Kept::tensors(matrix) }
         }
         _ => Kept::tensors(other),

@@ -8,7 +8,9 @@
 
 use zeropp_core::kernels::threads;
 
-use crate::rule::{Elements, Parameter, StateTensor, StepScale, UpdateRule, Whole, WholeParameter};
+use crate::rule::{
+    Elements, Parameter, StateTensor, StepScale, UpdateRule, WholeParameter, WholeUpdate,
+};
 
 /// The exponent of the step by which the second moment's memory grows.
 const BETA2_DECAY: f64 = -0.8;
@@ -45,12 +47,12 @@ impl UpdateRule for Adafactor {
         }
     }
 
-    fn whole(&self, of: &Parameter<'_>) -> Option<Whole> {
+    fn whole(&self, of: &Parameter<'_>) -> Option<WholeUpdate> {
         let n: usize = of.shape.iter().product();
         // The update, and sums in f64.
         let columns = factors(of).map_or(0, |[_, columns, _]| columns);
         let elements = n + 2 * (columns + n.div_ceil(CHUNK));
-        Some(Whole { elements, flops: 12 * n as u64, rms: true })
+        Some(WholeUpdate { elements, flops: 12 * n as u64, rms: true })
     }
 
     fn direction(

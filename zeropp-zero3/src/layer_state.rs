@@ -13,8 +13,8 @@ use crate::exact::ExactSum;
 use crate::layer_shard::own_copy;
 use crate::norm::{add_host_squares, add_squares};
 use crate::rule::{
-    DeviceElements, EMA, Elements, Parameter, ParameterGroups, Role, StateTensor, StepScale, Whole,
-    WholeParameter,
+    DeviceElements, EMA, Elements, Parameter, ParameterGroups, Role, StateTensor, StepScale,
+    WholeParameter, WholeUpdate,
 };
 use crate::sharers::Sharers;
 
@@ -66,7 +66,7 @@ impl Owned<'_> {
     /// by its root mean square.
     fn looks_at_whole(&self, groups: &ParameterGroups) -> (bool, bool) {
         let all = self.layout.params.iter().map(|p| groups.parameter(&p.spec, self.role));
-        let wholes: Vec<Whole> = all.filter_map(|of| groups.rule.whole(&of)).collect();
+        let wholes: Vec<WholeUpdate> = all.filter_map(|of| groups.rule.whole(&of)).collect();
         (!wholes.is_empty(), wholes.iter().any(|whole| whole.rms))
     }
 

@@ -9,8 +9,8 @@ use zeropp_core::kernels::muon::{self, COEFFICIENTS, EPS, STEPS};
 
 use crate::adamw::AdamW;
 use crate::rule::{
-    DeviceElements, Elements, Parameter, Role, StateTensor, StepScale, UpdateRule, Whole,
-    WholeParameter,
+    DeviceElements, Elements, Parameter, Role, StateTensor, StepScale, UpdateRule, WholeParameter,
+    WholeUpdate,
 };
 
 /// The root mean square of AdamW's steps, about.
@@ -48,12 +48,12 @@ impl UpdateRule for Muon {
         }
     }
 
-    fn whole(&self, of: &Parameter<'_>) -> Option<Whole> {
+    fn whole(&self, of: &Parameter<'_>) -> Option<WholeUpdate> {
         let is_matrix = of.role == Role::Hidden && of.shape.len() == 2;
         is_matrix.then(|| {
             let shape = shape(of);
             let elements = muon::orthogonal_elements(shape);
-            Whole { elements, flops: muon::orthogonal_flops(shape), rms: false }
+            WholeUpdate { elements, flops: muon::orthogonal_flops(shape), rms: false }
         })
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor, TensorData};
 pub use zeropp_checkpoint::{EMA, StateTensor};
 use zeropp_core::optimizer::{Kept, StateRule};
-pub use zeropp_core::optimizer::{Role, Whole};
+pub use zeropp_core::optimizer::{Role, WholeUpdate};
 use zeropp_core::params::{BLOCK, ParamSpec};
 
 /// A parameter as an optimizer sees it.
@@ -119,7 +119,7 @@ pub struct WholeParameter<'a, 'b> {
     pub direction: &'a [f32],
     /// The words that are kept of it on this rank, as in [`Elements::state`].
     pub state: &'a mut [&'b mut [f32]],
-    /// The root mean square of its elements, where [`Whole::rms`] asks for it, else 0.
+    /// The root mean square of its elements, where [`WholeUpdate::rms`] asks for it, else 0.
     pub rms: f64,
 }
 
@@ -163,7 +163,7 @@ pub trait UpdateRule: Send + Sync + 'static {
     fn state(&self, of: &Parameter<'_>) -> Vec<StateTensor>;
 
     /// Whether it looks at all of this parameter at once, and what that takes.
-    fn whole(&self, _of: &Parameter<'_>) -> Option<Whole> {
+    fn whole(&self, _of: &Parameter<'_>) -> Option<WholeUpdate> {
         None
     }
 
@@ -190,7 +190,7 @@ pub trait UpdateRule: Send + Sync + 'static {
     }
 
     /// The direction of a whole parameter from that of its elements; by itself the same. It takes
-    /// [`Whole::elements`] of memory.
+    /// [`WholeUpdate::elements`] of memory.
     fn transform(
         &self,
         _of: &Parameter<'_>,

@@ -50,7 +50,8 @@ impl Machine {
                  {{ *b = (d - 6ul) << 30; return d < 7; }}
              static void put(char *to, int n, const char *a, int d)
                  {{ int i = 0; for (; a[i] && i < n - 2; i++) to[i] = a[i]; to[i] = '0' + d; }}
-             int cuDeviceGetName(char *t, int n, int d) {{ put(t, n, \"NVIDIA H10\", d - 7); return 0; }}
+             int cuDeviceGetName(char *t, int n, int d)
+                 {{ put(t, n, \"NVIDIA H10\", d - 7); return 0; }}
              int cuDeviceGetPCIBusId(char *t, int n, int d)
                  {{ put(t, n, \"0000:00:1\", d - 7); return 0; }}"
         );
