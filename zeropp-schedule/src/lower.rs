@@ -378,9 +378,7 @@ fn add_retirements(
     for pair in gradients.windows(2) {
         let (retire, next) = (Action::Retire { stage: pair[0].stage }, &pair[1]);
         let is_w = program[next.first].computes().all(|task| task.kind == Compute::W);
-        // A W that follows at once would wait for all of the reduction.
-        let is_apart = pair[0].last + 1 < next.first;
-        match in_order && is_w && is_apart {
+        match in_order && is_w {
             true => inserts.before(next.first, retire),
             false => inserts.after(next.last, retire),
         }
