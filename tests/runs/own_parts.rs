@@ -348,12 +348,12 @@ impl UpdateRule for Codes {
 
 #[test]
 fn an_own_optimizer_is_sharded_saved_and_predicted_like_any() {
-    sharded_saved_and_predicted(Heavy, "it has speed of");
+    sharded_saved_and_predicted(Heavy, "the checkpoint has speed of");
 }
 
 #[test]
 fn state_in_8_bits_with_a_scale_per_block_is_sharded_saved_and_predicted_like_any() {
-    let whole = sharded_saved_and_predicted(Codes, "it has codes of");
+    let whole = sharded_saved_and_predicted(Codes, "the checkpoint has codes of");
     // Words of what a rank owns beside their mean: 17 for each 64.
     let bare = Config { ema: None, zero3: 2, dp: 2, ..small() };
     let codes = outcome(Trainer::builder(bare).optimizer(Codes)).summary.peak_bytes.optimizer;

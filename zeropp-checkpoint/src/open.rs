@@ -457,12 +457,12 @@ mod tests {
         assert_eq!(check(&[("w", &[2, 5]), ("v", &[3])]), Ok(()));
         assert_eq!(check(&[("w", &[2, 5]), ("v", &[3]), ("w", &[2, 5])]), Ok(()), "tied");
         for (model, message) in [
-            (vec![("w", [2, 5].as_slice())], "its v [3] is not in the model"),
+            (vec![("w", [2, 5].as_slice())], "the checkpoint's v [3] is not in the model"),
             (
                 vec![("w", [5, 2].as_slice()), ("v", &[3])],
                 "w is [5, 2] in the model and [2, 5] in the checkpoint",
             ),
-            (vec![("x", [1].as_slice())], "the model's x [1] is not in it"),
+            (vec![("x", [1].as_slice())], "the model's x [1] is not in the checkpoint"),
         ] {
             let error = check(&model).unwrap_err();
             assert!(error.contains(message) && error.contains("step-000003"), "{error}");

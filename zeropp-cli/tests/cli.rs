@@ -57,7 +57,7 @@ fn a_bad_setting_ends_with_code_2_and_one_message() {
         ("--unit 0", "unit = 0: at least 1 is needed"),
         ("--micro-batches 0", "micro-batches = 0: at least 1 is needed"),
         ("--pp 0", "pp = 0: at least 1 is needed"),
-        ("--zero3 1000000", "zero3 = 1000000: is too large; use 1 to 4096"),
+        ("--zero3 1000000", "zero3 = 1000000: is too large; use 1 to 131072"),
         ("--zero3 4096 --dp 4096", "16777216 ranks"),
         ("--lr -1", "lr = -1: is out of range"),
         ("--lr nan", "lr = NaN: is out of range"),

@@ -164,8 +164,11 @@ pub(crate) fn impossible(job: &Job, leanest: Option<&Planned>, ranked: usize) ->
 
 /// Bytes in words that are no less.
 fn rounded_up(bytes: u64) -> String {
-    const MIB: u64 = 1 << 20;
-    in_words(bytes.next_multiple_of(if bytes < 1 << 30 { MIB } else { 11 * MIB }))
+    if bytes < 1 << 30 {
+        return in_words(bytes.next_multiple_of(1 << 20));
+    }
+    let hundredths = (bytes as u128 * 100).div_ceil(1 << 30);
+    format!("{}.{:02} GiB", hundredths / 100, hundredths % 100)
 }
 
 fn one_of(fits: &[String]) -> String {
@@ -197,6 +200,16 @@ mod tests {
             let gib: f64 = needed.parse().unwrap_or_else(|_| panic!("{needed} in {said}"));
             let memory = (gib * (1u64 << 30) as f64) as u64;
             assert!(Plan::new(&Job { memory, ..job.clone() }, "").is_ok(), "{said}");
+        }
+    }
+
+    /// A size that is said to do is read back by those who take it.
+    #[test]
+    fn memory_that_would_do_is_rounded_up() {
+        for (bytes, words) in
+            [(35_649_000_000, "33.21 GiB"), (1 << 30, "1.00 GiB"), (5, "1.00 MiB")]
+        {
+            assert_eq!(rounded_up(bytes), words);
         }
     }
 

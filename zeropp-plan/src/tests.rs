@@ -376,7 +376,6 @@ fn late_updates_dropout_and_matrices_have_their_prices() {
     assert!(muon > apart, "{muon} {apart}");
 }
 
-/// Stages that a plan prices as recomputed are those that the program computes again.
 /// A forward that is done again stops at its last product. Of 14.6b on 32 A800, with stages of one
 /// layer, and of llama3-70b on 64 H100, with stages of two.
 #[test]
@@ -412,6 +411,7 @@ fn full_recomputation_takes_at_most_a_quarter_longer() {
     }
 }
 
+/// Stages that a plan prices as recomputed are those that the program computes again.
 #[test]
 fn full_recomputation_is_of_the_stages_that_the_program_does_again() {
     let job = job("gpt2", 4, 64);

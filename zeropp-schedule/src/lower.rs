@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::action::Lowering;
 use crate::ir::{Action, Compute, Message, Schedule, Task};
+use crate::schedules::{Kind, Objective, StepForm};
 
 mod issue;
 mod replicas;
@@ -64,6 +65,16 @@ impl OptimizerSync {
 impl fmt::Display for OptimizerSync {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// The length that a step with such updates takes.
+impl From<OptimizerSync> for Objective {
+    fn from(sync: OptimizerSync) -> Objective {
+        match sync {
+            OptimizerSync::Barrier => Objective::Makespan,
+            OptimizerSync::Late => Objective::OwnSpan,
+        }
     }
 }
 
@@ -130,6 +141,7 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
     let trains = !schedule.is_forward_only();
     let late = trains && options.sync == OptimizerSync::Late;
     let warm_ups = late.then(|| warm_up::warm_ups(&programs));
+    let in_units = Kind::find(&schedule.kind).is_some_and(|kind| kind.step == StepForm::Units);
     let ranks = (0..schedule.pp())
         .map(|rank| {
             let program = &programs.ranks[rank];
@@ -142,7 +154,7 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
             }
             let gradients = gradients(schedule, program);
             add_reductions(&gradients, options.replicas, &mut inserts);
-            let last = add_retirements(program, &gradients, &mut inserts);
+            let last = add_retirements(program, &gradients, in_units, &mut inserts);
             if let Some(warm_ups) = &warm_ups {
                 inserts.before(warm_ups[rank], Action::Validate);
             }
@@ -367,14 +379,16 @@ fn add_reductions(gradients: &[Gradient], replicas: bool, inserts: &mut Inserts)
     }
 }
 
-/// The end of each reduction: before the next one or, where a rank's gradients come one after the
-/// other, before the next gradient is begun. The last one's is given back.
+/// The end of each reduction: before the next one or, in kinds that take a step in units and where
+/// a rank's gradients come one after the other, before the next gradient is begun: others were
+/// timed without that wait. The last one's is given back.
 fn add_retirements(
     program: &[Action],
     gradients: &[Gradient],
+    in_units: bool,
     inserts: &mut Inserts,
 ) -> Option<Action> {
-    let in_order = gradients.windows(2).all(|pair| pair[0].last < pair[1].first);
+    let in_order = in_units && gradients.windows(2).all(|pair| pair[0].last < pair[1].first);
     for pair in gradients.windows(2) {
         let (retire, next) = (Action::Retire { stage: pair[0].stage }, &pair[1]);
         let is_w = program[next.first].computes().all(|task| task.kind == Compute::W);

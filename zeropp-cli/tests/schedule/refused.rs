@@ -185,7 +185,7 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("--kind zeropp-auto --virtual 2 --mem-limit 3", "mem_limit = 3"),
         (
             "--pp 2 --lower --simulate-steps 1000000",
-            "simulate-steps = 1000000: with 178 actions a step that is more than 4194304 actions",
+            "simulate-steps = 1000000: with 186 actions a step that is more than 4194304 actions",
         ),
         ("--max-gathers 3", "max-gathers = 3: schedule zeropp has no such setting; use kind auto"),
         ("--kind zb-v --evaluations 9", "evaluations = 9: schedule zb-v has no such setting"),

@@ -2,7 +2,6 @@
 //! another.
 
 use super::ScheduleError;
-use crate::lower::OptimizerSync;
 use crate::simulate;
 
 /// Durations, in any one integer unit of time, and memory, in any one integer unit of space, of
@@ -45,16 +44,6 @@ pub enum Objective {
     /// two steps, one's tail overlaps the next one's start. What the papers count.
     #[default]
     OwnSpan,
-}
-
-/// The length that a step with such updates takes.
-impl From<OptimizerSync> for Objective {
-    fn from(sync: OptimizerSync) -> Objective {
-        match sync {
-            OptimizerSync::Barrier => Objective::Makespan,
-            OptimizerSync::Late => Objective::OwnSpan,
-        }
-    }
 }
 
 /// Limits of kind `auto` besides the one on activations.
