@@ -148,9 +148,8 @@ impl<'a> Search<'a> {
                 *count += 1;
                 *count <= LEAN_ALIKE
             });
-            let near = near.into_iter().map(|(layout, ..)| layout).take(LEAN_MAX);
-            self.simulate_some(near, if self.is_short { AGAIN_BUDGET } else { LEAN_BUDGET });
-            self.climb_to_less_memory();
+            let near = near.into_iter().map(|(layout, ..)| layout).take(LEAN_MAX).collect();
+            self.climb_to_less_memory(near);
         }
         if self.fitting(memory).next().is_some() {
             self.climb(memory);
@@ -268,24 +267,39 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Simulates what is beside the layouts that hold least, whether they fit or not.
-    fn climb_to_less_memory(&mut self) {
+    /// Simulates these layouts, and what is beside those that hold least of them and of what is
+    /// found so, whether they fit or not. What was simulated before changes nothing: so a plan with
+    /// as much memory as the leanest needs finds it again.
+    fn climb_to_less_memory(&mut self, near: Vec<Layout>) {
+        let (first, mut budget) = match (self.is_short, self.again) {
+            (true, _) => (AGAIN_BUDGET, AGAIN_BUDGET),
+            (false, true) => (LEAN_BUDGET, AGAIN_BUDGET),
+            (false, false) => (LEAN_BUDGET, LEAN_CLIMB_BUDGET),
+        };
+        self.simulate_some(near.iter().cloned(), first);
+        let mut lean: HashSet<Layout> = near.into_iter().collect();
         let mut climbed: HashSet<Layout> = HashSet::new();
-        let mut budget = if self.again { AGAIN_BUDGET } else { LEAN_CLIMB_BUDGET };
         while budget > 0 {
-            let mut best: Vec<&Planned> = self.known.values().flatten().collect();
+            let planned = |layout| self.known.get(layout).and_then(Option::as_ref);
+            let mut best: Vec<&Planned> = lean.iter().filter_map(planned).collect();
             if best.is_empty() {
                 return;
             }
             best.sort_by(|a, b| by_memory(a, b));
             let hopeless = HOPELESS * best[0].step_s;
             let Some(from) = next(&best, LEAN_CLIMBED, &climbed) else { return };
-            let mut new = self.new_beside(&from);
+            let beside = space::beside(self.job, &from).into_iter().filter(|l| !lean.contains(l));
+            let mut new: Vec<Candidate> = beside
+                .collect::<Vec<_>>()
+                .into_iter()
+                .filter_map(|l| self.in_closed_form(l))
+                .collect();
             new.retain(|c| c.step_s < hopeless);
             new.sort_by_key(|c| c.at_least);
             climbed.insert(from);
-            let each = budget.min(LEAN_CLIMB_EACH);
-            budget -= self.simulate_some(new.into_iter().map(|c| c.layout), each);
+            let new: Vec<Layout> = new.into_iter().map(|c| c.layout).collect();
+            budget -= self.simulate_some(new.iter().cloned(), budget.min(LEAN_CLIMB_EACH));
+            lean.extend(new.into_iter().filter(|layout| self.known.contains_key(layout)));
         }
     }
 
