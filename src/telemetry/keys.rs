@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_plotted_is_the_figure_of_its_row() {
+    fn plotted_figures_are_those_of_their_rows() {
         let step = full();
         let values = values(&step).unwrap();
         for key in KEYS.iter().filter(|key| key.tag.is_some() || key.gauge.is_some()) {
