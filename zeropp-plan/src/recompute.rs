@@ -114,6 +114,9 @@ mod tests {
         };
         assert_eq!(note(Recompute::None, 1, false), None);
         assert_eq!(note(Recompute::Selective, 1, true), None);
+        let again = program("zeropp", 2, true);
+        let full = Recomputed::new(Recompute::Full, &again);
+        assert_eq!(full.note(Recompute::Full, false, &again), None, "stages are computed again");
         let said = note(Recompute::Selective, 2, false).unwrap();
         assert!(said.contains("changes nothing") && said.contains("use full, which"), "{said}");
         let said = note(Recompute::Full, 1, true).unwrap();

@@ -115,8 +115,8 @@ pub enum Residency {
 ///   while the stage is still resident;
 /// * RS right after the last W of a stage and unit, AR right after the RS of the last unit;
 /// * the end of each RS, and with it of the gradient's buffer, right before the rank's next RS, or
-///   before the step. Where W are apart from B and come stage after stage, so that no two gradients
-///   are added to at a time, it is before the first W of the next one: the rank has one buffer then
+///   before the step. In kinds that take a step in units, where W are apart from B and come stage
+///   after stage, it is before the first W of the next gradient: the rank has one buffer then
 ///   (ADR 85);
 /// * a send right after what it sends was computed; a receive posted one compute action before the
 ///   one that takes it, or earlier where the order of the peer's sends wants it. Neighbouring
