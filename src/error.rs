@@ -65,7 +65,7 @@ pub enum Error {
     /// A run before this one that still saves to the folder that this one is to go on from.
     #[error(
         "save = {}: another run is saving there{who}, still after {waited_s} s; raise \
-         start-timeout-s to wait longer, or name another folder",
+         timeout-s:start to wait longer, or name another folder",
         folder.display()
     )]
     RunBefore {

@@ -65,6 +65,6 @@ impl fmt::Display for TooLittleMemory {
                 }
             }
         }
-        write!(f, "--no-memory-check starts the run anyway.")
+        write!(f, "--rank-memory unchecked starts the run anyway.")
     }
 }

@@ -92,7 +92,8 @@ fn too_few_cores_are_told_before_a_rank_starts() {
     for (pp, threads, rank) in cases {
         let config = Config { pp, threads: Some(threads), pin: true, layers: pp.max(2), ..tiny() };
         let trainer = Trainer::new(config).unwrap();
-        let begins = format!("pin = true: rank {rank} needs {threads} of the cores {}", own());
+        let begins =
+            format!("threads:pin = true: rank {rank} needs {threads} of the cores {}", own());
         let refused =
             |note: &String| note.starts_with(&begins) && note.ends_with("; a run would be refused");
         assert!(trainer.plan().notes.iter().any(refused), "{:?}", trainer.plan().notes);

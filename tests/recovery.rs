@@ -397,5 +397,5 @@ fn layouts_that_cannot_shrink_are_refused_before_the_start() {
         assert!(text.contains(part), "{text}");
     };
     let never = Config { max_recoveries: 0, ..shrinking(dir.path()) };
-    refused(never, "on-loss = shrink: max-recoveries is 0");
+    refused(never, "max-recoveries:on-loss = shrink: max-recoveries is 0");
 }

@@ -114,7 +114,7 @@ impl Patience {
                     end => {
                         let limit_s = self.limit.as_secs_f64();
                         let reason = match end {
-                            None => format!("{what} takes longer than save-timeout-s = {limit_s}"),
+                            None => format!("{what} takes longer than timeout-s:save = {limit_s}"),
                             Some(_) => format!("{what} has failed"),
                         };
                         world.abort(&reason);
@@ -237,7 +237,7 @@ mod tests {
             (format!("{:?}", got.err()), begin.elapsed())
         });
         for (error, took) in &all[..2] {
-            assert!(error.contains("writing takes longer than save-timeout-s = 0.3"), "{error}");
+            assert!(error.contains("writing takes longer than timeout-s:save = 0.3"), "{error}");
             assert!(*took < Duration::from_secs(2), "{took:?}");
         }
     }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use thiserror::Error;
 use zeropp_core::field_error::FieldError;
 
+use super::options::OPTIONS;
+
 /// Bad input, found before any rank starts.
 #[derive(Debug, Error)]
 pub enum ConfigError {
@@ -43,13 +45,15 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    /// A setting that cannot be what it is.
+    /// A setting that cannot be what it is. A value of another setting is named behind that one.
     pub fn value(
         field: &str,
         value: impl ToString,
         problem: impl Into<String>,
         help: impl Into<String>,
     ) -> Self {
-        FieldError::new(field, value, problem, help).into()
+        let option = OPTIONS.iter().find(|option| option.key == field);
+        let shown = option.and_then(|option| option.part_of).unwrap_or(field);
+        FieldError::new(shown, value, problem, help).into()
     }
 }

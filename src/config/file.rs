@@ -6,7 +6,7 @@ use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
 use super::model::is_path;
-use super::{Config, ConfigError, OPTIONS, OptionKind, foreign, lists};
+use super::{Config, ConfigError, OPTIONS, OptionInfo, OptionKind, foreign, lists, values};
 use zeropp_core::files::{escaped, escaped_line, read_text};
 
 /// Largest configuration file, in bytes.
@@ -96,6 +96,7 @@ impl Config {
     /// # Errors
     /// An unknown key, a value of the wrong type, or an unknown model.
     pub fn with(&self, overrides: Table) -> Result<Config, ConfigError> {
+        let overrides = values::expanded(overrides)?;
         if !overrides.contains_key("model") {
             return self.replaced(overrides);
         }
@@ -137,23 +138,28 @@ impl Config {
     /// # Errors
     /// As [`to_toml`](Self::to_toml).
     pub fn to_toml_beside(&self, resolved: Option<&Config>) -> Result<String, ConfigError> {
-        let table = self.table()?;
-        let follows = resolved.map_or(Ok(Table::new()), Config::table)?;
+        let own = self.written()?;
+        let follows = resolved.map_or(Ok(Vec::new()), Config::written)?;
+        let find = |all: &[(_, Value)], option: &OptionInfo| {
+            let found = |(other, _): &&(&OptionInfo, Value)| other.key == option.key;
+            all.iter().find(found).map(|(_, value)| value.clone())
+        };
         let mut text = String::new();
         let mut heading = "";
         for option in OPTIONS {
             let key = option.key;
-            let line = match (table.get(key), follows.get(key)) {
-                (Some(value), _) => format!("{key} = {value}\n"),
-                (None, Some(value)) => format!("# {key} = {value}\n"),
-                (None, None) => continue,
-            };
+            let own = find(&own, option);
+            let follows = find(&follows, option).filter(|value| own.as_ref() != Some(value));
+            if own.is_none() && follows.is_none() {
+                continue;
+            }
             if option.heading != heading {
                 let blank = if heading.is_empty() { "" } else { "\n" };
                 text.push_str(&format!("{blank}# {}\n", option.heading));
                 heading = option.heading;
             }
-            text.push_str(&line);
+            text.extend(own.map(|value| format!("{key} = {value}\n")));
+            text.extend(follows.map(|value| format!("# {key} = {value}\n")));
         }
         Ok(text)
     }
@@ -163,13 +169,21 @@ impl Config {
         self.table().ok()?.remove(key)
     }
 
-    fn table(&self) -> Result<Table, ConfigError> {
+    pub(super) fn table(&self) -> Result<Table, ConfigError> {
         let no_toml = |e| {
             let help = "use paths in UTF-8, and numbers up to 9223372036854775807";
             ConfigError::Toml(format!("a setting has a value that TOML cannot hold ({e}); {help}"))
         };
         Table::try_from(self).map_err(no_toml)
     }
+}
+
+/// The settings that the text of a file gives, values of settings by their own keys.
+///
+/// # Errors
+/// Text that is not TOML, or values that a setting has not.
+pub fn as_table(text: &str) -> Result<Table, ConfigError> {
+    lists::as_texts(text)?.parse().map_err(readable)
 }
 
 /// TOML's own message, with Rust's type names put into words.

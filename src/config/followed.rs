@@ -5,7 +5,9 @@ use super::{Config, OPTIONS, OptionKind, Table};
 /// Advice can be followed: settings that the message names are some, and with the first value that
 /// it says would work, or without the setting, it is not said again.
 pub(super) fn followed(config: &Config, error: &str) {
-    let Some((field, rest)) = error.split_once(" = ") else { return };
+    let Some((shown, rest)) = error.split_once(" = ") else { return };
+    let part = OPTIONS.iter().find(|option| option.part_of == Some(shown));
+    let field = part.map_or(shown, |option| option.key);
     let help = rest.rsplit("; ").next().unwrap_or_default();
     for word in help.split("set ").skip(1) {
         let key = word.split([' ', ',']).next().unwrap_or_default();
@@ -36,6 +38,6 @@ pub(super) fn followed(config: &Config, error: &str) {
     for changed in changed {
         let Err(again) = changed.validate() else { continue };
         let again = again.to_string();
-        assert!(!again.starts_with(&format!("{field} = ")), "{error}: followed, it says {again}");
+        assert!(!again.starts_with(&format!("{shown} = ")), "{error}: followed, it says {again}");
     }
 }

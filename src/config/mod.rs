@@ -26,6 +26,7 @@ mod step_range;
 mod table;
 mod tuning;
 mod validate;
+mod values;
 
 pub use batch::samples_of;
 pub use bytes::Bytes;
@@ -34,6 +35,7 @@ pub use choice::{
     PackWeights, Place, Precision, Recompute, Tokenizer,
 };
 pub use error::ConfigError;
+pub use file::as_table;
 pub use foreign::flags_for;
 pub use kind::OptionKind;
 pub(crate) use model::{is_gguf, is_path};
@@ -172,7 +174,9 @@ impl Config {
             micro_batches: self.micro_batches.or(own(self.micro_batches())),
             warmup: Some(self.warmup()),
             min_lr: Some(self.min_lr()),
+            beta1: self.beta1(),
             beta2: self.beta2(),
+            eps: self.eps(),
             momentum: self.momentum(),
             nesterov: self.nesterov(),
             ..self.clone()

@@ -4,11 +4,22 @@ use std::sync::Arc;
 
 use zeropp_zero3::rule::{NoDecay, UpdateRule};
 
-use super::optimizers::{OptimizerKind, Values};
+use super::optimizers::Values;
 use super::validate::{check, number};
 use super::{Config, ConfigError};
 
 impl Config {
+    /// The decay of the mean gradient, or with Lion its share of the direction; none where the
+    /// optimizer has neither.
+    pub fn beta1(&self) -> Option<f64> {
+        self.optimizer.usual().beta1.map(|usual| self.beta1.unwrap_or(usual))
+    }
+
+    /// What is added to the root of the second moment; none where the optimizer has none.
+    pub fn eps(&self) -> Option<f64> {
+        self.optimizer.usual().eps.map(|usual| self.eps.unwrap_or(usual))
+    }
+
     /// The decay of the second moment, or with Lion of the mean gradient; none where the optimizer
     /// has neither.
     pub fn beta2(&self) -> Option<f64> {
@@ -29,9 +40,9 @@ impl Config {
     /// The optimizer.
     pub(crate) fn update_rule(&self) -> Arc<dyn UpdateRule> {
         self.optimizer.rule(&Values {
-            beta1: self.beta1,
+            beta1: self.beta1().unwrap_or(0.0),
             beta2: self.beta2().unwrap_or(0.0),
-            eps: self.eps,
+            eps: self.eps().unwrap_or(0.0),
             momentum: self.momentum().unwrap_or(0.0),
             nesterov: self.nesterov().unwrap_or(false),
             weight_decay: self.weight_decay,
@@ -63,58 +74,49 @@ impl Config {
     }
 
     pub(super) fn check_optimizer(&self) -> Result<(), ConfigError> {
-        let kind = self.optimizer;
         number("weight-decay", self.weight_decay, self.weight_decay >= 0.0, "0 or more")?;
-        let betas = [("beta1", Some(self.beta1)), ("beta2", self.beta2().or(self.beta2))];
-        for (field, beta) in betas.into_iter().filter_map(|(field, beta)| Some((field, beta?))) {
-            number(field, beta, (0.0..1.0).contains(&beta), "0 or more and less than 1")?;
-            check((beta as f32) < 1.0, || {
-                let problem =
-                    "the moments are kept in fp32, where that is 1: they would never decay";
-                ConfigError::value(field, beta, problem, "use at most 0.9999999")
-            })?;
-        }
-        number("eps", self.eps, self.eps > 0.0, "more than 0, such as 1e-8")?;
-        let has_momentum = self.momentum().is_some();
-        let with = |kind: &&OptimizerKind| kind.usual().momentum.is_some();
-        let with: Vec<&str> = OptimizerKind::ALL.iter().filter(with).map(|k| k.name()).collect();
-        let help = format!("leave it out, or use optimizer {}", with.join(" or "));
-        if let Some(momentum) = self.momentum {
-            let problem = format!("optimizer {kind} has no such setting");
-            check(has_momentum, || ConfigError::value("momentum", momentum, problem, &*help))?;
-            let range = "0 or more and less than 1";
-            number("momentum", momentum, (0.0..1.0).contains(&momentum), range)?;
-            check((momentum as f32) < 1.0, || {
+        self.check_owned()?;
+        let range = "0 or more and less than 1";
+        let shares = [("beta1", self.beta1), ("beta2", self.beta2), ("momentum", self.momentum)];
+        for (field, share) in shares.into_iter().filter_map(|(field, x)| Some((field, x?))) {
+            number(field, share, (0.0..1.0).contains(&share), range)?;
+            check((share as f32) < 1.0, || {
                 let problem = "it is kept in fp32, where that is 1: it would never decay";
-                ConfigError::value("momentum", momentum, problem, "use at most 0.9999999")
+                ConfigError::value(field, share, problem, "use at most 0.9999999")
             })?;
         }
+        let eps = self.eps.unwrap_or(1.0);
+        number("eps", eps, eps > 0.0, "more than 0, such as 1e-8")?;
         if let Some(nesterov) = self.nesterov {
-            let problem = format!("optimizer {kind} has no momentum");
-            check(has_momentum, || ConfigError::value("nesterov", nesterov, problem, &*help))?;
             check(!nesterov || self.momentum() != Some(0.0), || {
                 let problem = "looks ahead along a momentum, and that is 0";
                 ConfigError::value("nesterov", nesterov, problem, "use a momentum, such as 0.9")
             })?;
         }
-        self.check_moments()?;
         self.no_decay_groups()?;
         let Some(ema) = self.ema else { return Ok(()) };
         number("ema", ema, ema > 0.0 && ema < 1.0, "more than 0 and less than 1, such as 0.999")
     }
 
-    /// Decays and an epsilon are for optimizers that have them.
-    fn check_moments(&self) -> Result<(), ConfigError> {
-        let (kind, usual, defaults) = (self.optimizer, self.optimizer.usual(), Self::default());
-        let given = |value: f64, default: f64| (value != default).then_some(value);
-        for (field, value, usual) in [
-            ("beta1", given(self.beta1, defaults.beta1), usual.beta1),
-            ("beta2", self.beta2, usual.beta2),
-            ("eps", given(self.eps, defaults.eps), usual.eps),
-        ] {
-            check(value.is_none() || usual.is_some(), || {
-                let problem = format!("optimizer {kind} has no such setting");
-                ConfigError::value(field, value.unwrap_or_default(), problem, "leave it out")
+    /// Each value is for the optimizers that have it.
+    fn check_owned(&self) -> Result<(), ConfigError> {
+        let values = self.optimizer.usual().each();
+        let shown = |value: Option<f64>| value.map(|value| value.to_string());
+        // Files that earlier versions have printed name these for all optimizers.
+        let other = |value: Option<f64>, printed: f64| value.filter(|value| *value != printed);
+        let given = [
+            ("beta1", shown(other(self.beta1, 0.9))),
+            ("beta2", shown(self.beta2)),
+            ("eps", shown(other(self.eps, 1e-8))),
+            ("momentum", shown(self.momentum)),
+            ("nesterov", self.nesterov.map(|value| value.to_string())),
+        ];
+        for (field, value) in given.into_iter().filter_map(|(field, value)| Some((field, value?))) {
+            check(values.contains(&field), || {
+                let problem = format!("optimizer {} has no such value", self.optimizer);
+                let own = format!("use {}, or leave it out", values.join(", "));
+                let help = if values.is_empty() { "leave it out".into() } else { own };
+                ConfigError::value(field, value, problem, help)
             })?;
         }
         Ok(())

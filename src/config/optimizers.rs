@@ -10,8 +10,8 @@ use zeropp_zero3::muon::Muon;
 use zeropp_zero3::rule::UpdateRule;
 use zeropp_zero3::sgd::Sgd;
 
-/// The settings that an optimizer has, with what they are where they are left out; `None` where it
-/// has no such setting.
+/// The values that an optimizer has, with what they are where they are left out; `None` where it
+/// has no such value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Usual {
     pub(super) beta1: Option<f64>,
@@ -19,6 +19,20 @@ pub(super) struct Usual {
     pub(super) eps: Option<f64>,
     pub(super) momentum: Option<f64>,
     pub(super) nesterov: Option<bool>,
+}
+
+impl Usual {
+    /// The names of those that it has.
+    pub(super) fn each(&self) -> Vec<&'static str> {
+        let all = [
+            ("beta1", self.beta1.is_some()),
+            ("beta2", self.beta2.is_some()),
+            ("eps", self.eps.is_some()),
+            ("momentum", self.momentum.is_some()),
+            ("nesterov", self.nesterov.is_some()),
+        ];
+        all.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
+    }
 }
 
 const NONE: Usual = Usual { beta1: None, beta2: None, eps: None, momentum: None, nesterov: None };
@@ -54,6 +68,13 @@ macro_rules! optimizers {
         }
 
         impl OptimizerKind {
+            /// The optimizer in a few words, with the learning rate and weight decay that suit it.
+            pub fn about(self) -> &'static str {
+                match self {
+                    $(Self::$kind => concat!($($doc),+).trim_ascii_start(),)+
+                }
+            }
+
             // A row may have all settings.
             #[allow(clippy::needless_update)]
             pub(super) fn usual(self) -> Usual {
@@ -75,19 +96,22 @@ macro_rules! optimizers {
 }
 
 optimizers! {
-    /// Adam with decoupled weight decay.
+    /// Adam with decoupled weight decay: lr 1e-4 to 1e-3, weight-decay 0.01 to 0.1.
     Adamw = "adamw" { beta1: 0.9, beta2: 0.999, eps: 1e-8 }
     v => v.adamw();
-    /// Stochastic gradient descent with momentum.
+    /// Stochastic gradient descent with momentum: lr 0.01 to 0.1, far above that of adamw.
     Sgd = "sgd" { momentum: 0.9, nesterov: false }
     v => Sgd { momentum: v.momentum, nesterov: v.nesterov, weight_decay: v.weight_decay };
-    /// Steps of one size along the sign of a mean gradient.
+    /// Steps of one size along the sign of a mean gradient: a third to a tenth of the lr of
+    /// adamw, three to ten times its weight-decay.
     Lion = "lion" { beta1: 0.9, beta2: 0.99 }
     v => Lion { beta1: v.beta1, beta2: v.beta2, weight_decay: v.weight_decay };
-    /// Mean gradients made orthogonal for the matrices of blocks, AdamW for all else.
+    /// Mean gradients made orthogonal for the matrices of blocks, AdamW for all else: lr and
+    /// weight-decay as for adamw.
     Muon = "muon" { momentum: 0.95, nesterov: true, beta1: 0.9, beta2: 0.999, eps: 1e-8 }
     v => Muon { momentum: v.momentum, nesterov: v.nesterov, adamw: v.adamw() };
-    /// Second moments of rows and columns alone, and steps relative to the size of a parameter.
+    /// Second moments of rows and columns alone, and steps relative to the size of a parameter: lr
+    /// 1e-2.
     Adafactor = "adafactor" {}
     v => Adafactor { weight_decay: v.weight_decay };
 }

@@ -91,9 +91,10 @@ options! {
         /// The most stages that a rank may hold gathered at once, for `auto`. Default: 2.
         ///
         /// `auto` plans its gathers itself and uses this limit where other schedules use prefetch.
-        "max-gathered" "N" max_gathered: Option<usize> = None, Program Kept;
+        "max-gathered" "N" max_gathered: Option<usize> = None, Program Kept
+            => "schedule:max-gathered";
         /// The most gathers of a rank in a step, for `auto`. Default: no limit.
-        "max-gathers" "N" max_gathers: Option<usize> = None, Program Kept;
+        "max-gathers" "N" max_gathers: Option<usize> = None, Program Kept => "schedule:max-gathers";
         /// What to compute again in the backward to save memory.
         ///
         /// `selective`: attention's scores on every stage; GPUs and bf16 never keep them. `full`:
@@ -117,7 +118,8 @@ options! {
         /// For bf16 on CPUs. It takes the memory of two more copies of the gathered weights, and
         /// changes no bit. `auto` packs where several micro-batches share a gather and there is
         /// memory for the copies.
-        "pack-weights" "WHEN" pack_weights: PackWeights = PackWeights::Auto, Own Left;
+        "pack-weights" "WHEN" pack_weights: PackWeights = PackWeights::Auto, Own Left
+            => "precision:pack";
         /// Times of all actions, for schedules that use them and for the predicted bubble.
         ///
         /// A file: written by hand, by an earlier run's save-costs, or an earlier run's trace;
@@ -130,7 +132,7 @@ options! {
         /// Schedules that search for an order within a limit, such as auto, keep to it. Any other
         /// schedule is refused where it needs more, and the message names those that would keep to
         /// it.
-        "mem-limit" "BYTES" mem_limit: Option<Bytes> = None, Program Kept;
+        "mem-limit" "BYTES" mem_limit: Option<Bytes> = None, Program Kept => "schedule:mem-limit";
     }
     "Training" {
         /// Steps, each an update of the weights.
@@ -158,7 +160,7 @@ options! {
         "find-lr" "N" find_lr: u64 = 0, Same Left;
         /// The rule that updates weights from gradients.
         ///
-        /// docs/optimizers.md says what each keeps and does, and which lr and weight-decay suit it.
+        /// docs/optimizers.md says what each keeps and does.
         "optimizer" "KIND" optimizer: OptimizerKind = OptimizerKind::Adamw, Same Fixed;
         /// Weight decay: decoupled from the gradient; with sgd added to the gradient, as in
         /// PyTorch.
@@ -168,19 +170,19 @@ options! {
         ///
         /// biases are parameters whose names end in bias, norms all other vectors, embeddings the
         /// tables of tokens and positions, and a head that shares the token table.
-        "no-decay" "GROUPS" no_decay: Option<String> = None, Same Told;
-        /// AdamW's decay of the mean gradient; with lion, its share of the direction.
-        "beta1" "X" beta1: f64 = 0.9, Same Told;
+        "no-decay" "GROUPS" no_decay: Option<String> = None, Same Told => "weight-decay:except";
+        /// AdamW's decay of the mean gradient; with lion, its share of the direction. Default: 0.9.
+        "beta1" "X" beta1: Option<f64> = None, Same Told => "optimizer:beta1";
         /// AdamW's decay of the mean squared gradient, or lion's of the mean gradient. Default:
         /// 0.999, with lion 0.99.
-        "beta2" "X" beta2: Option<f64> = None, Same Told;
+        "beta2" "X" beta2: Option<f64> = None, Same Told => "optimizer:beta2";
         /// Share of sgd's velocity, or of muon's mean gradient, that is kept from step to step.
         /// Default: 0.9, with muon 0.95.
-        "momentum" "X" momentum: Option<f64> = None, Same Told;
+        "momentum" "X" momentum: Option<f64> = None, Same Told => "optimizer:momentum";
         /// Use Nesterov momentum. Default: yes with muon, no with sgd.
-        "nesterov" "BOOL" nesterov: Option<bool> = None, Same Told;
-        /// What AdamW adds to the root of the mean squared gradient.
-        "eps" "X" eps: f64 = 1e-8, Same Told;
+        "nesterov" "BOOL" nesterov: Option<bool> = None, Same Told => "optimizer:nesterov";
+        /// What AdamW adds to the root of the mean squared gradient. Default: 1e-8.
+        "eps" "X" eps: Option<f64> = None, Same Told => "optimizer:eps";
         /// Also keep an exponential moving average (EMA) of the weights, with this decay, such as
         /// 0.999. Default: none.
         ///
@@ -200,7 +202,7 @@ options! {
         /// infinite) before the run ends. 0 never ends it.
         ///
         /// A skipped step changes no weight, and no checkpoint from before it is removed.
-        "max-skipped" "N" max_skipped: u64 = 10, Same Left;
+        "max-skipped" "N" max_skipped: u64 = 10, Same Left => "clip:max-skipped";
     }
     "Validation" {
         /// Steps from one validation loss to the next; 0 measures none. The last step has one, too.
@@ -218,12 +220,12 @@ options! {
         ///
         /// The run ends in good order, with a last checkpoint if it saves any. A resumed run goes
         /// on counting.
-        "patience" "N" patience: u64 = 0, Same Left;
+        "patience" "N" patience: u64 = 0, Same Left => "eval-every:patience";
         /// Data for the validation loss: a file or folder, read as that of data is.
         "eval-data" "PATH" eval_data: Option<PathBuf> = None, Given Told;
         /// Save each step that has the lowest validation loss so far, and always keep the newest of
         /// these checkpoints, whatever keep says.
-        "keep-best" "BOOL" keep_best: bool = false, Same Left;
+        "keep-best" "BOOL" keep_best: bool = false, Same Left => "keep:best";
         /// Every N steps, show how the model continues prompt; 0 shows nothing.
         ///
         /// The text, 64 tokens, is written with the weights of that step: by rank 0's process
@@ -235,7 +237,8 @@ options! {
         /// What the logits of a text of sample-every are divided by; 0 takes the likeliest tokens.
         ///
         /// Tokens are drawn by the seed, so the same run writes the same text on any mesh.
-        "sample-temperature" "X" sample_temperature: f64 = 0.8, Own Left;
+        "sample-temperature" "X" sample_temperature: f64 = 0.8, Own Left
+            => "sample-every:temperature";
     }
     "Model" {
         /// Which model to train: a family, a preset, a Hugging Face folder, or a GGUF file.
@@ -245,7 +248,7 @@ options! {
         /// gpt2-xl, llama2-7b, llama2-13b, llama2-70b, llama3-8b, llama3-70b, llama3.1-8b,
         /// llama-1b, llama-3b, smollm2-135m, smollm2-360m, smollm2-1.7b, mistral-7b, qwen2.5-0.5b,
         /// qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b. Beside these,
-        /// layers, seq, vocab and vocab-multiple may be set; seq is at most 1024 by default. What
+        /// layers, seq and vocab may be set; seq is at most 1024 by default. What
         /// has a slash or ends in .json or .gguf is a path: of a folder, its config.json, or a GGUF
         /// file. Weights start from the seed, unless init-from names some.
         "model" "MODEL" model: String = "gpt".into(), Same Fixed OfModel;
@@ -275,7 +278,7 @@ options! {
         /// Round the rows of embedding and head up to a multiple of this; 128 suits GPUs.
         ///
         /// Rows that are no token id are never looked up and take no part in the loss.
-        "vocab-multiple" "N" vocab_multiple: usize = 1, Same Fixed OfModel;
+        "vocab-multiple" "N" vocab_multiple: usize = 1, Same Fixed OfModel => "vocab:multiple";
         /// Begin with these weights: a Hugging Face folder, a safetensors file, a GGUF file, or a
         /// checkpoint of another run.
         ///
@@ -284,7 +287,7 @@ options! {
         /// takes its checkpoint instead.
         "init-from" "PATH" init_from: Option<PathBuf> = None, Given Kept;
         /// Where init-from names a checkpoint, take its moving average of the weights (ema).
-        "init-ema" "BOOL" init_ema: bool = false, Same Left;
+        "init-ema" "BOOL" init_ema: bool = false, Same Left => "init-from:ema";
         /// Parameters that do not train, by name or module, such as wte,h.0,*.bias; `*` is any
         /// text.
         ///
@@ -292,16 +295,17 @@ options! {
         /// checkpoint leaves them out and names init-from (or the seed) as where they are.
         "freeze" "PATTERN,.." freeze: Option<String> = None, Same Fixed OfModel;
         /// Train adapters of this rank beside frozen weights (LoRA): x·W becomes x·W +
-        /// (lora-alpha/lora-rank)·(x·A)·B. 0 trains the weights.
+        /// (alpha/lora-rank)·(x·A)·B. 0 trains the weights.
         ///
         /// A begins with random numbers, B with zeros. Checkpoints have the adapters alone; export
         /// merges them into the weights, or writes them for peft with --adapter.
         "lora-rank" "R" lora_rank: usize = 0, Same Fixed OfModel;
         /// Numerator of the factor on what adapters add. Default: twice lora-rank.
-        "lora-alpha" "X" lora_alpha: Option<f64> = None, Same Fixed OfModel;
+        "lora-alpha" "X" lora_alpha: Option<f64> = None, Same Fixed OfModel => "lora-rank:alpha";
         /// Linear maps with an adapter: q,k,v,o,gate,up,down, GPT-2's c_attn,c_proj,c_fc, or all.
         /// Default: q,v, for GPT-2 c_attn.
-        "lora-targets" "NAMES" lora_targets: Option<String> = None, Same Fixed OfModel;
+        "lora-targets" "NAMES" lora_targets: Option<String> = None, Same Fixed OfModel
+            => "lora-rank:targets";
         /// The MLP's nonlinearity: exact GELU, GPT-2's tanh form, or swiglu. All families but gpt
         /// use swiglu by default.
         "activation" "KIND" activation: Activation = Activation::GeluTanh, Same Fixed OfModel;
@@ -312,7 +316,9 @@ options! {
         /// A folder is read recursively, in the order of the paths inside it, with a line feed
         /// between files; names that begin with a dot are left out.
         /// A .bin with Megatron's .idx beside it is read as that says. Given several times, each
-        /// with a weight (`--data a.bin=0.7 --data b.bin=0.3`), samples come from all in turns.
+        /// with a weight (`--data a.bin=0.7 --data b.bin=0.3`, in a file
+        /// `data = ["a.bin=0.7", "b.bin=0.3"]`), samples come from all in turns: of ten seven are
+        /// from a.bin.
         "data" "PATH" data: Option<PathBuf> = None, Contents Told;
         /// Several sources with their weights, in a settings file; the flag is `data`, given
         /// several times.
@@ -320,7 +326,7 @@ options! {
         /// `a.bin=0.7,b.bin=0.3`: of ten samples seven are from a.bin. Which ones depends on a
         /// sample's number alone. Paths in it may have no comma, and all processes name the same
         /// paths.
-        "data-mix" "PATH=WEIGHT,.." data_mix: Option<String> = None, Same Told;
+        "data-mix" "PATH=WEIGHT,.." data_mix: Option<String> = None, Same Told => "data";
         /// Shares of each source to train on and to keep for validation, such as 98,2. Default: all
         /// to train on.
         ///
@@ -338,10 +344,11 @@ options! {
         /// Keep documents apart: attention stays inside of one, its positions begin at 0, and its
         /// first token is not scored.
         ///
-        /// Documents begin where the data's .idx says, or behind each document-end.
+        /// Documents begin where the data's .idx says, or behind each token `end`.
         "document-mask" "BOOL" document_mask: bool = false, Same Told OfModel;
         /// The token id that ends a document, for document-mask. Default: the data's .idx says it.
-        "document-end" "ID" document_end: Option<usize> = None, Same Told OfModel;
+        "document-end" "ID" document_end: Option<usize> = None, Same Told OfModel
+            => "document-mask:end";
         /// Score only the tokens that the .mask beside the data marks, where there is one.
         ///
         /// `zeropp tokenize` writes it for chats: the answers. The loss is the mean over the scored
@@ -373,12 +380,12 @@ options! {
         /// what taskset, cgroups and mpirun have bound it to holds. Second threads of a core are
         /// taken last. Too few cores are an error. Changes no bit. Two runs on one machine take the
         /// same cores, unless taskset gives each its own.
-        "pin" "BOOL" pin: bool = false, Own Left;
+        "pin" "BOOL" pin: bool = false, Own Left => "threads:pin";
         /// Start a run that is predicted to need more memory than there is.
         ///
         /// Before a rank starts, what the ranks here are predicted to need is compared with the
         /// memory that is free, the limits of the cgroup and of ulimit -v, and rank-memory.
-        "no-memory-check" "BOOL" no_memory_check: bool = false, Own Left;
+        "no-memory-check" "BOOL" no_memory_check: bool = false, Own Left => "rank-memory:unchecked";
         /// How ranks talk to each other. threads: all ranks in one process. mpi: processes started
         /// by mpirun; needs a build with --features mpi. nccl: GPUs, a rank each; needs a build
         /// with --features cuda.
@@ -388,7 +395,7 @@ options! {
         "engine" "KIND" engine: EngineKind = EngineKind::Threads, Same Kept;
         /// Which process gets which ranks: hosts keeps ZeRO-3 groups inside a host, ranks follows
         /// the launcher's numbers.
-        "place" "BY" place: Place = Place::Hosts, Same Left;
+        "place" "BY" place: Place = Place::Hosts, Same Left => "engine:place";
         /// Seconds that a rank waits for another one; then the run ends and names the late rank.
         ///
         /// A pause of the whole process (Ctrl-Z, scontrol suspend) does not count. On a GPU the
@@ -407,7 +414,7 @@ options! {
         /// the same global batch, whose samples the others share, and with the bits of a run
         /// started so from the same checkpoint. The last replica is started again. For
         /// max-recoveries; `zeropp supervise --replicas` does it for processes.
-        "on-loss" "WHAT" on_loss: OnLoss = OnLoss::Restart, Own Left;
+        "on-loss" "WHAT" on_loss: OnLoss = OnLoss::Restart, Own Left => "max-recoveries:on-loss";
     }
     "Launch" {
         /// Machines on which you start zeropp by hand, each with one process of this job.
@@ -420,16 +427,16 @@ options! {
         /// Where the processes meet: node 0's name or address, and a free port there.
         ///
         /// Beyond one machine this needs a token, a secret that the processes share: in the
-        /// environment variable ZEROPP_TOKEN, or in token-file. Default under torchrun: MASTER_ADDR
+        /// environment variable ZEROPP_TOKEN, or in a token-file. Default under torchrun: MASTER_ADDR
         /// and MASTER_PORT + 1.
         "rendezvous" "HOST:PORT" rendezvous: Option<String> = None, Own Left;
         /// A file with the job's token; nobody else may be able to read it.
-        "token-file" "FILE" token_file: Option<PathBuf> = None, Own Left;
+        "token-file" "FILE" token_file: Option<PathBuf> = None, Own Left => "rendezvous:token-file";
         /// Seconds within which all processes of the job must have started.
         ///
         /// With resume also how long a run waits for one before it that still saves to the same
         /// folder; a job of several processes waits half of it.
-        "start-timeout-s" "S" start_timeout_s: f64 = 60.0, Own Left;
+        "start-timeout-s" "S" start_timeout_s: f64 = 60.0, Own Left => "timeout-s:start";
     }
     "Emulation" {
         /// Run the schedule with the times of this file in place of a model, to measure the runtime
@@ -477,12 +484,12 @@ options! {
         "log-file" "FILE" log_file: Option<PathBuf> = None, Own Left;
         /// Write a Chrome trace of every rank's actions to this file; Perfetto opens it.
         ///
-        /// It holds the first 8 steps, or those of trace-steps, so that the trace of a long run
+        /// It holds the first 8 steps, or those of `steps`, so that the trace of a long run
         /// stays small.
         "trace" "FILE" trace: Option<PathBuf> = None, Given Left;
         /// The steps in a trace, from A to B inclusive: `100..107`. Default: the first 8 of this
         /// start.
-        "trace-steps" "A..B" trace_steps: Option<StepRange> = None, Same Left;
+        "trace-steps" "A..B" trace_steps: Option<StepRange> = None, Same Left => "trace:steps";
         /// Write the measured times of this run to this file (.json), for `costs` and for `zeropp
         /// schedule --costs`.
         ///
@@ -514,7 +521,7 @@ options! {
         /// `steps` counts from the very start.
         "resume" "BOOL|must|STEP" resume: Resume = Resume::No, Same Left;
         /// If the checkpoint to resume from is damaged, take the one before it.
-        "resume-fallback" "BOOL" resume_fallback: bool = false, Same Left;
+        "resume-fallback" "BOOL" resume_fallback: bool = false, Same Left => "resume:fallback";
         /// Folder in memory for copies of the newest state, from which the run goes on if its
         /// processes end and the machine does not; `zeropp supervise` gives one.
         ///
@@ -522,9 +529,9 @@ options! {
         /// one is complete. A run that ends well removes them. All ranks must be on one machine.
         "copies" "DIR" copies: Option<PathBuf> = None, Own Left;
         /// Steps from one copy in memory to the next. 0 makes none.
-        "copy-every" "N" copy_every: u64 = 1, Same Left;
+        "copy-every" "N" copy_every: u64 = 1, Same Left => "copies:every";
         /// Seconds that writing or reading a checkpoint may take. While one rank does, the others
         /// wait for it, however short timeout-s is.
-        "save-timeout-s" "S" save_timeout_s: f64 = 1800.0, Own Left;
+        "save-timeout-s" "S" save_timeout_s: f64 = 1800.0, Own Left => "timeout-s:save";
     }
 }

@@ -73,12 +73,12 @@ fn empty_paths_and_dashes_are_refused() {
             "metrics" => config.metrics = path(text),
             "trace" => config.trace = path(text),
             "data" => config.data = path(text),
-            "token-file" => config.token_file = path(text),
+            "rendezvous:token-file" => config.token_file = path(text),
             _ => config.emulate = path(text),
         }
         message(&config)
     };
-    for field in ["save", "metrics", "trace", "data", "token-file", "emulate"] {
+    for field in ["save", "metrics", "trace", "data", "rendezvous:token-file", "emulate"] {
         let empty = with(field, "");
         let expected = format!("{field} = \"\": the path is empty; name a file or folder, or");
         assert!(empty.starts_with(&expected), "{empty}");

@@ -21,6 +21,10 @@ pub struct OptionInfo {
     /// Whether it says what a model is, or what its tokens are: code that uses a checkpoint's
     /// weights takes these from it.
     pub of_model: bool,
+    /// The setting that it is a value of, and its name there, as in `optimizer:beta2`; none for a
+    /// setting of its own. Flag and key of a value are older spellings, which the manual leaves
+    /// out.
+    pub part_of: Option<&'static str>,
     /// Its documentation, a line of source each, with the leading blank.
     pub doc: &'static [&'static str],
 }
@@ -30,7 +34,8 @@ macro_rules! options {
     ($($heading:literal { $(
         $(#[doc = $doc:literal])+
         $key:literal $value_name:literal
-        $field:ident: $type:ty = $default:expr, $across:ident $on_resume:ident $($of_model:ident)?;
+        $field:ident: $type:ty = $default:expr, $across:ident $on_resume:ident $($of_model:ident)?
+            $(=> $part_of:literal)?;
     )+ })+) => {
         /// Everything about a run.
         ///
@@ -104,6 +109,7 @@ macro_rules! options {
                 across: Across::$across,
                 on_resume: OnResume::$on_resume,
                 of_model: !stringify!($($of_model)?).is_empty(),
+                part_of: [$($part_of,)?].first().copied(),
                 doc: &[$($doc),+],
             },
         )+)+];

@@ -60,7 +60,8 @@ fn missing_settings_follow_from_the_others() {
 #[test]
 fn defaults_are_those_of_the_field() {
     let c = Config::default();
-    assert_eq!((c.beta1, c.beta2().unwrap(), c.eps, c.weight_decay), (0.9, 0.999, 1e-8, 0.01));
+    let (beta1, beta2, eps) = (c.beta1().unwrap(), c.beta2().unwrap(), c.eps().unwrap());
+    assert_eq!((beta1, beta2, eps, c.weight_decay), (0.9, 0.999, 1e-8, 0.01));
     assert_eq!((c.clip, c.decay, c.prefetch), (1.0, Decay::Cosine, 1));
     c.validate().unwrap();
 }
@@ -92,7 +93,7 @@ fn bad_meshes_and_models_are_named_with_what_would_work() {
         ("threads = 0", "threads = 0: at least 1 is needed; use 1 to 1024"),
         (
             "pin = true\ndevice = 'cuda'",
-            "pin = true: binds threads that compute, and device is cuda; use device cpu",
+            "threads:pin = true: binds threads that compute, and device is cuda; use device cpu",
         ),
         ("pp = 9223372036854775807", "pp = 9223372036854775807: is too large; use 1 to 131072"),
         (
@@ -124,8 +125,14 @@ fn bad_schedules_are_named_with_what_would_work() {
         ),
         ("pp = 9", "layers = 8: pp 9 x virtual 1 makes 9 stages"),
         ("schedule = '1f1b'\nvirtual = 2", "virtual = 2: schedule 1f1b cannot have that many"),
-        ("max-gathers = 5", "max-gathers = 5: schedule zeropp does not plan its gathers; use"),
-        ("max-gathered = 3\nschedule = 'gpipe'", "max-gathered = 3: schedule gpipe does not"),
+        (
+            "max-gathers = 5",
+            "schedule:max-gathers = 5: schedule zeropp does not plan its gathers; use",
+        ),
+        (
+            "max-gathered = 3\nschedule = 'gpipe'",
+            "schedule:max-gathered = 3: schedule gpipe does not",
+        ),
         (
             "schedule = 'zb-v'\nvirtual = 1",
             "virtual = 1: schedule zb-v cannot have that many stages on each rank; use 2, \
@@ -202,30 +209,45 @@ fn bad_steps_and_rates_are_named_with_what_would_work() {
         ("lr = inf", "lr = inf: is out of range"),
         ("lr = 0.1\nmin-lr = 0.2", "min-lr = 0.2: is out of range; use 0 to lr = 0.1"),
         ("weight-decay = -1", "weight-decay = -1: is out of range"),
-        ("beta1 = 1", "beta1 = 1: is out of range; use 0 or more and less than 1"),
-        ("beta2 = -0.5", "beta2 = -0.5: is out of range"),
-        ("beta2 = 0.99999999", "beta2 = 0.99999999: the moments are kept in fp32"),
+        ("beta1 = 1", "optimizer:beta1 = 1: is out of range; use 0 or more and less than 1"),
+        ("beta2 = -0.5", "optimizer:beta2 = -0.5: is out of range"),
+        ("beta2 = 0.99999999", "optimizer:beta2 = 0.99999999: it is kept in fp32"),
         (
             "optimizer = 'sgd'\nmomentum = 0.99999999",
-            "momentum = 0.99999999: it is kept in fp32, where that is 1",
+            "optimizer:momentum = 0.99999999: it is kept in fp32, where that is 1",
         ),
-        ("beta1 = 0.99999998", "beta1 = 0.99999998: the moments are kept in fp32, where that is 1"),
-        ("eps = 0", "eps = 0: is out of range; use more than 0"),
-        ("momentum = 0.9", "momentum = 0.9: optimizer adamw has no such setting; leave it out, or"),
-        ("optimizer = 'sgd'\nmomentum = 1", "momentum = 1: is out of range; use 0 or more and"),
-        ("nesterov = true", "nesterov = true: optimizer adamw has no momentum"),
+        ("beta1 = 0.99999998", "optimizer:beta1 = 0.99999998: it is kept in fp32, where that is 1"),
+        ("eps = 0", "optimizer:eps = 0: is out of range; use more than 0"),
+        (
+            "momentum = 0.9",
+            "optimizer:momentum = 0.9: optimizer adamw has no such value; use beta1, beta2, eps",
+        ),
+        (
+            "optimizer = 'sgd'\nmomentum = 1",
+            "optimizer:momentum = 1: is out of range; use 0 or more and",
+        ),
+        ("nesterov = true", "optimizer:nesterov = true: optimizer adamw has no such value"),
         (
             "optimizer = 'sgd'\nmomentum = 0\nnesterov = true",
-            "nesterov = true: looks ahead along a momentum, and that is 0; use a momentum",
+            "optimizer:nesterov = true: looks ahead along a momentum, and that is 0; use a",
         ),
-        ("optimizer = 'sgd'\nbeta1 = 0.8", "beta1 = 0.8: optimizer sgd has no such setting"),
-        ("optimizer = 'sgd'\nbeta2 = 0.9", "beta2 = 0.9: optimizer sgd has no such setting"),
-        ("optimizer = 'lion'\neps = 1e-6", "eps = 0.000001: optimizer lion has no such setting"),
+        (
+            "optimizer = 'sgd'\nbeta1 = 0.8",
+            "optimizer:beta1 = 0.8: optimizer sgd has no such value; use momentum",
+        ),
+        (
+            "optimizer = 'sgd'\nbeta2 = 0.9",
+            "optimizer:beta2 = 0.9: optimizer sgd has no such value; use momentum",
+        ),
+        (
+            "optimizer = 'lion'\neps = 1e-6",
+            "optimizer:eps = 0.000001: optimizer lion has no such value; use beta1",
+        ),
         (
             "no-decay = 'heads'",
-            "no-decay = heads: expected groups of parameters; use some of norms",
+            "weight-decay:except = heads: expected groups of parameters; use some of norms",
         ),
-        ("no-decay = 'none,norms'", "no-decay = none,norms: expected groups"),
+        ("no-decay = 'none,norms'", "weight-decay:except = none,norms: expected groups"),
         ("dropout = 1", "dropout = 1: is out of range; use 0 to below 1, such as 0.1"),
         ("dropout = -0.1", "dropout = -0.1: is out of range"),
         ("dropout = nan", "dropout = NaN: is out of range"),
@@ -284,7 +306,7 @@ fn bad_devices_engines_and_processes_are_named_with_what_would_work() {
         ("rendezvous = 'node0'", "rendezvous = node0: has no port; use HOST:PORT"),
         ("timeout-s = 0", "timeout-s = 0: is out of range"),
         ("timeout-s = 1e300", "timeout-s = 1"),
-        ("start-timeout-s = 0", "start-timeout-s = 0: is out of range"),
+        ("start-timeout-s = 0", "timeout-s:start = 0: is out of range"),
         (
             "engine = 'nccl'\npp = 3\nnodes = 2\nrendezvous = 'a:1'",
             "nodes = 2: pp 3 x zero3 1 x dp 1 is 3 ranks, which 2 nodes cannot share evenly",
@@ -297,8 +319,8 @@ fn bad_checkpoints_are_named_with_what_would_work() {
     refused(&[
         ("save-every = 3", "save-every = 3: save has no folder; name a folder with save"),
         ("resume = true", "resume = true: save has no folder; name a folder with save"),
-        ("resume-fallback = true", "resume-fallback = true: save has no folder; name"),
-        ("init-ema = true", "init-ema = true: init-from names no weights; name a checkpoint"),
+        ("resume-fallback = true", "resume:fallback = true: save has no folder; name"),
+        ("init-ema = true", "init-from:ema = true: init-from names no weights; name a checkpoint"),
         ("save = 'here'\nkeep = 0", "keep = 0: at least 1 is needed"),
         ("save = 'Cargo.toml'", "save = Cargo.toml: is a file; name a folder"),
     ]);
@@ -323,7 +345,7 @@ fn bad_ways_to_watch_are_named_with_what_would_work() {
         ("prompt = ''", "prompt = \"\": the text is empty"),
         (
             "sample-every = 4\nprompt = 'a'\nsample-temperature = -1.0",
-            "sample-temperature = -1: is out of range; use 0 or more, such as 0.8",
+            "sample-every:temperature = -1: is out of range; use 0 or more, such as 0.8",
         ),
         ("log-file = 'src'", "log-file = src: cannot be written"),
         ("log-file = 'x'\nmetrics = 'x'", "metrics = x: is the file or folder of `log-file` too"),
@@ -397,7 +419,6 @@ fn of_several_processes_only_the_first_touches_the_outputs() {
 fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
     let path = || Some(PathBuf::from("x"));
     let full = Config {
-        data: path(),
         run_name: Some("x".into()),
         metrics: path(),
         tensorboard: path(),
@@ -447,8 +468,12 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         .filter_map(|line| line.split_once(" = "))
         .map(|(key, _)| key.to_string())
         .collect();
-    let options: Vec<_> = OPTIONS.iter().map(|o| o.key.to_string()).collect();
-    assert_eq!(keys, options);
+    let settings = OPTIONS.iter().filter(|option| option.is_setting());
+    assert_eq!(keys, settings.map(|o| o.key.to_string()).collect::<Vec<_>>());
+    let back = config(&written);
+    for option in OPTIONS.iter().filter(|option| option.key != "data") {
+        assert!(back.get(option.key).is_some(), "{}", option.key);
+    }
 }
 
 #[test]

@@ -95,10 +95,10 @@ mod tests {
         for (toml, message) in [
             ("freeze = 'wte,h.99'", "freeze = h.99: no parameter is called so; use names"),
             ("freeze = '*'", "freeze = *: nothing is left to train; freeze less"),
-            ("lora-alpha = 16.0", "lora-alpha = 16: there are no adapters; set lora-rank"),
-            ("lora-targets = 'q'", "lora-targets = q: there are no adapters"),
+            ("lora-alpha = 16.0", "lora-rank:alpha = 16: there are no adapters; set lora-rank"),
+            ("lora-targets = 'q'", "lora-rank:targets = q: there are no adapters"),
             ("lora-rank = 4\nfreeze = 'wte'", "freeze = wte: with lora-rank the adapters alone"),
-            ("lora-rank = 4\nlora-alpha = -1.0", "lora-alpha = -1: is out of range"),
+            ("lora-rank = 4\nlora-alpha = -1.0", "lora-rank:alpha = -1: is out of range"),
             ("lora-rank = 65", "adapters are to be smaller than hidden = 64; use 8 to 64"),
             (
                 "lora-rank = 4\nlora-targets = 'q'",

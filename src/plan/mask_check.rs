@@ -61,7 +61,7 @@ pub(crate) fn check_documents(
         return Ok(());
     }
     let problem = format!("{} does not say where documents begin", data.origin());
-    let help = "name the token that ends one with document-end, or use a .bin with its .idx";
+    let help = "name the token that ends one with document-mask:end, or use a .bin with its .idx";
     Err(ConfigError::value("document-mask", true, problem, help))
 }
 
@@ -81,7 +81,9 @@ mod tests {
         ends_in(255).unwrap();
         let error = ends_in(999).unwrap_err().to_string();
         assert!(
-            error.contains("document-end = 999: no token of bytes in memory is that; use 0 to 255"),
+            error.contains(
+                "document-mask:end = 999: no token of bytes in memory is that; use 0 to 255"
+            ),
             "{error}"
         );
     }

@@ -69,7 +69,7 @@ impl Diverged {
         let Diverged { step, in_a_row, .. } = self;
         let what = format!(
             "step {step}: a gradient was not finite, and none of the {in_a_row} steps since then \
-             changed a weight (max-skipped = {limit})"
+             changed a weight (clip:max-skipped = {limit})"
         );
         let place = match (&self.gradient, &self.output) {
             (None, None) => {

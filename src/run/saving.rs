@@ -124,8 +124,8 @@ impl Saving {
         let tells = left_out();
         if tells && self.saver.is_copier {
             warn!(
-                "copy-every: no copy after step {step}, as that of step {before} is still being \
-                 written; use a larger copy-every. This is reported once"
+                "copies:every: no copy after step {step}, as that of step {before} is still being \
+                 written; use a larger one. This is reported once"
             );
         } else if tells {
             warn!(
@@ -214,7 +214,7 @@ impl Saving {
     fn check_ended<E: From<CheckpointError>>(&mut self) -> Result<(), E> {
         let Some(step) = self.saver.under_way.step() else { return Ok(()) };
         let limit_s = self.saver.patience.limit.as_secs_f64();
-        let problem = format!("it takes longer than save-timeout-s = {limit_s}");
+        let problem = format!("it takes longer than timeout-s:save = {limit_s}");
         let error = CheckpointError::NotWritten { step, problem };
         if self.saver.is_copier {
             (self.given_up, self.last) = (true, None);

@@ -54,7 +54,7 @@ impl Health {
                 format!(
                     "step {}: a gradient was not finite (loss {}), and no weight has changed; a \
                      smaller lr or clip, or a longer warmup may help. This is reported once; the \
-                     run ends after max-skipped such steps in a row",
+                     run ends after clip:max-skipped such steps in a row",
                     m.step, m.loss
                 )
             });

@@ -246,10 +246,13 @@ mod tests {
         assert_eq!(
             problem(&[4, 0, 1]),
             format!(
-                "pin = true: rank 1 needs 2 of the cores 0-1,4 for itself, and 1 are left{help}"
+                "threads:pin = true: rank 1 needs 2 of the cores 0-1,4 for itself, and 1 are \
+                 left{help}"
             )
         );
-        assert!(problem(&[]).starts_with("pin = true: rank 0 needs 2 of the cores (none) for"));
+        assert!(
+            problem(&[]).starts_with("threads:pin = true: rank 0 needs 2 of the cores (none) for")
+        );
     }
 
     #[test]

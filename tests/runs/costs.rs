@@ -192,7 +192,7 @@ fn the_memory_limit_reaches_the_schedules_that_obey_it() {
     assert!(error.contains("mem_limit = 10 does not work"), "{error}");
     let other = Config { mem_limit: Some(Bytes(1 << 10)), ..of_kind("zb-1p") };
     let error = held(&Config { schedule: "1f1b".into(), ..other }).unwrap_err();
-    assert!(error.starts_with("mem-limit = 1 KiB: schedule 1f1b needs "), "{error}");
+    assert!(error.starts_with("schedule:mem-limit = 1 KiB: schedule 1f1b needs "), "{error}");
     assert!(error.contains("zb-1p, zb-2p, zb-v, v-half, v-min, auto and zeropp-auto"), "{error}");
     let enough = Config { mem_limit: Some(Bytes(1 << 40)), ..of_kind("zb-1p") };
     assert!(held(&Config { schedule: "1f1b".into(), ..enough }).is_ok());

@@ -345,5 +345,5 @@ fn a_trace_holds_the_steps_that_are_asked_for() {
     }
     let beyond = Config { steps: 5, trace_steps: steps(6, 7), ..tiny() };
     let error = beyond.validate().unwrap_err().to_string();
-    assert!(error.starts_with("trace-steps = 6..7: the run has 5 steps"), "{error}");
+    assert!(error.starts_with("trace:steps = 6..7: the run has 5 steps"), "{error}");
 }

@@ -357,10 +357,10 @@ fn impossible_evaluations_are_refused_before_the_run() {
     refused(given.clone(), &["eval-data = ", "split also keeps data", "leave one"]);
     refused(Config { eval_every: 0, split: None, ..given }, &["eval-data = ", "eval-every is 0"]);
     let waits = Config { patience: 3, eval_every: 0, ..base.clone() };
-    refused(waits, &["patience = 3: eval-every is 0", "set eval-every"]);
-    refused(Config { keep_best: true, ..base.clone() }, &["keep-best = true: save has no folder"]);
+    refused(waits, &["eval-every:patience = 3: eval-every is 0", "set eval-every"]);
+    refused(Config { keep_best: true, ..base.clone() }, &["keep:best = true: save has no folder"]);
     let never = Config { keep_best: true, eval_every: 0, ..base.clone() };
-    refused(never, &["keep-best = true: eval-every is 0"]);
+    refused(never, &["keep:best = true: eval-every is 0"]);
     let short = Config { eval_data: Some(short), ..none.clone() };
     refused(Config { seq: 64, ..short }, &["eval-data = ", "10 tokens are too short"]);
     let nowhere = Config { eval_data: Some(dir.path().join("none")), ..none };

@@ -177,7 +177,7 @@ fn several_sources_and_epochs_are_the_same_on_any_mesh() {
             Config { data_mix: Some("a=0.5,b".into()), ..base() },
             "\"b\" is not a path with a weight",
         ),
-        (Config { data_mix: Some("a=-1".into()), ..base() }, "data-mix = a=-1: "),
+        (Config { data_mix: Some("a=-1".into()), ..base() }, "data = a=-1: "),
         (Config { data_mix: Some("a=inf".into()), ..base() }, "\"a=inf\" is not a path"),
     ] {
         let error = config.validate().unwrap_err().to_string();

@@ -123,7 +123,7 @@ fn the_mean_is_of_the_weights_after_each_step_and_is_read_where_it_is_asked_for(
     let init_from = Some(plain);
     let asked = Config { init_ema: true, init_from, ema: None, ..config };
     let error = Trainer::new(asked).err().expect("nothing to read").to_string();
-    assert!(error.starts_with("init-ema = true: "), "{error}");
+    assert!(error.starts_with("init-from:ema = true: "), "{error}");
 }
 
 #[test]

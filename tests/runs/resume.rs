@@ -88,7 +88,7 @@ fn a_damaged_newest_checkpoint_offers_the_one_before_and_takes_it_if_told() {
     let dir = tempfile::tempdir().unwrap();
     let (config, folder) = with_damaged_newest(dir.path());
     let error = refusal(config.clone());
-    for part in ["step-000009/rank-00003", "is damaged", "resume = 6", "resume-fallback"] {
+    for part in ["step-000009/rank-00003", "is damaged", "resume = 6", "true:fallback"] {
         assert!(error.contains(part), "{part} is not in: {error}");
     }
     assert!(folder.join("step-000009").exists(), "a refused run touches nothing");

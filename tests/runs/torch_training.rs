@@ -82,9 +82,9 @@ fn config(figures: &Figures, case: &Case, data: &std::path::Path) -> Config {
         lr: case.lr,
         min_lr: Some(case.min_lr),
         clip: case.clip,
-        beta1: case.beta1,
+        beta1: Some(case.beta1),
         beta2: Some(case.beta2),
-        eps: case.eps,
+        eps: Some(case.eps),
         weight_decay: case.weight_decay,
         ..tiny()
     }

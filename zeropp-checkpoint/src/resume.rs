@@ -96,7 +96,7 @@ fn offering(error: CheckpointError, older: Option<u64>) -> CheckpointError {
             let help = match older {
                 Some(step) => format!(
                     "restore it, or go on from step {step} with resume = {step}, which \
-                     resume-fallback does by itself"
+                     resume = \"true:fallback\" does by itself"
                 ),
                 None => "restore it; there is no older checkpoint that is whole".into(),
             };
@@ -109,7 +109,7 @@ fn offering(error: CheckpointError, older: Option<u64>) -> CheckpointError {
 fn passing_over(error: &CheckpointError, older: u64, by_setting: bool) -> String {
     let text = error.to_string();
     let damage = text.rsplit_once("; restore it").map_or(text.as_str(), |(damage, _)| damage);
-    let setting = if by_setting { " (resume-fallback)" } else { "" };
+    let setting = if by_setting { " (resume:fallback)" } else { "" };
     format!("{damage}; going on from step {older}{setting}")
 }
 

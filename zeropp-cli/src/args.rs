@@ -2,11 +2,14 @@
 //! flag, its key in a file and its manual cannot differ.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
+use zeropp::config::{
+    Config, OPTIONS, OptimizerKind, OptionInfo, OptionKind, Table, Value, as_table,
+};
 use zeropp::{config_of, is_model, with_model_of_checkpoint, with_model_of_weights};
 
 use crate::Failure;
@@ -14,7 +17,9 @@ use crate::fit::check_tokens;
 
 const RUN_ABOUT: &str = "Train a model\n\n\
 Flags override CONFIG.toml, and CONFIG.toml overrides the defaults. In the file a setting has the \
-name of its flag, as in `micro-batches = 16`; relative paths in it are relative to its folder. A \
+name of its flag, as in `micro-batches = 16`; relative paths in it are relative to its folder. \
+Values of a setting stand behind a colon, as in `--optimizer adamw:beta2=0.95,eps=1e-6`; values \
+alone, as in `--optimizer beta2=0.95`, leave the setting as it is. A \
 run has P x D x K ranks; with engine threads they all run on this machine, with nothing to set up.";
 
 /// Where the ranks of a failed run leave their records.
@@ -113,7 +118,7 @@ pub(crate) fn with_settings(command: Command, shown: fn(&OptionInfo) -> bool) ->
         .help("A file of settings; flags override it");
     let flag = |option: &OptionInfo| {
         flag(option, defaults.get(option.key))
-            .hide(!shown(option))
+            .hide(!option.is_setting() || !shown(option))
             .hide_short_help(!USUAL.contains(&option.key))
     };
     let undo =
@@ -158,8 +163,17 @@ impl Undo {
 /// The flag of a setting.
 pub(crate) fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
     let (short, mut long) = manual(option.doc, default);
-    if option.key == "schedule" {
-        long.push_str(&format!("\n\n{}\n", crate::schedule::kinds()));
+    match option.key {
+        "schedule" => long.push_str(&format!("\n\n{}", crate::schedule::kinds())),
+        "optimizer" => long.push_str(&format!("\n\n{}", optimizers())),
+        _ => {}
+    }
+    let values: Vec<String> = option.values().map(|(name, of)| value_line(name, of)).collect();
+    if !values.is_empty() {
+        long.push_str(&format!("\n\nValues behind it:\n{}", values.join("\n")));
+    }
+    if long.contains('\n') {
+        long.push('\n');
     }
     let arg = Arg::new(option.key)
         .long(option.key)
@@ -167,15 +181,79 @@ pub(crate) fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
         .value_name(option.value_name)
         .help(short)
         .long_help(long)
+        .hide(!option.is_setting())
         .allow_negative_numbers(true);
+    reading(arg, option)
+}
+
+/// The flag with the texts that its setting takes.
+pub(crate) fn reading(arg: Arg, option: &OptionInfo) -> Arg {
+    let arg = match option.kind {
+        OptionKind::Switch | OptionKind::Resume => may_stand_alone(arg),
+        _ => arg,
+    };
+    if option.values().next().is_some() {
+        return arg
+            .value_parser(WithValues(option.key))
+            .hide_possible_values(option.kind == OptionKind::Switch);
+    }
     match option.kind {
         OptionKind::Choice(names) => arg.value_parser(PossibleValuesParser::new(names)),
-        OptionKind::Switch => switch(arg),
+        OptionKind::Switch => arg.value_parser(["true", "false"]).hide_possible_values(true),
         // Several are a mix of sources.
         OptionKind::Path if option.key == "data" => arg.action(ArgAction::Append),
-        kind @ OptionKind::Resume => may_stand_alone(arg)
-            .value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),
         kind => arg.value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),
+    }
+}
+
+/// A value of a setting, as its manual has it.
+fn value_line(name: &str, option: &OptionInfo) -> String {
+    let default = Config::default().get(option.key).filter(|value| *value != Value::Boolean(false));
+    let (about, _) = manual(option.doc, default);
+    let usage = match option.kind {
+        OptionKind::Switch => name.to_owned(),
+        _ => format!("{name}={}", option.value_name),
+    };
+    format!("{usage}: {about}")
+}
+
+/// Every optimizer with what it does, a line each.
+fn optimizers() -> String {
+    let line = |kind: &OptimizerKind| format!("{:10} {}", kind.name(), kind.about());
+    OptimizerKind::ALL.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Reads the text of a setting, by its key, that may have values behind it.
+#[derive(Clone, Copy)]
+struct WithValues(&'static str);
+
+impl WithValues {
+    fn option(self) -> &'static OptionInfo {
+        OPTIONS.iter().find(|option| option.key == self.0).expect("a setting")
+    }
+}
+
+impl TypedValueParser for WithValues {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        let option = self.option();
+        let read = move |text: &str| option.parse(text).map(|_| text.to_string());
+        read.parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let names: &[&str] = match self.option().kind {
+            OptionKind::Choice(names) => names,
+            OptionKind::Switch => &["true", "false"],
+            _ => return None,
+        };
+        Some(Box::new(names.iter().map(PossibleValue::new)))
     }
 }
 
@@ -205,10 +283,6 @@ pub(crate) fn trained_model() -> Arg {
 }
 
 /// A flag that is true where it stands alone.
-pub(crate) fn switch(arg: Arg) -> Arg {
-    may_stand_alone(arg).value_parser(["true", "false"]).hide_possible_values(true)
-}
-
 fn may_stand_alone(arg: Arg) -> Arg {
     arg.num_args(0..=1).require_equals(true).default_missing_value("true")
 }
@@ -257,16 +331,20 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
         Some(path) => Config::load(path).map_err(Failure::bad_input)?,
         None => Config::default(),
     };
+    let file = in_file(matches.get_one::<PathBuf>("config"));
     let undone = UNDO.iter().filter(|undo| matches.get_flag(undo.flag));
-    let undone: Vec<&str> = undone.flat_map(|undo| undo.keys).copied().collect();
-    let mut undone = undone;
+    let mut undone: Vec<&str> = undone.flat_map(|undo| undo.keys).copied().collect();
+    let values = OPTIONS.iter().filter(|o| undone.contains(&o.key)).flat_map(|o| o.values());
+    let mut replaced: Vec<&str> = values.map(|(_, value)| value.key).collect();
     let mut flags = Table::new();
     for option in OPTIONS {
-        if let Some(text) = matches.get_one::<String>(option.key) {
-            let value = option.kind.parse(text).expect("clap has parsed it");
-            flags.insert(option.key.into(), value);
-        }
+        let Some(text) = matches.get_one::<String>(option.key) else { continue };
+        option.add_to(&mut flags, text).map_err(Failure::bad_input)?;
+        // With the setting its values are replaced, but for those that stand by themselves.
+        let values = option.values().map(|(_, value)| value.key);
+        replaced.extend(values.filter(|key| !file.by_themselves.contains(*key)));
     }
+    undone.extend(replaced);
     let sources: Vec<_> = matches.get_many::<String>("data").into_iter().flatten().collect();
     if !sources.is_empty() {
         undone.extend(["data", "data-mix"]);
@@ -276,7 +354,7 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
         flags.remove("data");
         flags.insert("data-mix".into(), mix.into());
     }
-    let given = given(matches.get_one::<PathBuf>("config"), &flags);
+    let given = file.keys.into_iter().chain(flags.keys().cloned()).collect();
     let from_file = from_file.without(&undone).map_err(Failure::bad_input)?;
     let config = from_file.with(flags).map_err(Failure::bad_input)?;
     let mut config = match with_model_of_checkpoint(&config, &given)? {
@@ -302,12 +380,25 @@ fn check_data(config: &Config, insists: bool) -> Result<(), Failure> {
         .try_for_each(|data| check_tokens(config, from, (Some(vocabulary), insists), data))
 }
 
-/// The settings that a file or flags name.
-fn given(file: Option<&PathBuf>, flags: &Table) -> BTreeSet<String> {
+/// The settings of a file.
+#[derive(Default)]
+struct InFile {
+    /// Of all that it gives.
+    keys: BTreeSet<String>,
+    /// Of those that are a line of their own.
+    by_themselves: BTreeSet<String>,
+}
+
+fn in_file(path: Option<&PathBuf>) -> InFile {
     // It was read before.
-    let text = file.and_then(|file| std::fs::read_to_string(file).ok());
-    let in_file = text.and_then(|text| text.parse::<Table>().ok()).unwrap_or_default();
-    in_file.into_iter().chain(flags.clone()).map(|(key, _)| key).collect()
+    let Some(text) = path.and_then(|path| std::fs::read_to_string(path).ok()) else {
+        return InFile::default();
+    };
+    let keys = |table: Table| table.into_iter().map(|(key, _)| key).collect();
+    InFile {
+        keys: as_table(&text).map(keys).unwrap_or_default(),
+        by_themselves: text.parse().map(keys).unwrap_or_default(),
+    }
 }
 
 #[cfg(test)]
@@ -370,6 +461,47 @@ mod tests {
     }
 
     #[test]
+    fn a_flag_of_before_means_the_value_that_it_became() {
+        let same = |old: &str, new: &str| {
+            let [old, new] = [old, new].map(|line| parse(&format!("zeropp run {line}")).config);
+            assert_eq!(old, new);
+        };
+        same(
+            "--optimizer muon --beta2 0.95 --nesterov=false",
+            "--optimizer muon:beta2=0.95,nesterov=false",
+        );
+        same("--eps 1e-6", "--optimizer eps=1e-6");
+        same("--resume --resume-fallback --save s", "--save s --resume=true:fallback");
+        same("--no-memory-check --rank-memory 2", "--rank-memory 2:unchecked");
+        same("--keep-best --pin", "--keep best --threads pin");
+        same("--document-mask --document-end 3", "--document-mask=true:end=3");
+        let twice = "zeropp run --beta2 0.9 --optimizer beta2=0.95";
+        let matches = command().try_get_matches_from(twice.split(' ')).unwrap();
+        let failure = run(matches.subcommand_matches("run").unwrap()).err().unwrap();
+        assert!(failure.message.contains("optimizer has this value too"), "{}", failure.message);
+        assert_eq!(failure.code, 2);
+    }
+
+    #[test]
+    fn a_setting_that_a_flag_gives_replaces_the_values_of_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("c.toml");
+        let of = |text: &str, flags: &str| {
+            std::fs::write(&file, text).unwrap();
+            parse(&format!("zeropp run {} {flags}", file.display())).config
+        };
+        let text = "optimizer = 'adamw:beta2=0.95,eps=1e-6'";
+        assert_eq!(of(text, "--lr 1").beta2, Some(0.95));
+        let lion = of(text, "--optimizer lion");
+        assert_eq!((lion.optimizer.name(), lion.beta2, lion.eps), ("lion", None, None));
+        let one = of(text, "--optimizer beta2=0.9");
+        assert_eq!((one.beta2, one.eps), (Some(0.9), None));
+        // A line of its own stays, as it always has.
+        assert!(of("save = 's'\nresume-fallback = true", "--resume").resume_fallback);
+        assert!(!of("save = 's'\nresume-fallback = true", "--no-save").resume_fallback);
+    }
+
+    #[test]
     fn suggestions_are_close_or_none() {
         let tip = |flag: &str| {
             let error = command().try_get_matches_from(["zeropp", "run", flag]).unwrap_err();
@@ -396,14 +528,25 @@ mod tests {
     #[test]
     fn help_has_every_setting_once_with_its_default() {
         let help = run_command().term_width(100).render_long_help().to_string();
-        for option in OPTIONS {
+        for option in OPTIONS.iter().filter(|option| option.is_setting()) {
             let usage = format!(" --{} <{}>", option.key, option.value_name);
             let switch = format!(" --{}[=<{}>]", option.key, option.value_name);
             let count = help.matches(&usage).count() + help.matches(&switch).count();
             assert_eq!(count, 1, "--{} in:\n{help}", option.key);
         }
-        for default in ["0.003", "zeropp", "1e-8", "120", "false"] {
+        for default in ["0.003", "zeropp", "120", "false"] {
             assert!(help.contains(&format!("[default: {default}]")), "{default} in:\n{help}");
+        }
+        let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        for option in OPTIONS.iter().filter(|option| !option.is_setting()) {
+            let Some((_, name)) = option.part_of.and_then(|of| of.split_once(':')) else {
+                continue;
+            };
+            assert!(words.contains(&format!(" {name}: ")) || words.contains(&format!(" {name}=")));
+        }
+        for kind in OptimizerKind::ALL {
+            let about = kind.about().split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(about.contains("lr") && words.contains(&about), "{about}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::{Arg, ArgMatches};
 use zeropp::Config;
-use zeropp::config::{EngineKind, OPTIONS};
+use zeropp::config::EngineKind;
 use zeropp_plan::layout::{Fixed, Job};
 use zeropp_plan::model::ModelSizes;
 use zeropp_plan::{machines, text};
@@ -180,12 +180,10 @@ fn others(config: &Config) -> String {
     // Micro-batches are a plan's own.
     let given = ["global-batch", "flight-dir"];
     let chosen = |key: &str| [&KEPT[..], &CHOSEN, &given].concat().contains(&key);
-    let told = OPTIONS.iter().filter(|o| !chosen(o.key)).filter_map(|o| {
-        let value = config.get(o.key)?;
-        let says = o.key == "model" || base.get(o.key).as_ref() != Some(&value);
-        says.then(|| planning::flag(o.key, &value))
-    });
-    told.collect::<Vec<_>>().join(" ")
+    // The model is named even where it is the usual one.
+    let base = Config { model: String::new(), ..base };
+    let flags = trial::flags(config, &base).into_iter().filter(|(key, _)| !chosen(key));
+    flags.map(|(key, value)| planning::flag(key, &value)).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

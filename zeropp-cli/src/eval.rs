@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table};
+use zeropp::config::{Config, OPTIONS, OptionInfo, Table};
 use zeropp::data::{Dataset, SplitPart};
 use zeropp::{Evaluation, Trainer, config_of, split_of};
 
-use crate::args::{about, ema, switch, trained_model};
+use crate::args::{about, ema, reading, trained_model};
 use crate::figures::say;
 use crate::fit::check_tokens;
 use crate::progress::evaluated;
@@ -79,11 +79,7 @@ pub(crate) fn command() -> Command {
             _ => about(option),
         };
         let arg = Arg::new(option.key).long(option.key).value_name(option.value_name).help(help);
-        match option.kind {
-            OptionKind::Choice(names) => arg.value_parser(PossibleValuesParser::new(names)),
-            OptionKind::Switch => switch(arg),
-            kind => arg.value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),
-        }
+        reading(arg.hide(!option.is_setting()), option)
     };
     Command::new("eval")
         .about("Measure the loss and the perplexity of a model on data")
@@ -152,7 +148,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut given = Table::new();
     for option in offered() {
         if let Some(text) = matches.get_one::<String>(option.key) {
-            given.insert(option.key.into(), option.kind.parse(text).expect("clap has parsed it"));
+            option.add_to(&mut given, text).map_err(Failure::bad_input)?;
         }
     }
     let names_tokens = given.contains_key("tokenizer");

@@ -73,7 +73,7 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
         }
     }
     if let (Some(steps), None) = (config.trace_steps, &config.trace) {
-        tracing::warn!("trace-steps = {steps}: no trace is written, as `trace` names no file");
+        tracing::warn!("trace:steps = {steps}: no trace is written, as `trace` names no file");
     }
     if let Some(costs) = config.emulate.as_ref().filter(|_| !run.dry_run) {
         return emulate::run(&config, costs);
@@ -361,7 +361,7 @@ fn going_on(resumed: &Resumed, steps: u64, no_lower: Option<u64>) -> String {
         text.push_str("; nothing is left to do (a larger --steps goes on)");
     } else if let Some(n) = no_lower {
         let why = losses_no_lower(n);
-        text += &format!("; nothing is left to do: {why} (a larger --patience goes on)");
+        text += &format!("; nothing is left to do: {why} (a larger eval-every:patience goes on)");
     }
     if !changed.is_empty() {
         text.push_str(&format!("; changed: {}", changed.join(", ")));

@@ -24,9 +24,9 @@ COMMAND is a whole run: `zeropp run`, or a launcher around it. When it ends with
 killed, its remaining processes are ended and it is started again, after half a second, or five \
 where it fails at the same place once more. It goes on from its newest \
 checkpoint, so it needs --save and --resume; or from a copy of a newer state, which it makes \
-in this machine's memory after every step, or every --copy-every N steps. Signals are passed on; \
-a run that was stopped by a signal is not started again. On several nodes, run one `zeropp \
-supervise` on each, with that node's part of the run: the parts find each other again by \
+in this machine's memory after every step, or every N steps (--copies every=N). Signals are \
+passed on; a run that was stopped by a signal is not started again. On several nodes, run one \
+`zeropp supervise` on each, with that node's part of the run: the parts find each other again by \
 themselves.";
 
 const EXAMPLES: &str = "\

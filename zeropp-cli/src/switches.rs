@@ -30,6 +30,8 @@ impl Takes {
 
     fn is_value(self, word: &str) -> bool {
         let is_step = || !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
+        // Values may stand behind it.
+        let word = word.split(':').next().unwrap_or_default();
         matches!(word, "true" | "false") || self == Takes::Resume && (word == "must" || is_step())
     }
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use clap::Arg;
 use serde::Deserialize;
 use zeropp::Config;
-use zeropp::config::{EngineKind, OPTIONS, Resume, Table};
+use zeropp::config::{EngineKind, OPTIONS, Resume, Table, Value};
 use zeropp_plan::exact::Planned;
 use zeropp_plan::layout::Job;
 use zeropp_plan::plan::Plan;
@@ -185,17 +185,28 @@ fn trial(config: &Config) -> Result<f64, Failure> {
     }
 }
 
+/// The flags of the settings that differ from those of `base`: several where one is a list.
+pub(crate) fn flags(config: &Config, base: &Config) -> Vec<(&'static str, Value)> {
+    // It was read from a file or a command line, and so can be written.
+    let written = |config: &Config| config.written().unwrap_or_default();
+    let base = written(base);
+    let differing = written(config).into_iter().filter(|(option, value)| {
+        !base.iter().any(|(other, usual)| other.key == option.key && usual == value)
+    });
+    let flags = differing.flat_map(|(option, value)| match value {
+        Value::Array(all) => all.into_iter().map(|one| (option.key, one)).collect(),
+        one => vec![(option.key, one)],
+    });
+    flags.collect()
+}
+
 /// The settings that differ from those of a run without flags, as words of a command line.
 fn as_flags(config: &Config) -> Vec<String> {
-    let base = Config::default();
-    let differs = |key: &str| config.get(key).filter(|value| Some(value) != base.get(key).as_ref());
-    let flags = OPTIONS.iter().filter_map(|o| Some((o.key, differs(o.key)?)));
-    flags
-        .map(|(key, value)| match value.as_str() {
-            Some(text) => format!("--{key}={text}"),
-            None => format!("--{key}={value}"),
-        })
-        .collect()
+    let word = |(key, value): (&str, Value)| match value.as_str() {
+        Some(text) => format!("--{key}={text}"),
+        None => format!("--{key}={value}"),
+    };
+    flags(config, &Config::default()).into_iter().map(word).collect()
 }
 
 /// Seconds of each step, of metrics as lines of JSON.
@@ -221,7 +232,9 @@ mod tests {
     #[test]
     fn settings_survive_as_flags_and_nothing_is_written() {
         let line = "run --layers 3 --hidden 48 --heads 4 --tied --pp 2 --lr 1e-2 --dropout 0.1 \
-                    --save /nowhere --save-every 3 --metrics /no/where.jsonl --stages 2,1";
+                    --save /nowhere --save-every 3 --metrics /no/where.jsonl --stages 2,1 \
+                    --optimizer lion:beta2=0.98 --weight-decay 0.1:except=norms,biases --data a=1 \
+                    --data b=2 --vocab multiple=128 --rank-memory unchecked";
         let read = |words: Vec<String>| {
             let words = std::iter::once("zeropp".to_string()).chain(words);
             let matches = crate::command::command().try_get_matches_from(words).unwrap();

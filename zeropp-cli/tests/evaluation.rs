@@ -78,7 +78,7 @@ fn a_run_that_was_out_of_patience_trains_no_more() {
         assert_eq!((again.code, again.err.as_str()), (Some(0), ""), "{}", again.out);
         let why = format!(
             ": {end} of 2000 steps are done; nothing is left to do: 2 validation losses in a row \
-             were no lower (a larger --patience goes on)\n"
+             were no lower (a larger eval-every:patience goes on)\n"
         );
         assert!(again.out.ends_with(&why) && again.out.lines().count() == 1, "{}", again.out);
         assert_eq!(saved(), before);

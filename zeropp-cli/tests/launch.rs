@@ -176,7 +176,7 @@ fn launch_errors_are_reported_once_with_code_2() {
         (
             format!("ranks {two} {meet} --node-rank 0 --token-file none"),
             &[],
-            "token-file = none: cannot be read",
+            "rendezvous:token-file = none: cannot be read",
         ),
         (
             format!("ranks {two} {meet} --node-rank 0"),
@@ -217,7 +217,10 @@ fn wrong_tokens_missing_ranks_and_two_jobs_are_told_apart() {
     let first = ranks(3, 0, patient, TOKEN);
     let second = ranks(3, 1, patient, TOKEN);
     let wrong = end(ranks(3, 2, patient, "another token that is wrong"));
-    is_refused(&wrong, "refused: its token differs; use rank 0's ZEROPP_TOKEN or token-file");
+    is_refused(
+        &wrong,
+        "refused: its token differs; use rank 0's ZEROPP_TOKEN or rendezvous:token-file",
+    );
     let busy = end(ranks(2, 0, patient, TOKEN));
     is_refused(&busy, &format!("port {port} is in use on this machine, perhaps by another job"));
     let stray = end(ranks(2, 1, patient, TOKEN));

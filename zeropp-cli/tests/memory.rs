@@ -31,7 +31,7 @@ fn limited(dir: &Path, line: &str) -> Outcome {
 #[test]
 fn an_allocation_that_fails_ends_with_one_message_and_records() {
     let dir = tempfile::tempdir().unwrap();
-    let got = limited(dir.path(), &format!("{GREEDY} --no-memory-check"));
+    let got = limited(dir.path(), &format!("{GREEDY} --rank-memory unchecked"));
     assert_eq!(got.code, Some(1), "{}", got.err);
     let lines: Vec<&str> = got.err.lines().collect();
     assert_eq!(lines.len(), 2, "{}", got.err);
@@ -64,7 +64,7 @@ fn a_limit_that_a_run_would_pass_is_seen_before_it_starts() {
         "the limit of ulimit -v is ",
         "The largest kind is activation: ",
         "--recompute ",
-        "--no-memory-check starts the run anyway.",
+        "--rank-memory unchecked starts the run anyway.",
     ] {
         assert!(got.err.contains(part), "{part} in:\n{}", got.err);
     }

@@ -100,7 +100,8 @@ fn it_completes_itself_and_has_pages() {
     let page = std::fs::read_to_string(dir.path().join("pages/zeropp-run.1")).unwrap();
     for setting in zeropp::config::OPTIONS {
         let flag = setting.key.replace('-', "\\-");
-        assert!(page.contains(&format!("\\-\\-{flag}")), "--{}", setting.key);
+        let is_there = page.contains(&format!("\\-\\-{flag}\\fR"));
+        assert_eq!(is_there, setting.is_setting(), "--{}", setting.key);
     }
     let got = zeropp(dir.path(), "version");
     assert!(got.out.contains("engines   threads"), "{}", got.out);

@@ -192,10 +192,12 @@ pub(crate) fn machine_called(name: &str) -> Result<Machine, Failure> {
 
 /// The model, the flags of `zeropp run` that say which it is, and the settings with them.
 fn model(matches: &ArgMatches, base: &Config) -> Result<(ModelSizes, String, Config), Failure> {
+    // As they are typed, with values behind them.
     let mut given = Table::new();
     for option in model_options() {
         if let Some(text) = matches.get_one::<String>(option.key) {
-            given.insert(option.key.into(), option.kind.parse(text).expect("clap has parsed it"));
+            let value = option.kind.parse(text).unwrap_or_else(|_| text.as_str().into());
+            given.insert(option.key.into(), value);
         }
     }
     let of_file = base.file.as_ref().map(|_| base.model.as_str());

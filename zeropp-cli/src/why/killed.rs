@@ -133,7 +133,7 @@ fn tell(end: &End) {
         End::Stopped => {
             return say(
                 "  - all of its steps are saved: it was stopped there, as with SIGTERM, or ended \
-                 there by itself, as with --patience, and was not killed at work; only a kill \
+                 there by itself, as with patience, and was not killed at work; only a kill \
                  between a save and the next step would look the same",
             );
         }

@@ -49,7 +49,7 @@ impl Token {
         let variable = variable.transpose()?;
         let Some(path) = file else { return Ok(variable) };
         let error = |problem: String, help: &str| {
-            FieldError::new("token-file", path.display(), problem, help)
+            FieldError::new("rendezvous:token-file", path.display(), problem, help)
         };
         let token = read(path, &error)?;
         let token = Token::new(&token).map_err(|problem| error(problem, help))?;

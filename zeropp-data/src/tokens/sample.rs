@@ -22,7 +22,7 @@ impl Hidden {
             }
             false => {
                 "each is the first of a document (document-mask); use documents of two tokens or \
-                 more, or another document-end"
+                 more, or another document-mask:end"
             }
         }
     }

@@ -112,7 +112,10 @@ fn connect(
                 Ok((keys, left)) => return Ok((stream, keys, left)),
                 Err(HandshakeError::Refused(reason)) => return refused(&reason, ""),
                 Err(e @ HandshakeError::Token) => {
-                    return refused(&e, "; use rank 0's ZEROPP_TOKEN or token-file on all nodes");
+                    return refused(
+                        &e,
+                        "; use rank 0's ZEROPP_TOKEN or rendezvous:token-file on all nodes",
+                    );
                 }
                 Err(e @ HandshakeError::Version(_)) => {
                     return refused(&e, "; use the same build on all nodes");

@@ -115,8 +115,9 @@ fn check_token(options: &TcpOptions, addresses: &[SocketAddr]) -> Result<(), Ren
         (Some(outside), None) => Err(RendezvousError::Unavailable {
             place: options.address.to_string(),
             reason: format!(
-                "{} is beyond this machine, and there is no token; set ZEROPP_TOKEN or token-file \
-                 on all nodes to the output of `openssl rand -hex 32`, or meet at 127.0.0.1",
+                "{} is beyond this machine, and there is no token; set ZEROPP_TOKEN or \
+                 rendezvous:token-file on all nodes to the output of `openssl rand -hex 32`, or \
+                 meet at 127.0.0.1",
                 outside.ip()
             ),
         }),

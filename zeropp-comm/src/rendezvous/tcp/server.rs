@@ -461,7 +461,7 @@ impl Shared {
         if !state.refused.is_empty() {
             more.push_str(&format!("; refused: {}", state.refused.join("; ")));
         }
-        more.push_str("; start them, see that they reach this place, or raise start-timeout-s");
+        more.push_str("; start them, see that they reach this place, or raise timeout-s:start");
         Message::Missing { missing, after_s: after.as_secs_f64().round() as u64, more }
     }
 }

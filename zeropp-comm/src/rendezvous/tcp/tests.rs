@@ -160,7 +160,10 @@ fn without_a_token_only_this_machine_meets() {
             error.contains("192.0.2.1 is beyond this machine, and there is no token"),
             "{error}"
         );
-        assert!(error.contains("set ZEROPP_TOKEN or token-file on all nodes"), "{error}");
+        assert!(
+            error.contains("set ZEROPP_TOKEN or rendezvous:token-file on all nodes"),
+            "{error}"
+        );
     }
 }
 
@@ -176,7 +179,7 @@ fn a_wrong_token_is_told_on_both_sides() {
             error,
             format!(
                 "rendezvous at {address}: refused: its token differs; use rank 0's ZEROPP_TOKEN or \
-                 token-file on all nodes"
+                 rendezvous:token-file on all nodes"
             )
         );
     }
