@@ -376,7 +376,7 @@ fn build_executor(
         loss_scale: 1.0 / batches as f32,
         units: schedule.units.clone(),
         recompute_full: recomputed.whole,
-        recompute_attention: recomputed.attention,
+        selective: recomputed.selective,
     };
     let sampler = match &resumed {
         Some(Resumed { step, position, .. }) => {

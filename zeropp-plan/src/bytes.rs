@@ -96,7 +96,7 @@ pub struct StageForm {
     pub cut: Cut,
     /// Whether its gradient is summed over replicas.
     pub is_summed: bool,
-    /// Whether B computes attention again.
+    /// Whether B makes again what is cheap.
     pub selective: bool,
     /// Whether the stage is recomputed as a whole.
     pub whole: bool,

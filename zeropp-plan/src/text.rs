@@ -59,7 +59,7 @@ fn unit(ranked: &Ranked) -> String {
 fn again(ranked: &Ranked) -> &'static str {
     match ranked.planned.layout.recompute {
         Recompute::None => "-",
-        Recompute::Selective => "scores",
+        Recompute::Selective => "cheap",
         Recompute::Full => "full",
     }
 }

@@ -12,7 +12,7 @@ use zeropp_core::device;
 use zeropp_core::layer::{LayerCx, Part, pieces};
 use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_core::split::{
-    ForwardGrads, Grads, LayerWeights, OpCx, RecordedBy, Saved, WQueue, is_finite,
+    ForwardGrads, Grads, LayerWeights, Makers, OpCx, RecordedBy, Saved, WQueue, is_finite,
 };
 use zeropp_zero3::{LayerSums, Optimizer, ParamExport, ShardedStage, StepOutcome};
 
@@ -39,8 +39,8 @@ pub struct WorkerOptions {
     pub units: Vec<usize>,
     /// Stages whose F keeps only its layers' inputs, to be redone by R and, from layer to layer, B.
     pub recompute_full: Vec<usize>,
-    /// Stages whose attention is computed again in B; apart from those above.
-    pub recompute_attention: Vec<usize>,
+    /// Stages whose B makes again what is cheap (selective recomputation); apart from those above.
+    pub selective: Vec<usize>,
 }
 
 struct Stage {
@@ -287,7 +287,7 @@ impl ModelWorker {
             queue,
             meter: self.meter.clone(),
             token,
-            recompute_attention: self.options.recompute_attention.contains(&stage),
+            makers: self.options.selective.contains(&stage).then(Makers::default),
             output_wanted: true,
             forward_grads,
             masks,

@@ -211,18 +211,10 @@ fn virtual_stages(job: &Job, pp: usize) -> Vec<usize> {
 }
 
 fn recomputes(job: &Job) -> Vec<Recompute> {
-    let all = match job.compute.keeps_probabilities {
-        // Nothing keeps attention's scores.
-        false => &[Recompute::None, Recompute::Full][..],
-        true => &[Recompute::None, Recompute::Selective, Recompute::Full],
-    };
-    let given = job.fixed.recompute;
-    let chosen = all.iter().copied().filter(|r| given.is_none_or(|g| g == *r));
-    let mut chosen: Vec<Recompute> = chosen.collect();
-    if chosen.is_empty() {
-        chosen.extend(given);
+    match job.fixed.recompute {
+        Some(given) => vec![given],
+        None => Recompute::ALL.to_vec(),
     }
-    chosen
 }
 
 /// The kinds that have such a shape, as far as that is known without making it.
