@@ -102,6 +102,11 @@ options! {
         /// with a split backward do not recompute the last of a rank's several stages as a whole,
         /// because its backward follows at once: there `full` means `selective`.
         "recompute" "WHAT" recompute: Recompute = Recompute::None, Program Kept;
+        /// Of each unit, the micro-batches that `recompute = full` is for. Default: all.
+        ///
+        /// The others do as with `selective`, and so does the stage with the head. So the memory that
+        /// there is can be used up: `zeropp plan` finds the number.
+        "recompute-first" "N" recompute_first: Option<usize> = None, Program Kept;
         /// When ranks learn the norm that clipping and the check for finite gradients need.
         ///
         /// `barrier`: before each update, for which all ranks meet. `late`: each rank updates as

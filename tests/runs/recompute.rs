@@ -90,16 +90,21 @@ fn random_runs_have_the_same_bits_and_the_predicted_memory_whatever_is_recompute
         }
         let what =
             format!("seed {seed}: {} {} on {}", config.model, config.schedule, config.mesh());
-        let with = |recompute| {
+        let with_of = |config: &Config, recompute| {
             let config = Config { recompute, ..config.clone() };
             let run = run(config.clone());
-            assert_predicted(&config, &run, &format!("{what}, {recompute}"));
+            let first = config.recompute_first;
+            assert_predicted(&config, &run, &format!("{what}, {recompute} {first:?}"));
             run
         };
+        let with = |recompute| with_of(&config, recompute);
         let none = with(Recompute::None);
         let selective = with(Recompute::Selective);
         assert_same_bits(&none, &selective, &format!("{what}, selective"));
         assert_same_bits(&none, &with(Recompute::Full), &format!("{what}, full"));
+        let of_some = Config { recompute_first: Some(1), ..config.clone() };
+        let of_some = with_of(&of_some, Recompute::Full);
+        assert_same_bits(&none, &of_some, &format!("{what}, full for the first of each unit"));
         let kept = |run: &Run| run.summary.peak_bytes.activation;
         assert!(kept(&selective) < kept(&none), "{what}: nothing is saved");
         done += 1;
@@ -114,6 +119,34 @@ fn random_runs_have_the_same_bits_and_the_predicted_memory_whatever_is_recompute
         }
     }
     println!("{done} runs to seed {seed}: {seen:?}");
+}
+
+/// From `selective` to `full`, a micro-batch of each unit after the other.
+#[test]
+fn each_micro_batch_that_is_recomputed_takes_its_part_of_the_activations() {
+    for (precision, v) in [(Precision::Fp32, 4), (Precision::Bf16, 2)] {
+        let base = Config { virtual_stages: Some(v), pp: 2, zero3: 2, unit: Some(4), ..tiny() };
+        let base = Config { precision, micro_batches: Some(8), steps: 2, ..base };
+        let of = |recompute, recompute_first| {
+            let config = Config { recompute, recompute_first, ..base.clone() };
+            let run = run(config.clone());
+            assert_predicted(
+                &config,
+                &run,
+                &format!("{precision} {recompute} {recompute_first:?}"),
+            );
+            run
+        };
+        let selective = of(Recompute::Selective, None);
+        let mut before = selective.summary.peak_bytes.activation;
+        for first in 1..5 {
+            let some = of(Recompute::Full, Some(first));
+            assert_same_bits(&selective, &some, &format!("{precision}, {first} of 4"));
+            let kept = some.summary.peak_bytes.activation;
+            assert!(kept < before, "{precision}, {first} of 4: {kept} after {before}");
+            before = kept;
+        }
+    }
 }
 
 /// The outputs of norms and activation functions are a third of what a block keeps, and more in a

@@ -169,7 +169,7 @@ impl<'a> Simulation<'a> {
             let help = "use rates in FLOP/s and bytes/s, such as flops_per_s = 312e12";
             PlanError::new(format!("machine: {e}; {help}"))
         })?;
-        let how = (layout.recompute, layout.pp);
+        let how = (layout.recompute_of_all(), layout.pp);
         let weighed = generator_costs(&costs, &costs.memory, how).with_objective(sync.into());
         let program = |micro_batches: usize| {
             let shape = Shape { micro_batches, ..layout.shape() };

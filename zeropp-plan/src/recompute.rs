@@ -1,5 +1,7 @@
 //! What the setting `recompute` comes to on a program, and what it cannot do there.
 
+use std::collections::HashSet;
+
 use zeropp_schedule::ir::{Action, Compute, Schedule};
 
 use crate::layout::Recompute;
@@ -7,7 +9,8 @@ use crate::layout::Recompute;
 /// The stages of a program by what their backward computes again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recomputed {
-    /// All of the forward: the program has an R for them, and F keeps their input alone.
+    /// All of the forward: the program has an R for them, and F keeps the inputs of its layers
+    /// alone. Those of which it has none for some micro-batches are in both lists.
     pub whole: Vec<usize>,
     /// What is cheap, as [`Recompute::Selective`] says; all else is kept from F to B.
     pub selective: Vec<usize>,
@@ -17,11 +20,12 @@ impl Recomputed {
     /// `selective` is for every stage. `full` does as much on the stages that the program has no R
     /// for: where B and W are apart, the last of a rank's several (ZeroPP §3.3).
     pub fn new(recompute: Recompute, program: &Schedule) -> Recomputed {
-        let whole = stages_with_r(program);
+        let (whole, redone) = (stages_with_r(program), redone(program));
+        let all = |stage: usize| (0..program.micro_batches()).all(|m| redone.contains(&(stage, m)));
         let selective = match recompute {
             Recompute::None => Vec::new(),
             Recompute::Selective | Recompute::Full => {
-                (0..program.stages()).filter(|s| !whole.contains(s)).collect()
+                (0..program.stages()).filter(|s| !all(*s)).collect()
             }
         };
         Recomputed { whole, selective }
@@ -56,6 +60,12 @@ impl Recomputed {
             _ => None,
         }
     }
+}
+
+/// The stages and micro-batches that a program has an R for.
+pub fn redone(program: &Schedule) -> HashSet<(usize, usize)> {
+    let computes = program.ranks.iter().flatten().flat_map(Action::computes);
+    computes.filter(|t| t.kind == Compute::R).map(|t| (t.stage, t.micro_batch)).collect()
 }
 
 /// The stages that a program has an R for.

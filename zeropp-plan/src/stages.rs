@@ -72,7 +72,7 @@ impl Model {
     /// what full recomputation does again.
     pub(crate) fn cut_of_run(&self, layout: &Layout) -> Option<Vec<usize>> {
         let stages = layout.stages();
-        let recomputing = recomputing(layout.recompute, stages, layout.pp);
+        let recomputing = recomputing(layout.recompute_of_all(), stages, layout.pp);
         let (groups, times) = (self.parts.groups(), self.parts.times_by_flop(recomputing));
         let cut = groups.balanced(&times, stages, None).ok()?;
         Some(groups.sizes(&cut?))
@@ -109,7 +109,8 @@ impl Model {
         let batch = job.batch(self.samples);
         // A stage that is recomputed as a whole has all that it keeps from R to B.
         let whole = layout.recompute == Recompute::Full && layout.recomputes(stage);
-        let selective = layout.recompute != Recompute::None && !whole;
+        let in_part = whole && layout.redone.is_some();
+        let selective = layout.recompute != Recompute::None && (!whole || in_part);
         let form = StageForm {
             cut: layout.cut(),
             is_summed: layout.dp > 1,

@@ -1,6 +1,6 @@
 //! The real worker: layers on Burn tensors with a split backward, weights in shards.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -37,9 +37,10 @@ pub struct WorkerOptions {
     pub loss_scale: f32,
     /// Micro-batches of each unit: what is summed before a reduction.
     pub units: Vec<usize>,
-    /// Stages whose F keeps only its layers' inputs, to be redone by R and, from layer to layer, B.
-    pub recompute_full: Vec<usize>,
-    /// Stages whose B makes again what is cheap (selective recomputation); apart from those above.
+    /// Stages and micro-batches whose F keeps only its layers' inputs, to be redone by R and, from
+    /// layer to layer, B: those that the program has an R for.
+    pub redone: HashSet<(usize, usize)>,
+    /// Stages whose B makes again what is cheap (selective recomputation).
     pub selective: Vec<usize>,
 }
 
@@ -365,7 +366,7 @@ impl Worker for ModelWorker {
         let output = if self.evaluated.is_some() {
             let (x, op) = (input.as_ref().map(Saved::get), self.untracked(stage, micro_batch)?);
             self.run_layers(at, whole, x, (&op, true))?
-        } else if self.options.recompute_full.contains(&stage) {
+        } else if self.options.redone.contains(&at) {
             self.forward_in_pieces(at, input)?
         } else {
             self.build(at, whole, input, true)?
