@@ -88,7 +88,7 @@ fn outcome(
     let mut grads = Grads::new(vec![trained], &device, &Meter::new());
     queue.run(&mut grads);
     assert_eq!(meter.now().total(), 0, "nothing is kept after W");
-    let of = |t: Tensor<3>| bits(&into_vec(t.cast(DType::F32)));
+    let of = |t: Tensor<3>| bits(&into_vec(t.cast(DType::F32).flatten(0, 2)));
     let gradients = grads.into_flat().0.into_iter().map(|flat| bits(&into_vec(flat)));
     let values = [of(y), of(dx)].into_iter().chain(gradients).collect();
     Outcome { values, kept: [kept, stashed] }
