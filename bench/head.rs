@@ -71,7 +71,7 @@ impl Head {
             queue: WQueue::default(),
             meter: self.meter.clone(),
             token: token.autodiff().require_grad(),
-            recompute_attention: false,
+            makers: None,
             output_wanted: true,
             forward_grads: Some(forward_grads),
             masks: Masks::default(),

@@ -107,7 +107,7 @@ fn time<const D: usize, const DY: usize>(
             queue: WQueue::default(),
             meter: meter.clone(),
             token: token.clone().autodiff().require_grad(),
-            recompute_attention: false,
+            makers: None,
             output_wanted: true,
             forward_grads: None,
             masks: Masks::default(),

@@ -12,7 +12,7 @@ use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, activation};
 use zeropp::burn;
-use zeropp::layer::{BatchShape, Layer, LayerCost, LayerCx, Part};
+use zeropp::layer::{BatchShape, Kept, Layer, LayerCost, LayerCx, Part, Slot};
 use zeropp::model::gpt::{self, GptShape};
 use zeropp::params::{Init, ParamSpec};
 use zeropp::split::ops;
@@ -57,16 +57,17 @@ impl Layer for GatedMlp {
     }
 
     fn cost(&self, batch: BatchShape) -> LayerCost {
-        let (n, h, i) = (batch.tokens() as u64, self.hidden as u64, self.inner as u64);
-        let bytes = batch.element_bytes as u64;
-        // Kept for B: x and its norm, gate, up and their product; for W: three inputs and dYs.
-        let kept = n * (2 * h + 3 * i) * bytes;
+        let (n, hidden, inner) = (batch.tokens() as u64, self.hidden as u64, self.inner as u64);
+        let [h, i] = [hidden, inner].map(|width| n * width * batch.element_bytes as u64);
+        // Operation by operation, as their documentation says: inputs and, for W, the dYs. B can
+        // make the inputs of the linear maps again, from x and from gate and up.
+        let norm = Kept { slots: vec![Slot::new(h), Slot::new(4 * n)], made: 4 * hidden };
+        let maps = Kept { slots: vec![Slot::new(h).made_from(h).for_w()], made: 2 * i };
+        let swiglu = Kept { slots: vec![Slot::new(2 * i)], made: 0 };
+        let down = Kept { slots: vec![Slot::new(i).made_from(2 * i).for_w()], made: h };
         LayerCost {
-            forward_flops: 6.0 * (n * h * i) as f64,
-            activation_bytes: kept,
-            activation_bytes_selective: kept,
-            stash_bytes: n * (2 * h + 3 * i) * bytes,
-            ..LayerCost::default()
+            forward_flops: 6.0 * (n * hidden * inner) as f64,
+            ..LayerCost::keeping(&[norm, maps, swiglu, down])
         }
     }
 }

@@ -443,6 +443,7 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         kv_heads: Some(2),
         head_dim: Some(16),
         intermediate: Some(256),
+        recompute_first: Some(2),
         max_gathered: Some(2),
         max_gathers: Some(12),
         init_from: path(),

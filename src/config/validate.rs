@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerSync, Precision, Resume,
+    Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerSync, Precision, Recompute,
+    Resume,
 };
 use zeropp_core::device;
 use zeropp_core::kernels::bf16;
@@ -149,6 +150,20 @@ impl Config {
         self.tuning(&decoder).map(drop)
     }
 
+    fn check_recompute(&self) -> Checked {
+        let Some(first) = self.recompute_first else { return Ok(()) };
+        let field = "recompute-first";
+        check(self.recompute == Recompute::Full, || {
+            let problem =
+                format!("says what recompute = full is for, and it is {}", self.recompute);
+            ConfigError::value(field, first, problem, "use recompute = full, or leave it out")
+        })?;
+        check(first > 0, || {
+            let help = "use recompute = selective without it";
+            ConfigError::value(field, first, "recomputes nothing in full", help)
+        })
+    }
+
     fn check_schedule(&self) -> Checked {
         self.check_cut()?;
         let stages_each = self.virtual_stages();
@@ -173,6 +188,7 @@ impl Config {
                 return Err(ConfigError::value("virtual", stages_each, problem, help));
             }
         }
+        self.check_recompute()?;
         let stages = self.pp * stages_each;
         // A file has its own number of stages.
         let unknown = self.is_emulated() || self.schedule_file().is_some();

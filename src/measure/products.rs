@@ -94,7 +94,7 @@ fn product(
         queue: WQueue::default(),
         meter: Meter::new(),
         token: Tensor::zeros([1], (device, DType::F32)),
-        recompute_attention: false,
+        makers: None,
         output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),

@@ -236,9 +236,9 @@ impl Blueprint {
     /// What the settings do not do here, or what others would do better.
     fn notes(&self, batch: BatchShape) -> Vec<String> {
         let mut costs = self.model.parts.iter().map(|p| p.cost(batch));
-        let saves_scores = costs.any(|c| c.activation_bytes_selective < c.activation_bytes);
+        let saves = costs.any(|c| c.activation_bytes_selective < c.activation_bytes);
         let recompute = self.config.recompute;
-        let recompute = self.recomputed.note(recompute, saves_scores, self.schedule());
+        let recompute = self.recomputed.note(recompute, saves, self.schedule());
         let unit = self.config.kind().and_then(|kind| (kind.note)(&shape(&self.config)));
         let batch = self.config.global_batch_note();
         let Config { dropout, device, .. } = self.config;
@@ -293,7 +293,7 @@ impl Blueprint {
         let form = StageForm {
             cut: self.cut(),
             is_summed: self.mesh.dp > 1,
-            selective: self.recomputed.attention.contains(&stage),
+            selective: self.recomputed.selective.contains(&stage),
             whole: self.recomputed.whole.contains(&stage),
             element_bytes,
             packed_bytes: self.config.packed_bytes(),

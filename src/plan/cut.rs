@@ -29,7 +29,7 @@ pub(crate) fn cutter(
         pp: config.pp,
         zero3: config.zero3,
         stages,
-        recompute: config.recompute,
+        recompute: config.recompute_of_all(),
         // A cut by hand is not made again.
         rank_memory: config.rank_memory_bytes().filter(|_| config.stages.is_none()),
     };

@@ -2,7 +2,7 @@
 
 use crate::config::{Config, ConfigError, EngineKind, OptimizerSync, Recompute};
 use zeropp_pipeline::costs::Table;
-use zeropp_pipeline::ir::{Action, Compute, Schedule};
+use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::lower::LowerOptions;
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::schedules::{Costs, Limits, Shape};
@@ -81,6 +81,7 @@ impl Resolved {
         let options = LowerOptions {
             prefetch: config.prefetch,
             recompute: config.recompute == Recompute::Full,
+            redone: config.recompute_first,
             replicas: config.dp > 1,
             sync: config.optimizer_sync,
             ..LowerOptions::default()
@@ -115,7 +116,7 @@ pub(crate) fn generator_costs(
             evaluations: None,
         },
         objective: config.optimizer_sync.into(),
-        ..programs::generator_costs(costs, bytes, (config.recompute, config.pp))
+        ..programs::generator_costs(costs, bytes, (config.recompute_of_all(), config.pp))
     }
 }
 
@@ -186,16 +187,6 @@ pub(crate) fn check_program(config: &Config, program: &Schedule) -> Result<(), E
         let problem = format!("the program in {} recomputes stages {whole:?}", config.schedule);
         let help = "use full, or a file without OPTIMIZER_STEP, which is lowered here";
         return Err(ConfigError::value("recompute", config.recompute, problem, help).into());
-    }
-    let of_stage = |stage: usize| {
-        let computes = actions().flat_map(Action::computes);
-        computes.filter(|t| (t.kind, t.stage) == (Compute::R, stage)).count()
-    };
-    let partly = whole.iter().find(|s| of_stage(**s) != program.micro_batches());
-    if let Some(stage) = partly {
-        let problem = format!("it recomputes stage {stage} for some micro-batches only");
-        let help = "give every micro-batch of the stage an R, or none";
-        return Err(ConfigError::value("schedule", &config.schedule, problem, help).into());
     }
     Ok(())
 }

@@ -19,7 +19,7 @@ use zeropp_pipeline::executor::{
 use zeropp_pipeline::ir::{Action, Compute};
 use zeropp_pipeline::simulate::StageCosts;
 use zeropp_pipeline::timeline::{Computed, SaveSpan, Span, bubble, bubble_own_span, bubble_step};
-use zeropp_plan::recompute::Recomputed;
+use zeropp_plan::recompute::{Recomputed, redone};
 use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::stage::ShardOptions;
 use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
@@ -375,8 +375,8 @@ fn build_executor(
         compute: bp.compute,
         loss_scale: 1.0 / batches as f32,
         units: schedule.units.clone(),
-        recompute_full: recomputed.whole,
-        recompute_attention: recomputed.attention,
+        redone: redone(schedule),
+        selective: recomputed.selective,
     };
     let sampler = match &resumed {
         Some(Resumed { step, position, .. }) => {

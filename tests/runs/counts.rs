@@ -159,6 +159,7 @@ fn memory_is_predicted() {
         Config { tied: true, schedule: "zb-v".into(), unit: None, ..with(2, 2, 1, 3) },
         Config { seq: 512, ..with(2, 2, 1, 3) },
         Config { seq: 512, recompute: Recompute::Selective, ..with(2, 2, 2, 3) },
+        Config { precision: Precision::Bf16, recompute: Recompute::Selective, ..with(2, 2, 2, 3) },
     ];
     for layout in layouts {
         check_memory(layout);
@@ -219,8 +220,8 @@ fn selective_recomputation_keeps_no_scores_on_any_stage() {
         let base = Config { unit: None, micro_batches: Some(6), ..base };
         let peak = |recompute| activation(Config { recompute, ..base.clone() });
         let (none, selective) = (peak(Recompute::None), peak(Recompute::Selective));
-        // A block keeps 16 hidden states of 64 x 16 and two matrices of 64 x 64: a third goes.
-        assert!(selective as f64 <= 0.7 * none as f64, "{schedule} {v}: {selective} of {none}");
+        // A block keeps 16 hidden states of 64 x 16, of which 6 go, and two matrices of 64 x 64.
+        assert!(selective as f64 <= 0.5 * none as f64, "{schedule} {v}: {selective} of {none}");
         let full = peak(Recompute::Full);
         assert!(full <= selective, "{schedule} {v}: full {full}, selective {selective}");
     }
@@ -236,8 +237,7 @@ fn full_recomputation_of_one_stage_a_rank_keeps_the_inputs_of_layers() {
     let full = Config { recompute: Recompute::Full, ..base.clone() };
     assert_eq!(notes(full), Vec::<String>::new());
     let bf16 = Config { recompute: Recompute::Selective, precision: Precision::Bf16, ..base };
-    let said = notes(bf16);
-    assert!(said[0].starts_with("recompute = selective: changes nothing"), "{said:?}");
+    assert_eq!(notes(bf16), Vec::<String>::new());
 }
 
 #[test]

@@ -27,6 +27,7 @@ mod optimizers;
 mod oracle;
 mod own_layers;
 mod own_parts;
+mod recompute;
 mod resume;
 mod same_bits;
 mod torch_training;

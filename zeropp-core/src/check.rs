@@ -12,7 +12,7 @@ use crate::layer::{BatchShape, Layer, LayerCx};
 use crate::meter::Meter;
 use crate::params::{FlatLayout, Init, ParamSpec};
 use crate::rng::Rng;
-use crate::split::{Grads, LayerWeights, Masks, OpCx, RecordedBy, Recording, WQueue};
+use crate::split::{Grads, LayerWeights, Makers, Masks, OpCx, RecordedBy, Recording, WQueue};
 
 /// Largest difference of an element, as a part of the largest one of its tensor: fp32 against the
 /// same in double precision, over sums of some thousand elements.
@@ -55,7 +55,7 @@ impl StockWeights {
 /// Runs F, B and W of `layer` on random `x: [samples, tokens, hidden]` and weights, in fp32 on the
 /// CPU, and compares output, the gradient of `x` (B) and those of the weights (W) with what Burn's
 /// own autodiff makes of `stock`, the same forward in Burn's operations, in double precision. What
-/// the meter counts from F to B, with attention computed again too, and from B to W is held against
+/// the meter counts from F to B, with selective recomputation too, and from B to W is held against
 /// the layer's [`cost`](Layer::cost). Layers of stock modules ([`crate::stock`]) keep what no meter
 /// counts.
 ///
@@ -204,7 +204,7 @@ fn by_autodiff(
 type Named = (String, Vec<f32>);
 
 /// The same by the layer's F, B and W, with their names; and what of its cost is not as metered.
-/// `selective` says whether attention is computed again.
+/// `selective` says whether B makes again what it can.
 fn in_halves(
     layer: &dyn Layer,
     (specs, values): (&[ParamSpec], &[Vec<f32>]),
@@ -234,7 +234,7 @@ fn in_halves(
         queue: queue.clone(),
         meter: meter.clone(),
         token: recording.token(),
-        recompute_attention: selective,
+        makers: selective.then(Makers::default),
         output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),

@@ -2,8 +2,9 @@
 
 use crate::decoder::{Decoder, Norm};
 use crate::head::{head_chunk, logit_bytes};
-use crate::layer::{BackwardPeak, BatchShape, LayerCost};
+use crate::layer::{BatchShape, LayerCost};
 use crate::parts::{DecoderPart, PartKind};
+use crate::slots::{Kept, Slot};
 use crate::tensors::{DecoderTensor, QK_NORMS};
 
 impl DecoderPart {
@@ -29,20 +30,18 @@ fn bytes(width: usize, batch: BatchShape) -> u64 {
     (batch.tokens() * width * batch.element_bytes) as u64
 }
 
-/// The memory that the norm called `name` keeps beside its input: one or two numbers of each row
-/// for B, a gradient of h for each of its parameters that trains for W, all fp32.
-fn norm(part: &DecoderPart, name: &str, batch: BatchShape) -> LayerCost {
+/// What the norm called `name` keeps: its input and one or two numbers of each row for B, a
+/// gradient of h for each of its parameters that trains for W, all but the input fp32.
+fn norm(part: &DecoderPart, name: &str, batch: BatchShape) -> Kept {
     let numbers = match part.decoder.norm {
         Norm::Layer { .. } => 2,
         Norm::Rms { .. } => 1,
     };
     let statistics = 4 * numbers * batch.tokens() as u64;
     let trained = ["weight", "bias"].into_iter().filter(|of| trains(part, &format!("{name}.{of}")));
-    LayerCost {
-        activation_bytes: statistics,
-        activation_bytes_selective: statistics,
-        stash_bytes: (4 * trained.count() * part.decoder.hidden) as u64,
-        ..LayerCost::default()
+    Kept {
+        slots: vec![Slot::new(hidden_bytes(&part.decoder, batch)), Slot::new(statistics)],
+        made: (4 * trained.count() * part.decoder.hidden) as u64,
     }
 }
 
@@ -111,20 +110,23 @@ impl Maps {
         Maps { input, joint, maps: names.iter().map(map).collect() }
     }
 
-    /// Elements of a token that F keeps for B: the input where W needs it, and x·A of adapters.
-    fn kept(&self) -> usize {
+    /// What they keep: the input where W needs it, x·A of adapters, and dY of each product with a
+    /// weight that trains. B can make the input from `inputs` elements of a token, if there are any.
+    fn kept(&self, inputs: Option<usize>, batch: BatchShape) -> Kept {
         let needs_input = self.maps.iter().any(|map| map.weight || map.rank.is_some());
-        let ranks: usize = self.maps.iter().filter_map(|map| map.rank).sum();
-        ranks + if needs_input { self.input } else { 0 }
+        let input = Slot::new(bytes(self.input, batch)).for_w();
+        let input = match inputs {
+            Some(inputs) => input.made_from(bytes(inputs, batch)),
+            None => input,
+        };
+        let adapted = self.maps.iter().filter_map(|map| map.rank);
+        let adapted = adapted.map(|rank| Slot::new(bytes(rank, batch)).for_w());
+        let slots = needs_input.then_some(input).into_iter().chain(adapted).collect();
+        Kept { slots, made: self.made(batch) }
     }
 
-    /// Bytes that B keeps for W: the input and dY of each product with a weight that trains; of a
-    /// bias alone its gradient.
-    fn stash(&self, batch: BatchShape) -> u64 {
-        bytes(self.kept(), batch) + self.made(batch)
-    }
-
-    /// Those of them that F has not kept for B.
+    /// Bytes that B keeps for W and F has not kept for B: dY of each product with a weight that
+    /// trains; of a bias alone its gradient.
     fn made(&self, batch: BatchShape) -> u64 {
         // The gradients of x·A, and of what an adapter gives.
         let adapted = self.maps.iter().filter_map(|map| Some(map.rank? + map.output));
@@ -156,83 +158,60 @@ fn groups(part: &DecoderPart) -> [Maps; 4] {
     ]
 }
 
-/// The block with this index.
-fn block(part: &DecoderPart, index: usize, batch: BatchShape) -> LayerCost {
-    let (d, names, groups) = (&part.decoder, part.decoder.names(), groups(part));
-    let norms = [names.norm_1, names.norm_2].map(|name| norm(part, name, batch));
-    let qkv = d.qkv_width();
-    // Of q and k before their norms, and one number of each of their heads.
-    let normed_heads = 4 * (batch.tokens() * (d.heads + d.kv_heads)) as u64;
-    let before_norms = if d.qk_norm { bytes(qkv, batch) + normed_heads } else { 0 };
-    // Kept from F to B: x, q k v, x after attention, the MLP's products before the activation; the
-    // inputs of linear maps that train; and what norms and attention keep.
-    let inputs: usize = groups.iter().map(Maps::kept).sum();
-    let kept = 2 * hidden_bytes(d, batch)
-        + bytes(qkv + (d.mlp_maps() - 1) * d.intermediate + inputs, batch)
-        + norms.iter().map(|norm| norm.activation_bytes).sum::<u64>()
-        + before_norms;
+/// What a block's operations keep, in the order of their forwards.
+fn operations(part: &DecoderPart, index: usize, batch: BatchShape) -> Vec<Kept> {
+    let (d, names) = (&part.decoder, part.decoder.names());
+    let [norm_1, norm_2] = [names.norm_1, names.norm_2].map(|name| norm(part, name, batch));
+    let [of_qkv, of_out, of_up, of_down] = groups(part);
+    let (qkv, inner) = (d.qkv_width(), (d.mlp_maps() - 1) * d.intermediate);
     let queries = (batch.samples * d.heads * batch.seq) as u64;
     let slides = d.window_of(index).is_some_and(|window| window < batch.seq);
-    let [probabilities, sums] = if batch.keeps_probabilities && !slides {
-        [queries * (batch.seq * batch.element_bytes) as u64, 0]
+    let beside = if batch.keeps_probabilities && !slides {
+        Slot::new(queries * (batch.seq * batch.element_bytes) as u64).not_needed()
     } else {
-        [0, 4 * queries]
+        Slot::new(4 * queries)
     };
+    let mut operations = vec![norm_1, of_qkv.kept(Some(d.hidden), batch)];
+    let mut attended = Slot::new(bytes(qkv, batch));
+    if d.qk_norm {
+        // q and k before their norms, and one number of each of their heads.
+        let heads = Slot::new(4 * (batch.tokens() * (d.heads + d.kv_heads)) as u64);
+        let trained = QK_NORMS.iter().filter(|name| trains(part, &format!("{name}.weight")));
+        let made = (4 * trained.count() * d.head_dim) as u64;
+        operations.push(Kept { slots: vec![attended, heads], made });
+        attended = attended.made_from(bytes(qkv, batch));
+    }
+    operations.extend([
+        Kept { slots: vec![attended, beside], made: 0 },
+        of_out.kept(None, batch),
+        norm_2,
+        of_up.kept(Some(d.hidden), batch),
+        Kept { slots: vec![Slot::new(bytes(inner, batch))], made: 0 },
+        of_down.kept(Some(inner), batch),
+    ]);
+    operations
+}
+
+/// The block with this index.
+fn block(part: &DecoderPart, index: usize, batch: BatchShape) -> LayerCost {
+    let d = &part.decoder;
     let tensors = part.tensors();
     let matrices = || tensors.iter().filter(|tensor| tensor.shape.len() == 2);
     let frozen: usize = matrices().filter(|t| !t.trains).map(DecoderTensor::len).sum();
-    let head_norms = QK_NORMS.iter().filter(|name| trains(part, &format!("{name}.weight")));
-    let adapters: usize = groups.iter().map(Maps::adapter_flops).sum();
-    let head_norms = (4 * head_norms.count() * d.head_dim) as u64;
-    let backward = |attention: u64| {
-        let [of_qkv, of_out, of_up, of_down] = groups.each_ref().map(|maps| (maps.made(batch), 0));
-        let inner = bytes((d.mlp_maps() - 1) * d.intermediate, batch);
-        let attention = bytes(qkv, batch) + attention;
-        // A norm gives its input back before its weights have their gradients.
-        let given =
-            norms.each_ref().map(|norm| (0, norm.activation_bytes + hidden_bytes(d, batch)));
-        let made = norms.each_ref().map(|norm| (norm.stash_bytes, 0));
-        BackwardPeak::of([
-            of_down,
-            (0, inner),
-            of_up,
-            given[1],
-            made[1],
-            of_out,
-            (0, attention),
-            (0, before_norms),
-            (head_norms, 0),
-            of_qkv,
-            given[0],
-            made[0],
-        ])
-    };
+    let adapters: usize = groups(part).iter().map(Maps::adapter_flops).sum();
     LayerCost {
         forward_flops: d.block_flops(index, batch.samples, batch.seq)
             + (batch.tokens() * adapters) as f64,
         output_flops: 2.0 * (batch.tokens() * d.intermediate * d.hidden) as f64,
         frozen_flops: 2.0 * (batch.tokens() * frozen) as f64,
-        activation_bytes: kept + probabilities + sums,
-        activation_bytes_selective: kept + sums,
-        backward: backward(probabilities + sums),
-        backward_selective: backward(sums),
-        stash_bytes: groups.iter().map(|maps| maps.stash(batch)).sum::<u64>()
-            + norms.iter().map(|norm| norm.stash_bytes).sum::<u64>()
-            + head_norms,
         packed_elements: matrices().map(|tensor| packed(&tensor.shape)).sum(),
-        ..LayerCost::default()
+        ..LayerCost::keeping(&operations(part, index, batch))
     }
 }
 
 /// The norm before the head.
 fn final_norm(part: &DecoderPart, batch: BatchShape) -> LayerCost {
-    let d = &part.decoder;
-    let (norm, x) = (norm(part, d.names().final_norm, batch), hidden_bytes(d, batch));
-    LayerCost {
-        activation_bytes: norm.activation_bytes + x,
-        activation_bytes_selective: norm.activation_bytes_selective + x,
-        ..norm
-    }
+    LayerCost::keeping(&[norm(part, part.decoder.names().final_norm, batch)])
 }
 
 /// The head and its loss.

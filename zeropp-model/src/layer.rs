@@ -55,7 +55,7 @@ impl BackwardPeak {
     }
 
     /// That of a B through these layers, which are in the order of their forwards; `selective` says
-    /// whether attention is computed again.
+    /// whether it makes again what it can.
     pub fn of_layers<'a>(
         layers: impl DoubleEndedIterator<Item = &'a LayerCost>,
         selective: bool,
@@ -91,14 +91,17 @@ pub struct LayerCost {
     /// Bytes kept from F to B with nothing recomputed. The layer's own input counts as kept here
     /// if the layer keeps it.
     pub activation_bytes: u64,
-    /// The same with attention recomputed in B (selective recomputation).
+    /// The same with selective recomputation: without attention's probabilities, and without the
+    /// outputs of norms and of activation functions.
     pub activation_bytes_selective: u64,
+    /// Bytes that B reads and writes to make these outputs again.
+    pub again_bytes: u64,
     /// Bytes kept from B to W.
     pub stash_bytes: u64,
     /// When a B of the layer holds the most; the default is its beginning, which is right where no
     /// operation keeps more for W than those before it have given back.
     pub backward: BackwardPeak,
-    /// The same with attention recomputed in B.
+    /// The same with selective recomputation.
     pub backward_selective: BackwardPeak,
     /// Bytes that a forward takes beside what it keeps, and gives back at its end, where they are
     /// worth counting: the logits of a chunk of tokens.

@@ -7,11 +7,11 @@ choice! {
     Recompute {
         /// Nothing: every activation is kept from F to B.
         None = "none",
-        /// Attention scores, on every stage: q, k and v are kept, the rest of attention is computed
-        /// again. On GPUs and in bf16 that is so anyway.
+        /// What is cheap, on every stage: the outputs of norms and activation functions, and
+        /// attention's scores, which GPUs and bf16 never keep. B makes them again.
         Selective = "selective",
         /// Whole stages, of which only the inputs are kept: all of a rank but, in schedules that
-        /// split B and W, its last, whose attention alone is computed again.
+        /// split B and W, its last, which does as with `selective`.
         Full = "full",
     }
 }

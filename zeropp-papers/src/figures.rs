@@ -45,6 +45,7 @@ fn figure_4() -> Result<Figure4, PlanError> {
                     recompute,
                     zero1: false,
                     schedule: "zeropp",
+                    redone: None,
                     prefetch: 1,
                 };
                 let planned = simulated(&job, &mut models, &layout)?;

@@ -104,6 +104,7 @@ fn step_s(machine: &str, model: &str, seq: usize, gpus: usize, samples: usize) -
             recompute,
             zero1: false,
             schedule: "bf-pp",
+            redone: None,
             prefetch: 1,
         };
         let cut = Models::new(&job).stages(&job, &layout).expect("a block for each stage");

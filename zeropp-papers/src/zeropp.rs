@@ -272,6 +272,7 @@ fn nearest(
         recompute: Recompute::Full,
         zero1: false,
         schedule: "zeropp",
+        redone: None,
         prefetch: 1,
     };
     Ok((ours, layout))

@@ -96,9 +96,9 @@ pub struct StageForm {
     pub cut: Cut,
     /// Whether its gradient is summed over replicas.
     pub is_summed: bool,
-    /// Whether B computes attention again.
+    /// Whether B makes again what is cheap.
     pub selective: bool,
-    /// Whether the stage is recomputed as a whole.
+    /// Whether the stage is recomputed as a whole, if only for some micro-batches.
     pub whole: bool,
     /// Bytes of an element of activations and gathered weights.
     pub element_bytes: usize,
@@ -110,6 +110,16 @@ pub struct StageForm {
     pub is_first: bool,
 }
 
+impl StageForm {
+    /// What a layer keeps from F, or from R, to B.
+    fn kept(&self, cost: &LayerCost) -> u64 {
+        match self.selective {
+            true => cost.activation_bytes_selective,
+            false => cost.activation_bytes,
+        }
+    }
+}
+
 /// Bytes of the stage of these layers.
 pub fn stage_bytes<'a>(
     layers: impl DoubleEndedIterator<Item = &'a Layer> + Clone,
@@ -118,10 +128,6 @@ pub fn stage_bytes<'a>(
     let StageForm { cut, selective, message, .. } = *form;
     let (pieces, element) = (cut.pieces(), form.element_bytes as u64);
     let costs = || layers.clone().map(|layer| &layer.cost);
-    let kept = |c: &LayerCost| match selective {
-        true => c.activation_bytes_selective,
-        false => c.activation_bytes,
-    };
     let input = if form.is_first { 0 } else { message };
     let elements: u64 = layers.clone().map(|layer| layer.elements(pieces)).sum();
     let trained: u64 = layers.clone().map(|layer| layer.trained(pieces)).sum();
@@ -137,7 +143,7 @@ pub fn stage_bytes<'a>(
     let layerwise = form.whole.then(|| layerwise(&layers.clone().collect::<Vec<_>>(), form));
     StageBytes {
         input,
-        activation: costs().map(kept).sum::<u64>().max(input),
+        activation: costs().map(|c| form.kept(c)).sum::<u64>().max(input),
         stash: costs().map(|c| c.stash_bytes).sum(),
         backward_freed: backward.freed,
         backward_stash: backward.stashed,
@@ -171,7 +177,7 @@ fn layerwise(layers: &[&Layer], form: &StageForm) -> Option<LayerwiseBytes> {
     for (i, piece) in pieces.iter().enumerate().rev() {
         let costs = || layers[piece.clone()].iter().map(|layer| &layer.cost);
         before -= input(i);
-        let made = before + costs().map(|c| c.activation_bytes).sum::<u64>().max(input(i));
+        let made = before + costs().map(|c| form.kept(c)).sum::<u64>().max(input(i));
         let workspace = costs().map(|c| c.workspace_bytes).max().unwrap_or(0);
         // R makes the last one, B the others.
         let begun = if i + 1 == pieces.len() {
@@ -181,7 +187,7 @@ fn layerwise(layers: &[&Layer], form: &StageForm) -> Option<LayerwiseBytes> {
             made + workspace
         };
         all.most = all.most.max(begun);
-        let peak = BackwardPeak::of_layers(costs(), false);
+        let peak = BackwardPeak::of_layers(costs(), form.selective);
         for (kept, stashed) in [(begun, stash), (made - peak.freed, stash + peak.stashed)] {
             if kept + stashed > all.inside + all.inside_stash {
                 (all.inside, all.inside_stash) = (kept, stashed);

@@ -32,7 +32,8 @@ fn work_ns(layout: &Layout, stages: &[Stage]) -> f64 {
     let of = |(s, stage): (usize, &Stage)| {
         let c = &stage.costs;
         let again = layout.recompute == Recompute::Full && layout.recomputes(s);
-        (c.f_ns + c.b_ns + c.w_ns + if again { c.r_ns } else { 0 }) as f64
+        let again = if again { layout.share_redone() * c.r_ns as f64 } else { 0.0 };
+        (c.f_ns + c.b_ns + c.w_ns) as f64 + again
     };
     let mut ranks = vec![0.0; layout.pp];
     for (rank, stage) in layout.placement().into_iter().zip(stages.iter().enumerate()) {

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde::Serialize;
 use zeropp_schedule::action::Cost;
 use zeropp_schedule::costs::check_sums;
-use zeropp_schedule::ir::{Action, Schedule};
+use zeropp_schedule::ir::{Action, Compute, Schedule};
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync, lower};
 use zeropp_schedule::memory::MemoryBytes;
 use zeropp_schedule::schedules::{Kind, Shape, StepForm};
@@ -29,8 +29,11 @@ const ACTIONS_MAX: usize = 40_000;
 pub struct Terms {
     /// F, B and W of a rank, on average.
     pub compute: f64,
-    /// Recomputation of a rank, on average.
+    /// Stages that a rank computes again (R), on average.
     pub recompute: f64,
+    /// Norms and activation functions, and attention's scores where a device keeps them, that a
+    /// rank's B computes again (selective recomputation), on average.
+    pub selective: f64,
     /// What the busiest rank computes beyond the average.
     pub imbalance: f64,
     /// Waiting for other ranks where messages take no time.
@@ -49,10 +52,11 @@ pub struct Terms {
 
 impl Terms {
     /// By what they are called.
-    pub fn all(&self) -> [(&'static str, f64); 9] {
+    pub fn all(&self) -> [(&'static str, f64); 10] {
         [
             ("forwards and backwards", self.compute),
-            ("recomputation", self.recompute),
+            ("recomputation of whole stages", self.recompute),
+            ("recomputation of what is cheap", self.selective),
             ("uneven stages", self.imbalance),
             ("pipeline bubble", self.bubble),
             ("messages not hidden", self.messages),
@@ -68,6 +72,7 @@ impl Terms {
         Terms {
             compute: at(self.compute, other.compute),
             recompute: at(self.recompute, other.recompute),
+            selective: at(self.selective, other.selective),
             imbalance: at(self.imbalance, other.imbalance),
             bubble: at(self.bubble, other.bubble),
             messages: at(self.messages, other.messages),
@@ -164,7 +169,7 @@ impl<'a> Simulation<'a> {
             let help = "use rates in FLOP/s and bytes/s, such as flops_per_s = 312e12";
             PlanError::new(format!("machine: {e}; {help}"))
         })?;
-        let how = (layout.recompute, layout.pp);
+        let how = (layout.recompute_of_all(), layout.pp);
         let weighed = generator_costs(&costs, &costs.memory, how).with_objective(sync.into());
         let program = |micro_batches: usize| {
             let shape = Shape { micro_batches, ..layout.shape() };
@@ -275,9 +280,11 @@ impl<'a> Simulation<'a> {
         let messages = without(&|c| c.link = LinkCosts::default());
         let bare = self.timeline(program, &costs);
         let (mean, most, again) = busy_s(&bare);
+        let selective = self.selective_s(program);
         Terms {
-            compute: mean - again,
+            compute: mean - again - selective,
             recompute: again,
+            selective,
             imbalance: most - mean,
             bubble: (self.step_s(program, &costs, &bare) - most).max(0.0),
             messages,
@@ -286,6 +293,14 @@ impl<'a> Simulation<'a> {
             replicas,
             optimizer,
         }
+    }
+
+    /// Seconds of a rank's backwards that make again what F did not keep, on average.
+    fn selective_s(&self, program: &Schedule) -> f64 {
+        let backwards = program.ranks.iter().flatten().flat_map(Action::computes);
+        let backwards = backwards.filter(|t| matches!(t.kind, Compute::B | Compute::BW));
+        let all: u64 = backwards.map(|t| self.stages[t.stage].again_ns).sum();
+        all as f64 / 1e9 / program.pp() as f64
     }
 
     /// Seconds of a step: to the end of the optimizer's, at which all ranks meet; or, where they do
@@ -382,7 +397,6 @@ fn computed_s(timeline: &Timeline) -> f64 {
 /// Seconds that a rank computes on average, that the busiest one computes, and that a rank
 /// recomputes on average.
 fn busy_s(timeline: &Timeline) -> (f64, f64, f64) {
-    use zeropp_schedule::ir::Compute;
     let busy: Vec<f64> = timeline.ranks.iter().map(|r| r.busy_ns() as f64 / 1e9).collect();
     let ranks = busy.len().max(1) as f64;
     let again = timeline

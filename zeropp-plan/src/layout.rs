@@ -214,6 +214,9 @@ pub struct Layout {
     pub micro_batch_size: usize,
     /// What is computed again.
     pub recompute: Recompute,
+    /// Of each unit only the first so many micro-batches are recomputed in full, if that is given,
+    /// the others as with `selective`.
+    pub redone: Option<usize>,
     /// Whether replicas share the optimizer's state.
     pub zero1: bool,
     /// The kind of schedule.
@@ -255,6 +258,7 @@ impl Layout {
         LowerOptions {
             prefetch: self.prefetch,
             recompute: self.recompute == Recompute::Full,
+            redone: self.redone,
             replicas: self.dp > 1,
             ..LowerOptions::default()
         }
@@ -262,8 +266,19 @@ impl Layout {
 
     /// Whether full recomputation does `stage` again as a whole.
     pub fn recomputes(&self, stage: usize) -> bool {
-        let kept = if self.splits() && self.virtual_stages > 1 { self.pp } else { 0 };
+        let last = usize::from(self.redone.is_some());
+        let kept = if self.splits() && self.virtual_stages > 1 { self.pp } else { last };
         stage < (self.pp * self.virtual_stages).saturating_sub(kept)
+    }
+
+    /// The share of micro-batches that are recomputed in full, where stages are.
+    pub(crate) fn share_redone(&self) -> f64 {
+        self.redone.map_or(1.0, |first| first as f64 / self.unit as f64)
+    }
+
+    /// What is computed again of every micro-batch.
+    pub(crate) fn recompute_of_all(&self) -> Recompute {
+        if self.redone.is_some() { Recompute::Selective } else { self.recompute }
     }
 
     /// What is known of its schedule in closed form.
@@ -286,7 +301,9 @@ impl Layout {
     /// which of its stages full recomputation does again; what its weights are packed in depends
     /// on kind and unit, too ([`Layout::packed_bytes`]).
     pub(crate) fn of_stages(&self) -> (Layout, bool) {
-        (Layout { schedule: "", unit: 0, prefetch: 0, ..self.clone() }, self.splits())
+        let redone = self.redone.map(|_| 0);
+        let same = Layout { schedule: "", unit: 0, prefetch: 0, redone, ..self.clone() };
+        (same, self.splits())
     }
 
     /// Whether its schedule is cut into units.
@@ -312,6 +329,7 @@ impl Layout {
         if self.recompute != Recompute::None {
             flags.push(format!("--recompute {}", self.recompute));
         }
+        flags.extend(self.redone.map(|first| format!("--recompute-first {first}")));
         if self.zero1 {
             flags.push("--zero1".into());
         }
@@ -351,6 +369,9 @@ impl fmt::Display for Layout {
         write!(f, ", {micro_batches} micro-batches of {micro_batch_size}")?;
         if self.recompute != Recompute::None {
             write!(f, ", recompute {}", self.recompute)?;
+            if let Some(first) = self.redone {
+                write!(f, " for {first} of each unit")?;
+            }
         }
         if self.zero1 {
             write!(f, ", ZeRO-1")?;

@@ -158,6 +158,7 @@ mod tests {
             recompute: Recompute::None,
             zero1: false,
             schedule: "zeropp",
+            redone: None,
             prefetch: 1,
         }
     }
@@ -234,6 +235,7 @@ mod tests {
                     recompute: Recompute::None,
                     zero1: false,
                     schedule: "bf-pp",
+                    redone: None,
                     prefetch: 1,
                 };
                 let (stages, blocks) = Models::new(&job).stages(&job, &layout).unwrap();

@@ -1,5 +1,7 @@
 //! What the setting `recompute` comes to on a program, and what it cannot do there.
 
+use std::collections::HashSet;
+
 use zeropp_schedule::ir::{Action, Compute, Schedule};
 
 use crate::layout::Recompute;
@@ -7,51 +9,48 @@ use crate::layout::Recompute;
 /// The stages of a program by what their backward computes again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recomputed {
-    /// All of the forward: the program has an R for them, and F keeps their input alone.
+    /// All of the forward: the program has an R for them, and F keeps the inputs of its layers
+    /// alone. Those of which it has none for some micro-batches are in both lists.
     pub whole: Vec<usize>,
-    /// Attention's scores; all else is kept from F to B.
-    pub attention: Vec<usize>,
+    /// What is cheap, as [`Recompute::Selective`] says; all else is kept from F to B.
+    pub selective: Vec<usize>,
 }
 
 impl Recomputed {
-    /// `selective` computes attention again on every stage. `full` does so on the stages that the
-    /// program has no R for: where B and W are apart, the last of a rank's several (ZeroPP §3.3).
+    /// `selective` is for every stage. `full` does as much on the stages that the program has no R
+    /// for: where B and W are apart, the last of a rank's several (ZeroPP §3.3).
     pub fn new(recompute: Recompute, program: &Schedule) -> Recomputed {
-        let whole = stages_with_r(program);
-        let attention = match recompute {
+        let (whole, redone) = (stages_with_r(program), redone(program));
+        let all = |stage: usize| (0..program.micro_batches()).all(|m| redone.contains(&(stage, m)));
+        let selective = match recompute {
             Recompute::None => Vec::new(),
             Recompute::Selective | Recompute::Full => {
-                (0..program.stages()).filter(|s| !whole.contains(s)).collect()
+                (0..program.stages()).filter(|s| !all(*s)).collect()
             }
         };
-        Recomputed { whole, attention }
+        Recomputed { whole, selective }
     }
 
     /// What is known before there is a program: what a stage keeps that is not recomputed whole.
     pub fn before(recompute: Recompute, stages: usize) -> Recomputed {
-        let attention = if recompute == Recompute::None { 0..0 } else { 0..stages };
-        Recomputed { whole: Vec::new(), attention: attention.collect() }
+        let selective = if recompute == Recompute::None { 0..0 } else { 0..stages };
+        Recomputed { whole: Vec::new(), selective: selective.collect() }
     }
 
-    /// What the setting does not do on this program, and what would; `saves_scores` is whether
-    /// this model on this device keeps less where attention is computed again.
-    pub fn note(
-        &self,
-        recompute: Recompute,
-        saves_scores: bool,
-        program: &Schedule,
-    ) -> Option<String> {
-        let no_scores = "attention keeps no scores here (bf16 and GPUs never do)";
+    /// What the setting does not do on this program, and what would; `saves` is whether this model
+    /// on this device keeps less with selective recomputation.
+    pub fn note(&self, recompute: Recompute, saves: bool, program: &Schedule) -> Option<String> {
+        let nothing = "no layer keeps what is cheap to make again";
         let schedule = &program.kind;
         match recompute {
-            Recompute::Selective if !saves_scores => Some(format!(
-                "recompute = selective: changes nothing, as {no_scores}; use full, which keeps the \
+            Recompute::Selective if !saves => Some(format!(
+                "recompute = selective: changes nothing, as {nothing}; use full, which keeps the \
                  inputs of layers alone"
             )),
             Recompute::Full if self.whole.is_empty() => {
-                let does = match saves_scores {
-                    true => "only attention is computed again, as with selective".to_owned(),
-                    false => format!("nothing else changes, as {no_scores}"),
+                let does = match saves {
+                    true => "it does as selective does".to_owned(),
+                    false => format!("nothing else changes, as {nothing}"),
                 };
                 Some(format!(
                     "recompute = full: no whole stage is computed again, as schedule {schedule} \
@@ -61,6 +60,12 @@ impl Recomputed {
             _ => None,
         }
     }
+}
+
+/// The stages and micro-batches that a program has an R for.
+pub fn redone(program: &Schedule) -> HashSet<(usize, usize)> {
+    let computes = program.ranks.iter().flatten().flat_map(Action::computes);
+    computes.filter(|t| t.kind == Compute::R).map(|t| (t.stage, t.micro_batch)).collect()
 }
 
 /// The stages that a program has an R for.
@@ -97,10 +102,10 @@ mod tests {
             let none = Recomputed::new(Recompute::None, &program(kind, v, false));
             assert_eq!(none, Recomputed::default(), "{kind}");
             let selective = Recomputed::new(Recompute::Selective, &program(kind, v, false));
-            assert_eq!((selective.whole, &selective.attention), (vec![], &all), "{kind}");
+            assert_eq!((selective.whole, &selective.selective), (vec![], &all), "{kind}");
             let full = Recomputed::new(Recompute::Full, &program(kind, v, true));
             assert_eq!(full.whole, whole, "{kind}");
-            let mut both = [full.whole, full.attention].concat();
+            let mut both = [full.whole, full.selective].concat();
             both.sort_unstable();
             assert_eq!(both, all, "{kind}");
         }
@@ -108,9 +113,9 @@ mod tests {
 
     #[test]
     fn unsupported_recomputation_names_an_alternative() {
-        let note = |recompute, v, saves_scores| {
+        let note = |recompute, v, saves| {
             let program = program("zeropp", v, false);
-            Recomputed::new(recompute, &program).note(recompute, saves_scores, &program)
+            Recomputed::new(recompute, &program).note(recompute, saves, &program)
         };
         assert_eq!(note(Recompute::None, 1, false), None);
         assert_eq!(note(Recompute::Selective, 1, true), None);
@@ -120,7 +125,7 @@ mod tests {
         let said = note(Recompute::Selective, 2, false).unwrap();
         assert!(said.contains("changes nothing") && said.contains("use full, which"), "{said}");
         let said = note(Recompute::Full, 1, true).unwrap();
-        assert!(said.contains("only attention") && said.ends_with("lowered here"), "{said}");
+        assert!(said.contains("as selective does") && said.ends_with("lowered here"), "{said}");
         let said = note(Recompute::Full, 1, false).unwrap();
         assert!(said.contains("nothing else changes"), "{said}");
     }

@@ -72,7 +72,7 @@ impl Model {
     /// what full recomputation does again.
     pub(crate) fn cut_of_run(&self, layout: &Layout) -> Option<Vec<usize>> {
         let stages = layout.stages();
-        let recomputing = recomputing(layout.recompute, stages, layout.pp);
+        let recomputing = recomputing(layout.recompute_of_all(), stages, layout.pp);
         let (groups, times) = (self.parts.groups(), self.parts.times_by_flop(recomputing));
         let cut = groups.balanced(&times, stages, None).ok()?;
         Some(groups.sizes(&cut?))
@@ -107,9 +107,10 @@ impl Model {
     ) -> Stage {
         let layers = &self.layers[range.clone()];
         let batch = job.batch(self.samples);
-        // A stage that is recomputed as a whole has attention's scores from R to B.
+        // A stage that is recomputed as a whole has all that it keeps from R to B.
         let whole = layout.recompute == Recompute::Full && layout.recomputes(stage);
-        let selective = layout.recompute != Recompute::None && !whole;
+        let in_part = whole && layout.redone.is_some();
+        let selective = layout.recompute != Recompute::None && (!whole || in_part);
         let form = StageForm {
             cut: layout.cut(),
             is_summed: layout.dp > 1,
@@ -124,13 +125,12 @@ impl Model {
         let pieces = layout.cut().pieces();
         let elements = layers.iter().map(|layer| layer.sizes.elements(pieces)).sum();
         let mut costs = times(layers, &job.machine, (&bytes, elements), links, layout);
-        if selective && job.compute.keeps_probabilities {
-            let machine = &job.machine;
-            let rate = machine.block_flops_per_s.map(|rates| rates[1]);
-            let rate = rate.unwrap_or(machine.flops_per_s * machine.flops_share);
-            costs.b_ns += ns(layers.iter().map(|layer| layer.again).sum::<f64>() / rate);
-        }
-        Stage { costs, bytes, ..Stage::default() }
+        let again_ns = match selective {
+            true => ns(layers.iter().map(|layer| layer.again_s(job)).sum()),
+            false => 0,
+        };
+        costs.b_ns += again_ns;
+        Stage { costs, again_ns, bytes, ..Stage::default() }
     }
 }
 
@@ -139,6 +139,8 @@ impl Model {
 pub struct Stage {
     /// What everything takes.
     pub costs: StageCosts,
+    /// What of its B makes again what F did not keep, ns.
+    pub again_ns: u64,
     /// What it keeps.
     pub bytes: StageBytes,
     /// What ranks have of it from step to step.
@@ -192,7 +194,8 @@ impl Layer {
             PartKind::Block(index) => {
                 let seen = d.window_of(index).map_or(batch.seq, |window| window.min(batch.seq));
                 let scores = batch.tokens() * d.heads * seen;
-                2.0 * cost.activation_bytes_selective as f64 + of(scores)
+                let without = BatchShape { keeps_probabilities: false, ..batch };
+                2.0 * part.cost(without).activation_bytes as f64 + of(scores)
             }
             PartKind::Head => 2.0 * of(batch.tokens() * d.rows()),
             _ => 2.0 * of(batch.tokens() * d.hidden),
@@ -203,6 +206,19 @@ impl Layer {
 
     fn is_block(&self) -> bool {
         matches!(self.kind, PartKind::Block(_))
+    }
+
+    /// Seconds that B takes longer with selective recomputation: a pass over what it makes again,
+    /// and attention's probabilities where they were kept.
+    fn again_s(&self, job: &Job) -> f64 {
+        let machine = &job.machine;
+        let passes = self.sizes.cost.again_bytes as f64 / machine.memory_bytes_per_s;
+        if !job.compute.keeps_probabilities {
+            return passes;
+        }
+        let rate = machine.block_flops_per_s.map(|rates| rates[1]);
+        let rate = rate.unwrap_or(machine.flops_per_s * machine.flops_share);
+        passes + self.again / rate
     }
 
     /// Seconds of F, B, W and R: by what layers were measured to do, else products at the

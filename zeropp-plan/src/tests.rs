@@ -217,6 +217,7 @@ fn a_long_step_follows_from_two_shorter_ones() {
             recompute: Recompute::None,
             zero1: false,
             schedule,
+            redone: None,
             prefetch: 1,
         };
         let (short, _, is_whole) = whole(&layout(480), &job);
@@ -326,6 +327,7 @@ fn packed_weights_are_counted_where_memory_has_room_for_them() {
         recompute: Recompute::None,
         zero1: false,
         schedule: "zeropp",
+        redone: None,
         prefetch: 1,
     };
     let worst = |job: &Job, layout: &Layout| {
@@ -396,6 +398,7 @@ fn full_recomputation_takes_at_most_a_quarter_longer() {
         recompute: Recompute::Full,
         zero1: false,
         schedule: "zeropp",
+        redone: None,
         prefetch: 3,
     };
     let alone = Layout { pp: 1, zero3: 32, dp: 2, virtual_stages: 40, unit: 4, ..layout.clone() };
@@ -429,6 +432,7 @@ fn full_recomputation_is_of_the_stages_that_the_program_does_again() {
             recompute: Recompute::Full,
             zero1: false,
             schedule,
+            redone: None,
             prefetch: 1,
         };
         let (stages, _) = Models::new(&job).stages(&job, &layout).unwrap();
@@ -457,6 +461,7 @@ fn a_smaller_last_unit_is_not_held_to_be_a_full_one() {
         recompute: Recompute::None,
         zero1: false,
         schedule: "zeropp",
+        redone: None,
         prefetch: 1,
     };
     let (stages, _) = Models::new(&job).stages(&job, &layout).unwrap();
@@ -494,6 +499,7 @@ proptest! {
             recompute: if full { Recompute::Full } else { Recompute::None },
             zero1: zero1 && k > 1,
             schedule: kind.name,
+            redone: None,
             prefetch: 1,
         };
         let mut models = Models::new(&job);

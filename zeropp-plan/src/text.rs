@@ -27,7 +27,7 @@ const COLUMNS: [Column; 18] = [
     ("U", unit, 5, "micro-batches of a unit"),
     ("B", |r| r.planned.layout.micro_batches.to_string(), 6, "micro-batches of a rank"),
     ("b", |r| r.planned.layout.micro_batch_size.to_string(), 7, "samples in each"),
-    ("again", |r| again(r).into(), 8, "computed twice to save memory"),
+    ("again", again, 8, "computed twice to save memory"),
     ("zero1", |r| if r.planned.layout.zero1 { "yes" } else { "-" }.into(), 10, SHARED),
     ("inside", |r| in_words(r.planned.traffic.inside as u64), 12, "sent by a rank in its node"),
     ("between", |r| in_words(r.planned.traffic.between as u64), 11, "to other nodes"),
@@ -56,11 +56,13 @@ fn unit(ranked: &Ranked) -> String {
     if layout.in_units() { layout.unit.to_string() } else { "-".into() }
 }
 
-fn again(ranked: &Ranked) -> &'static str {
-    match ranked.planned.layout.recompute {
-        Recompute::None => "-",
-        Recompute::Selective => "scores",
-        Recompute::Full => "full",
+fn again(ranked: &Ranked) -> String {
+    let layout = &ranked.planned.layout;
+    match (layout.recompute, layout.redone) {
+        (Recompute::None, _) => "-".into(),
+        (Recompute::Selective, _) => "cheap".into(),
+        (Recompute::Full, None) => "full".into(),
+        (Recompute::Full, Some(first)) => format!("full {first}/{}", layout.unit),
     }
 }
 

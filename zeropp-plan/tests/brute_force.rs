@@ -110,6 +110,7 @@ fn all(job: &Job) -> Vec<Layout> {
                                 recompute,
                                 zero1: false,
                                 schedule,
+                                redone: None,
                                 prefetch: 1,
                             };
                             variants(&layout, &mut all);

@@ -29,6 +29,9 @@ pub struct LowerOptions {
     /// and W, the last of several on each rank, whose backward follows its forward closely (ZeroPP
     /// §3.3), and an only one whose backwards are not in order.
     pub recompute: bool,
+    /// Of each unit only the first so many micro-batches are recomputed, if that is given, and none
+    /// of the last stage's, whose head has to make its gradients in their order.
+    pub redone: Option<usize>,
     /// There are data-parallel replicas: sum every stage's gradient over them after its last unit.
     /// Copies of a stage are summed in any case.
     pub replicas: bool,
@@ -83,6 +86,7 @@ impl Default for LowerOptions {
         LowerOptions {
             prefetch: 1,
             recompute: false,
+            redone: None,
             replicas: false,
             residency: Residency::default(),
             sync: OptimizerSync::default(),
@@ -133,7 +137,7 @@ pub enum Residency {
 pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
     let written = options.residency == Residency::AsWritten;
     let kept = written || (options.residency == Residency::Auto && schedule.has_gathers());
-    let programs = Programs::new(schedule, options.recompute, written);
+    let programs = Programs::new(schedule, options, written);
     let residency = match options.residency {
         Residency::Auto if !kept => weights::fitting(schedule, &programs.ranks),
         chosen => chosen,
@@ -229,9 +233,17 @@ fn has_backwards_in_order(actions: &[Action]) -> bool {
 const NOBODY: usize = usize::MAX;
 
 impl<'a> Programs<'a> {
-    /// With `written`, R stand where they stood; else where `recompute` asks for them.
-    fn new(schedule: &'a Schedule, recompute: bool, written: bool) -> Programs<'a> {
+    /// With `written`, R stand where they stood; else where `options` ask for them.
+    fn new(schedule: &'a Schedule, options: &LowerOptions, written: bool) -> Programs<'a> {
         let splits = schedule.splits_backward();
+        let in_unit: Vec<usize> = schedule.units.iter().flat_map(|n| 0..*n).collect();
+        let is_redone = |stage: usize, micro_batch: usize| match options.redone {
+            None => options.recompute,
+            Some(first) => {
+                let is_first = in_unit[micro_batch] < first;
+                options.recompute && is_first && stage + 1 < schedule.stages()
+            }
+        };
         let ranks = schedule.ranks.iter().enumerate().map(|(rank, actions)| {
             let mine = schedule.stages_of(rank);
             let is_kept = splits && (mine.len() > 1 || !has_backwards_in_order(actions));
@@ -240,7 +252,8 @@ impl<'a> Programs<'a> {
             for action in actions {
                 for Task { kind, stage, micro_batch } in action.computes() {
                     let backward = matches!(kind, Compute::B | Compute::BW);
-                    if recompute && !written && backward && kept != Some(stage) {
+                    let stays = written || kept == Some(stage);
+                    if backward && !stays && is_redone(stage, micro_batch) {
                         program.push(Action::compute(Compute::R, stage, micro_batch));
                     }
                 }

@@ -192,7 +192,7 @@ fn context<E>(
         queue: WQueue::default(),
         meter: Meter::new(),
         token: Tensor::zeros([1], (&Device::flex(), DType::F32)),
-        recompute_attention: false,
+        makers: None,
         output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),

@@ -12,14 +12,16 @@ mod masks;
 pub mod ops;
 mod queue;
 mod recording;
+mod slot;
 mod tape;
 mod vjp;
 mod weight;
 
 pub use dropout::{Dropout, DropoutPlace};
 pub use masks::{Documents, Masks, NOT_SCORED};
-pub use queue::{ForwardGrads, Grads, ParamSlot, Saved, WQueue, is_finite};
+pub use queue::{ForwardGrads, Grads, ParamSlot, WQueue, is_finite};
 pub use recording::{Recorded, RecordedBy, Recording};
+pub use slot::{Makers, Saved};
 pub use vjp::{Seed, custom_source, custom_vjp, custom_vjp2, custom_vjp3, seed_backward};
 pub use weight::{LayerWeights, Weight};
 
@@ -40,8 +42,9 @@ pub struct OpCx {
     /// One-element leaf, tracked if gradients are wanted; operations without a tensor input
     /// (embedding) hang on it.
     pub token: Tensor<1>,
-    /// Keep only q, k and v of attention and redo the rest in B (selective recomputation).
-    pub recompute_attention: bool,
+    /// With selective recomputation: how B makes again what is not kept. The outputs of norms and
+    /// of activation functions are not, nor attention's probabilities.
+    pub makers: Option<Makers>,
     /// Whether the operation's output is wanted; else one element stands for all of it, and the
     /// pullback is the same. What takes no context is for outputs that are.
     pub output_wanted: bool,
@@ -57,6 +60,26 @@ impl OpCx {
     /// Keeps `t` until the pullback that captures the result has run.
     pub fn save<const D: usize>(&self, t: Tensor<D>) -> Saved<D> {
         Saved::new(t, MemoryKind::Activation, &self.meter)
+    }
+
+    /// Keeps an operation's input `x` until the pullback that captures the result has run, or only
+    /// how to make it again.
+    pub fn keep<const D: usize>(&self, x: &Tensor<D>) -> Saved<D> {
+        let made_again = self.makers.as_ref().and_then(|makers| makers.find(x));
+        made_again.unwrap_or_else(|| self.save(x.clone()))
+    }
+
+    /// Says how the operation's output `y` is made again, by the forward's own kernels from what
+    /// the operation keeps: with selective recomputation others do not keep it.
+    pub(crate) fn offer<const D: usize>(
+        &self,
+        y: Tensor<D>,
+        make: impl FnOnce() -> Tensor<D> + Send + 'static,
+    ) -> Tensor<D> {
+        if let Some(makers) = &self.makers {
+            makers.add(&y, make, &self.meter);
+        }
+        y
     }
 
     /// Counts memory that lives no longer than this forward.

@@ -19,31 +19,6 @@ pub struct ParamSlot {
     pub param: usize,
 }
 
-/// A tensor kept for later, counted by the rank's meter while it lives.
-pub struct Saved<const D: usize> {
-    tensor: Tensor<D>,
-    _hold: Hold,
-}
-
-impl<const D: usize> Saved<D> {
-    /// Keeps the plain (untracked) value of `t` under `kind`.
-    pub fn new(t: Tensor<D>, kind: MemoryKind, meter: &Arc<Meter>) -> Self {
-        let tensor = t.inner();
-        let hold = meter.hold_tensor(kind, &tensor);
-        Self { tensor, _hold: hold }
-    }
-
-    /// The tensor; what is kept stays kept.
-    pub fn get(&self) -> Tensor<D> {
-        self.tensor.clone()
-    }
-
-    /// The tensor, no longer kept.
-    pub fn take(self) -> Tensor<D> {
-        self.tensor
-    }
-}
-
 type WTask = Box<dyn FnOnce(&mut Grads) + Send>;
 
 /// The W work of one stage and one micro-batch, queued by B. A clone is a handle to the same queue.

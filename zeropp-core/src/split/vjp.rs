@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients as GraphGradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
@@ -59,6 +60,8 @@ impl<const N: usize> Vjp<N> {
 pub(super) trait VjpBackend: Backend {
     /// `x` as what a tape begins with.
     fn tape_input(x: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// `x`, whose number is put into `id` where it has one.
+    fn identified(x: FloatTensor<Self>, id: Arc<Mutex<Option<NodeId>>>) -> FloatTensor<Self>;
     /// x + y, linked to both.
     fn sum(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self>;
     /// `out` as a function of `x`.
@@ -85,6 +88,12 @@ macro_rules! without_a_graph {
         impl VjpBackend for $backend {
             fn tape_input(_x: FloatTensor<Self>) -> FloatTensor<Self> {
                 unreachable!("the inputs of a tape are on an autodiff device")
+            }
+            fn identified(
+                x: FloatTensor<Self>,
+                _id: Arc<Mutex<Option<NodeId>>>,
+            ) -> FloatTensor<Self> {
+                x
             }
             fn sum(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
                 $sum(x, y)
@@ -154,6 +163,11 @@ where
 {
     fn tape_input(x: FloatTensor<Self>) -> FloatTensor<Self> {
         tape::begin_with(x.id());
+        x
+    }
+
+    fn identified(x: FloatTensor<Self>, id: Arc<Mutex<Option<NodeId>>>) -> FloatTensor<Self> {
+        *id.lock() = Some(x.id());
         x
     }
 
@@ -228,6 +242,18 @@ pub(super) fn is_tracked<const D: usize>(x: &Tensor<D>) -> bool {
 pub(super) fn tape_input<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let x = x.autodiff().into_dispatch();
     Tensor::from_dispatch(<Dispatch as VjpBackend>::tape_input(x))
+}
+
+/// The number of `x` among the tensors of its autodiff device, which no other ever has; none where
+/// no gradient is wanted.
+pub(super) fn id<const D: usize>(x: &Tensor<D>) -> Option<NodeId> {
+    if !is_tracked(x) {
+        return None;
+    }
+    let id = Arc::default();
+    <Dispatch as VjpBackend>::identified(x.clone().into_dispatch(), Arc::clone(&id));
+    let id = *id.lock();
+    id
 }
 
 /// x + y, as [`ops::add`](super::ops::add) says.

@@ -7,7 +7,7 @@ use zeropp_core::cpu_tensor;
 use zeropp_core::meter::{MemoryBytes, Meter};
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
 use zeropp_core::split::ops::force_generic;
-use zeropp_core::split::{Grads, LayerWeights, Masks, OpCx, WQueue, seed_backward};
+use zeropp_core::split::{Grads, LayerWeights, Makers, Masks, OpCx, WQueue, seed_backward};
 
 pub(crate) use crate::close::assert_within;
 pub(crate) use crate::random::Random;
@@ -94,13 +94,13 @@ pub(crate) struct Run {
     pub(crate) after_b: MemoryBytes,
 }
 
-pub(crate) fn context(meter: &Arc<Meter>, recompute_attention: bool, tracked: bool) -> OpCx {
+pub(crate) fn context(meter: &Arc<Meter>, selective: bool, tracked: bool) -> OpCx {
     let token = cpu_tensor::from_vec(vec![0.0], [1]);
     OpCx {
         queue: WQueue::default(),
         meter: meter.clone(),
         token: if tracked { leaf(&token) } else { token },
-        recompute_attention,
+        makers: selective.then(Makers::default),
         output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),
@@ -113,16 +113,16 @@ pub(crate) fn run<const D: usize, const DY: usize>(
     xs: &[Tensor<D>],
     params: &Params,
     dy: &Tensor<DY>,
-    recompute_attention: bool,
+    selective: bool,
     op: impl Fn(Vec<Tensor<D>>, &LayerWeights, &OpCx) -> Tensor<DY>,
 ) -> Run {
     let meter = Meter::new();
-    let cx = context(&meter, recompute_attention, false);
+    let cx = context(&meter, selective, false);
     let plain = xs.iter().map(|x| cpu_tensor::from_vec(values(x), x.dims())).collect();
     let untracked = values(&op(plain, &params.weights, &cx));
     assert_eq!(meter.peak().total(), 0, "a forward without gradients keeps nothing");
 
-    let cx = context(&meter, recompute_attention, true);
+    let cx = context(&meter, selective, true);
     let leaves: Vec<_> = xs.iter().map(leaf).collect();
     let y = op(leaves.clone(), &params.weights, &cx);
     let y_values = values(&y);

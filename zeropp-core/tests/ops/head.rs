@@ -37,7 +37,7 @@ impl Case<'_> {
             queue: WQueue::default(),
             meter: meter.clone(),
             token: if grads.is_some() { leaf(&token) } else { token },
-            recompute_attention: false,
+            makers: None,
             output_wanted: true,
             forward_grads: grads.map(|grads| ForwardGrads { grads, loss_scale: self.scale }),
             masks: Masks::default(),

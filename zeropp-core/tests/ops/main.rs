@@ -1,5 +1,6 @@
 //! Every operation against Burn's own graph, on both paths, with what it keeps in memory.
 
+mod again;
 mod bound;
 #[path = "../common/cases.rs"]
 mod cases;

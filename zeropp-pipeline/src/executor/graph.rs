@@ -48,13 +48,17 @@ impl Graph {
         dy: Option<Tensor<3>>,
         loss_gradient: impl FnOnce() -> Tensor<1>,
     ) -> Option<Tensor<3>> {
-        let dx = match self.recorded {
+        let Graph { input, recorded } = self;
+        let has_input = input.is_some();
+        // From here on it is there as long as the first operation keeps it.
+        drop(input);
+        let dx = match recorded {
             RecordedStage::Hidden(recorded) => {
                 recorded.backward(dy.expect("every stage but the last receives a gradient"))
             }
             RecordedStage::Loss(recorded) => recorded.backward(loss_gradient()),
         };
-        assert_eq!(dx.is_some(), self.input.is_some(), "an output depends on its stage's input");
+        assert_eq!(dx.is_some(), has_input, "an output depends on its stage's input");
         dx
     }
 }

@@ -1,6 +1,6 @@
 //! The real worker: layers on Burn tensors with a split backward, weights in shards.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use zeropp_core::device;
 use zeropp_core::layer::{LayerCx, Part, pieces};
 use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_core::split::{
-    ForwardGrads, Grads, LayerWeights, OpCx, RecordedBy, Saved, WQueue, is_finite,
+    ForwardGrads, Grads, LayerWeights, Makers, OpCx, RecordedBy, Saved, WQueue, is_finite,
 };
 use zeropp_zero3::{LayerSums, Optimizer, ParamExport, ShardedStage, StepOutcome};
 
@@ -37,10 +37,11 @@ pub struct WorkerOptions {
     pub loss_scale: f32,
     /// Micro-batches of each unit: what is summed before a reduction.
     pub units: Vec<usize>,
-    /// Stages whose F keeps only its layers' inputs, to be redone by R and, from layer to layer, B.
-    pub recompute_full: Vec<usize>,
-    /// Stages whose attention is computed again in B; apart from those above.
-    pub recompute_attention: Vec<usize>,
+    /// Stages and micro-batches whose F keeps only its layers' inputs, to be redone by R and, from
+    /// layer to layer, B: those that the program has an R for.
+    pub redone: HashSet<(usize, usize)>,
+    /// Stages whose B makes again what is cheap (selective recomputation).
+    pub selective: Vec<usize>,
 }
 
 struct Stage {
@@ -287,7 +288,7 @@ impl ModelWorker {
             queue,
             meter: self.meter.clone(),
             token,
-            recompute_attention: self.options.recompute_attention.contains(&stage),
+            makers: self.options.selective.contains(&stage).then(Makers::default),
             output_wanted: true,
             forward_grads,
             masks,
@@ -365,7 +366,7 @@ impl Worker for ModelWorker {
         let output = if self.evaluated.is_some() {
             let (x, op) = (input.as_ref().map(Saved::get), self.untracked(stage, micro_batch)?);
             self.run_layers(at, whole, x, (&op, true))?
-        } else if self.options.recompute_full.contains(&stage) {
+        } else if self.options.redone.contains(&at) {
             self.forward_in_pieces(at, input)?
         } else {
             self.build(at, whole, input, true)?

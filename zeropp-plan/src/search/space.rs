@@ -34,6 +34,7 @@ pub(super) fn first(job: &Job) -> Vec<Layout> {
                             micro_batches,
                             micro_batch_size,
                             recompute,
+                            redone: None,
                             zero1,
                             schedule: DEFAULT,
                             prefetch: 1,
@@ -65,7 +66,10 @@ pub(super) fn beside(job: &Job, layout: &Layout) -> Vec<Layout> {
         add(Layout { schedule, ..layout.clone() });
     }
     for recompute in recomputes(job) {
-        add(Layout { recompute, ..layout.clone() });
+        add(Layout { recompute, redone: None, ..layout.clone() });
+    }
+    for redone in redone_beside(job, layout) {
+        add(Layout { recompute: Recompute::Full, redone: Some(redone), ..layout.clone() });
     }
     add(Layout { zero1: !layout.zero1, ..layout.clone() });
     let prefetch = layout.prefetch;
@@ -116,6 +120,7 @@ fn whole(job: &Job, mut layout: Layout) -> Option<Layout> {
         true => layout.unit.min(batches),
         false => batches,
     };
+    layout.redone = layout.redone.filter(|first| *first < layout.unit);
     layout.zero1 &= layout.dp > 1;
     if layout.zero3 == 1 {
         layout.prefetch = 1;
@@ -211,18 +216,31 @@ fn virtual_stages(job: &Job, pp: usize) -> Vec<usize> {
 }
 
 fn recomputes(job: &Job) -> Vec<Recompute> {
-    let all = match job.compute.keeps_probabilities {
-        // Nothing keeps attention's scores.
-        false => &[Recompute::None, Recompute::Full][..],
-        true => &[Recompute::None, Recompute::Selective, Recompute::Full],
-    };
-    let given = job.fixed.recompute;
-    let chosen = all.iter().copied().filter(|r| given.is_none_or(|g| g == *r));
-    let mut chosen: Vec<Recompute> = chosen.collect();
-    if chosen.is_empty() {
-        chosen.extend(given);
+    match job.fixed.recompute {
+        Some(given) => vec![given],
+        None => Recompute::ALL.to_vec(),
     }
-    chosen
+}
+
+/// Numbers of micro-batches of a unit that full recomputation may be for: near the number at hand,
+/// and a quarter, a half and three quarters of the unit.
+fn redone_beside(job: &Job, layout: &Layout) -> Vec<usize> {
+    if !layout.in_units() || job.fixed.recompute.is_some() {
+        return Vec::new();
+    }
+    let unit = layout.unit;
+    let now = match layout.recompute {
+        Recompute::None => return Vec::new(),
+        Recompute::Selective => 0,
+        Recompute::Full => layout.redone.unwrap_or(unit),
+    };
+    let near = [now.saturating_sub(1), now + 1];
+    let parts = (1..4).map(|quarters| quarters * unit / 4);
+    let mut all: Vec<usize> = near.into_iter().chain(parts).collect();
+    all.retain(|first| (1..unit).contains(first) && *first != now);
+    all.sort_unstable();
+    all.dedup();
+    all
 }
 
 /// The kinds that have such a shape, as far as that is known without making it.

@@ -51,6 +51,29 @@ fn zeropp_program() {
     ");
 }
 
+/// And none of the stage with the head, whose gradients are summed in micro-batch order.
+#[test]
+fn only_the_first_micro_batches_of_each_unit_are_recomputed_where_so_many_are_asked_for() {
+    let redone = |program: &Schedule| -> HashSet<(usize, usize)> {
+        let computes = program.ranks.iter().flatten().flat_map(Action::computes);
+        computes.filter(|t| t.kind == Compute::R).map(|t| (t.stage, t.micro_batch)).collect()
+    };
+    for (kind, v) in [("zeropp", 1), ("zeropp", 3), ("1f1b", 1), ("bf-pp", 2), ("zb-v", 2)] {
+        let schedule = schedule(kind, 2, v, 8, 3);
+        let first_of_unit =
+            |i: usize| schedule.units.iter().take(schedule.unit_of(i)).sum::<usize>();
+        let whole = LowerOptions { recompute: true, ..Default::default() };
+        for first in 0..4 {
+            let options = LowerOptions { redone: Some(first), ..whole };
+            let program = lower(&schedule, &options);
+            assert_eq!(verify(&program, &VerifyLimits::default()), Ok(()), "{kind}");
+            let mut wanted = redone(&lower(&schedule, &whole));
+            wanted.retain(|(s, i)| s + 1 < schedule.stages() && i - first_of_unit(*i) < first);
+            assert_eq!(redone(&program), wanted, "{kind}, {first}");
+        }
+    }
+}
+
 #[test]
 fn prefetch_zero_gathers_right_before_use() {
     let options = LowerOptions { prefetch: 0, ..Default::default() };

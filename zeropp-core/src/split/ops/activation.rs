@@ -25,18 +25,25 @@ struct Function<const D: usize> {
     tensor_slope: fn(Tensor<D>) -> Tensor<D>,
 }
 
+impl<const D: usize> Function<D> {
+    /// Of a plain tensor.
+    fn forward(&self, x: &Tensor<D>) -> Tensor<D> {
+        match (fast(x), halves(x)) {
+            (Some(v), _) => cpu_tensor::from_vec((self.host)(v.as_slice()), x.dims()),
+            (_, Some(v)) => cpu_tensor::from_halves((self.halves)(v.as_slice()), x.dims()),
+            _ => (self.tensor)(x.clone().cast(DType::F32)).cast(x.dtype()),
+        }
+    }
+}
+
 fn apply<const D: usize>(x: Tensor<D>, f: Function<D>, cx: &OpCx) -> Tensor<D> {
-    let xi = x.clone().inner();
-    let out = match (fast(&xi), halves(&xi)) {
-        (Some(v), _) => cpu_tensor::from_vec((f.host)(v.as_slice()), xi.dims()),
-        (_, Some(v)) => cpu_tensor::from_halves((f.halves)(v.as_slice()), xi.dims()),
-        _ => (f.tensor)(xi.clone().cast(DType::F32)).cast(xi.dtype()),
-    };
+    let out = f.forward(&x.clone().inner());
     if !is_tracked(&x) {
         return out;
     }
-    let saved = cx.save(xi);
-    custom_vjp(x, out, move |dy| {
+    let saved = cx.keep(&x);
+    let again = saved.clone();
+    let out = custom_vjp(x, out, move |dy| {
         let x = saved.take();
         match (fast(&x), halves(&x)) {
             (Some(x), _) => cpu_tensor::map_in_place(dy, |dy| (f.host_backward)(dy, x.as_slice()))
@@ -50,10 +57,11 @@ fn apply<const D: usize>(x: Tensor<D>, f: Function<D>, cx: &OpCx) -> Tensor<D> {
                 (dy.cast(DType::F32) * (f.tensor_slope)(x.cast(DType::F32))).cast(dtype)
             }
         }
-    })
+    });
+    cx.offer(out, move || f.forward(&again.take()))
 }
 
-/// x·Φ(x), the GELU with the error function. Keeps F→B: x.
+/// x·Φ(x), the GELU with the error function. Keeps F→B: x. B can make the output again.
 pub fn gelu<const D: usize>(x: Tensor<D>, cx: &OpCx) -> Tensor<D> {
     let f = Function {
         host: kernels::gelu,
@@ -74,7 +82,7 @@ fn tanh_gate<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     activation::sigmoid((x.clone() + x.powi_scalar(3) * TANH_CUBE) * TANH_SCALE)
 }
 
-/// GELU in its tanh approximation (`gelu_new` of GPT-2). Keeps F→B: x.
+/// GELU in its tanh approximation (`gelu_new` of GPT-2). Keeps F→B: x. B can make the output again.
 pub fn gelu_tanh<const D: usize>(x: Tensor<D>, cx: &OpCx) -> Tensor<D> {
     let f = Function {
         host: kernels::gelu_tanh,
@@ -91,7 +99,7 @@ pub fn gelu_tanh<const D: usize>(x: Tensor<D>, cx: &OpCx) -> Tensor<D> {
     apply(x, f, cx)
 }
 
-/// x·sigmoid(x). Keeps F→B: x.
+/// x·sigmoid(x). Keeps F→B: x. B can make the output again.
 pub fn silu<const D: usize>(x: Tensor<D>, cx: &OpCx) -> Tensor<D> {
     let f = Function {
         host: kernels::silu,
@@ -109,27 +117,15 @@ fn silu_slope<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     s.clone() + x * s.clone() * (-s + 1.0)
 }
 
-/// silu(gate)·up for two tensors of one shape. Keeps F→B: gate and up.
+/// silu(gate)·up for two tensors of one shape. Keeps F→B: gate and up. B can make the output again.
 pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, cx: &OpCx) -> Tensor<D> {
-    let (g, u) = (gate.clone().inner(), up.clone().inner());
-    let out = match (fast(&g), fast(&u)) {
-        (Some(gs), Some(us)) => {
-            cpu_tensor::from_vec(kernels::swiglu(gs.as_slice(), us.as_slice()), g.dims())
-        }
-        _ if halves(&g).is_some() => {
-            let [gs, us] = [&g, &u].map(|t| halves(t).expect("both of one type"));
-            cpu_tensor::from_halves(kernels::swiglu(gs.as_slice(), us.as_slice()), g.dims())
-        }
-        _ => {
-            let [g, u] = [&g, &u].map(|t| t.clone().cast(DType::F32));
-            (activation::silu(g) * u).cast(up.dtype())
-        }
-    };
+    let out = swiglu_forward(&gate.clone().inner(), &up.clone().inner());
     if !is_tracked(&gate) && !is_tracked(&up) {
         return out;
     }
-    let (g, u) = (cx.save(g), cx.save(u));
-    custom_vjp2([gate, up], out, move |dy| {
+    let (g, u) = (cx.keep(&gate), cx.keep(&up));
+    let again = (g.clone(), u.clone());
+    let out = custom_vjp2([gate, up], out, move |dy| {
         let (g, u) = (g.take(), u.take());
         if let (Some(gs), Some(us)) = (halves(&g), halves(&u)) {
             let mut dgate = Vec::new();
@@ -152,5 +148,22 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, cx: &OpCx) -> Tens
             dgate = kernels::swiglu_backward(dy, g.as_slice(), u.as_slice());
         });
         [cpu_tensor::from_vec(dgate, dims), dup.expect("gradients live where the values do")]
-    })
+    });
+    cx.offer(out, move || swiglu_forward(&again.0.take(), &again.1.take()))
+}
+
+fn swiglu_forward<const D: usize>(g: &Tensor<D>, u: &Tensor<D>) -> Tensor<D> {
+    match (fast(g), fast(u)) {
+        (Some(gs), Some(us)) => {
+            cpu_tensor::from_vec(kernels::swiglu(gs.as_slice(), us.as_slice()), g.dims())
+        }
+        _ if halves(g).is_some() => {
+            let [gs, us] = [g, u].map(|t| halves(t).expect("both of one type"));
+            cpu_tensor::from_halves(kernels::swiglu(gs.as_slice(), us.as_slice()), g.dims())
+        }
+        _ => {
+            let [gs, us] = [g, u].map(|t| t.clone().cast(DType::F32));
+            (activation::silu(gs) * us).cast(u.dtype())
+        }
+    }
 }

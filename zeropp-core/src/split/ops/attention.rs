@@ -18,7 +18,7 @@ use self::hidden::Hidden;
 /// its last axis and the heads inside of each (GPT-2's layout); the result is `[b, s, h]`.
 ///
 /// Keeps F→B: qkv, and on the CPU in fp32 for short samples ([`keeps_probabilities`]),
-/// unless [`OpCx::recompute_attention`], the probabilities `[b, heads, s, s]`. Else the
+/// unless with selective recomputation ([`OpCx::makers`]), the probabilities `[b, heads, s, s]`. Else the
 /// probabilities of all queries are never there at once: it keeps one fp32 number of each query and
 /// head, `[b, heads, s]`, and B computes the probabilities again whatever the switch says.
 /// Recomputation repeats the forward bit for bit. Keeps nothing B→W.
@@ -99,7 +99,7 @@ fn attend(
             return out;
         }
         let sums = cpu_tensor::from_vec(sums, [b, heads, s]);
-        let (plain, sums) = (cx.save(plain), cx.save(sums));
+        let (plain, sums) = (cx.keep(&qkv), cx.save(sums));
         return custom_vjp(qkv, out, move |dy| {
             half_backward(&dy, &plain.take(), &sums.take(), dims)
         });
@@ -109,7 +109,7 @@ fn attend(
         if !is_tracked(&qkv) {
             return out;
         }
-        let (plain, sums) = (cx.save(plain), cx.save(sums));
+        let (plain, sums) = (cx.keep(&qkv), cx.save(sums));
         return custom_vjp(qkv, out, move |dy| {
             blocks::backward(dy, &plain.take(), sums.take(), dims, None)
         });
@@ -117,12 +117,12 @@ fn attend(
     if !keeps_probabilities(s) {
         return long(qkv, plain, dims, cx);
     }
-    let keep = is_tracked(&qkv) && !cx.recompute_attention;
+    let keep = is_tracked(&qkv) && cx.makers.is_none();
     let (out, p) = forward(&plain, dims, keep);
     if !is_tracked(&qkv) {
         return out;
     }
-    let (plain, p) = (cx.save(plain), p.map(|p| cx.save(p)));
+    let (plain, p) = (cx.keep(&qkv), p.map(|p| cx.save(p)));
     custom_vjp(qkv, out, move |dy| backward(dy, plain.take(), p.map(Saved::take), dims))
 }
 
@@ -134,7 +134,7 @@ fn within(qkv: Tensor<3>, plain: Tensor<3>, d: Dims, hidden: Hidden, cx: &OpCx) 
     if !is_tracked(&qkv) {
         return out;
     }
-    let (plain, sums) = (cx.save(plain), cx.save(sums));
+    let (plain, sums) = (cx.keep(&qkv), cx.save(sums));
     custom_vjp(qkv, out, move |dy| {
         let (qkv, sums) = (plain.take(), sums.take());
         match is_generic {
@@ -155,7 +155,7 @@ fn long(qkv: Tensor<3>, plain: Tensor<3>, d: Dims, cx: &OpCx) -> Tensor<3> {
         return out;
     }
     let sums: Tensor<3> = cpu_tensor::from_vec(sums, [d.b, d.heads, d.s]);
-    let (plain, sums) = (cx.save(plain), cx.save(sums));
+    let (plain, sums) = (cx.keep(&qkv), cx.save(sums));
     custom_vjp(qkv, out, move |dy| {
         let tensors = [dy, plain.take(), sums.take()];
         let [dy, qkv, sums] =

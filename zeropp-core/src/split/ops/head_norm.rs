@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::position::turn;
+use super::position::{Turn, turn};
 use super::projections::Turns;
 use super::{Later, fast, halves, link, wants_gradient};
 use crate::cpu_tensor;
@@ -29,7 +29,7 @@ pub struct HeadNorms {
 /// their turn by position where `turns` says so; values pass unchanged.
 ///
 /// Keeps F→B: qkv, and one fp32 number of each token's queries and keys. Keeps B→W: the gradients
-/// of both weights (8·d bytes).
+/// of both weights (8·d bytes). B can make the output again.
 pub fn head_norm(
     qkv: Tensor<3>,
     norms: &HeadNorms,
@@ -38,16 +38,15 @@ pub fn head_norm(
 ) -> Tensor<3> {
     let plain = qkv.clone().inner();
     let turned = turns.map(|turns| turns.of(plain.dims(), cx));
-    let (mut out, rrms) = norms.forward(&plain);
-    if let Some(by) = &turned {
-        out = turn(out, by, false);
-    }
+    let (out, rrms) = norms.turned_forward(&plain, turned.as_ref());
+    drop(plain);
     if !wants_gradient(&qkv, cx) {
         return out;
     }
-    let saved = (cx.save(plain), cx.save(rrms));
+    let saved = (cx.keep(&qkv), cx.save(rrms));
+    let again = (saved.0.clone(), norms.clone(), turned.clone());
     let (norms, later) = (norms.clone(), Later::new(cx));
-    link(qkv, out, cx, move |mut dy| {
+    let out = link(qkv, out, cx, move |mut dy| {
         if let Some(by) = &turned {
             dy = turn(dy, by, true);
         }
@@ -55,12 +54,24 @@ pub fn head_norm(
         later.queue_add(&norms.q, dq);
         later.queue_add(&norms.k, dk);
         dx
+    });
+    cx.offer(out, move || {
+        let (qkv, norms, turned) = again;
+        norms.turned_forward(&qkv.take(), turned.as_ref()).0
     })
 }
 
 impl HeadNorms {
     fn at(&self) -> Heads {
         Heads { heads: self.heads, groups: self.groups }
+    }
+
+    fn turned_forward(&self, qkv: &Tensor<3>, by: Option<&Turn>) -> (Tensor<3>, Tensor<1>) {
+        let (out, rrms) = self.forward(qkv);
+        match by {
+            Some(by) => (turn(out, by, false), rrms),
+            None => (out, rrms),
+        }
     }
 
     fn forward(&self, qkv: &Tensor<3>) -> (Tensor<3>, Tensor<1>) {

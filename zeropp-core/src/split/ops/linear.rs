@@ -64,7 +64,8 @@ fn apply<const D: usize>(x: Tensor<D>, m: Matrix, b: Option<&Weight<1>>, cx: &Op
     if !wants_gradient(&x, cx) {
         return out;
     }
-    let saved = m.w.trains().then(|| cx.save(xi));
+    drop(xi);
+    let saved = m.w.trains().then(|| cx.keep(&x));
     let bias = b.filter(|b| b.trains()).cloned();
     let later = Later::new(cx);
     link(x, out, cx, move |dy| {

@@ -8,7 +8,9 @@
 //!
 //! Every operation's documentation says what it keeps: *F→B* counts as activation memory, *B→W*
 //! as weight stash. A tensor that two operations keep (an input) counts once. What is kept for the
-//! gradient of a weight alone is not kept where that weight does not train.
+//! gradient of a weight alone is not kept where that weight does not train. With selective
+//! recomputation ([`OpCx::makers`]) an input is not kept from F to B that its operation *can make
+//! again*: B makes it when it first needs it, and W has it from there.
 
 mod activation;
 mod adapter;

@@ -13,7 +13,7 @@ use crate::split::{OpCx, Weight};
 /// (x − mean)/√(var + eps)·γ + β over the last dimension h of `x`; `gamma`, `beta`: `[h]`.
 ///
 /// Keeps F→B: x, and mean and 1/√(var + eps) of each row in fp32 (8 bytes a row). Keeps B→W: dγ and
-/// dβ (8·h bytes).
+/// dβ (8·h bytes). B can make the output again.
 pub fn layer_norm<const D: usize>(
     x: Tensor<D>,
     gamma: &Weight<1>,
@@ -26,14 +26,19 @@ pub fn layer_norm<const D: usize>(
     if !wants_gradient(&x, cx) {
         return out;
     }
-    let saved = (cx.save(xi), cx.save(means), cx.save(rstds));
+    let saved = (cx.keep(&x), cx.save(means), cx.save(rstds));
+    let again = (saved.0.clone(), gamma.clone(), beta.clone());
     let (gamma, beta, later) = (gamma.clone(), beta.clone(), Later::new(cx));
-    link(x, out, cx, move |dy| {
+    let out = link(x, out, cx, move |dy| {
         let stats = (saved.1.take(), saved.2.take());
         let (dx, dgamma, dbeta) = layer_norm_backward(dy, saved.0.take(), gamma.get(), stats);
         later.queue_add(&gamma, dgamma);
         later.queue_add(&beta, dbeta);
         dx
+    });
+    cx.offer(out, move || {
+        let (x, gamma, beta) = again;
+        layer_norm_forward(&x.take(), gamma.get(), beta.get(), eps).0
     })
 }
 
@@ -132,20 +137,22 @@ fn layer_norm_backward<const D: usize>(
 /// x/√(mean(x²) + eps)·γ over the last dimension h of `x`; `gamma: [h]`.
 ///
 /// Keeps F→B: x, and 1/√(mean(x²) + eps) of each row in fp32 (4 bytes a row). Keeps B→W: dγ (4·h
-/// bytes).
+/// bytes). B can make the output again.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: &Weight<1>, eps: f64, cx: &OpCx) -> Tensor<D> {
     let xi = x.clone().inner();
     let (out, rrms) = rms_norm_forward(&xi, gamma.get(), eps);
     if !wants_gradient(&x, cx) {
         return out;
     }
-    let saved = (cx.save(xi), cx.save(rrms));
+    let saved = (cx.keep(&x), cx.save(rrms));
+    let again = (saved.0.clone(), gamma.clone());
     let (gamma, later) = (gamma.clone(), Later::new(cx));
-    link(x, out, cx, move |dy| {
+    let out = link(x, out, cx, move |dy| {
         let (dx, dgamma) = rms_norm_backward(dy, saved.0.take(), gamma.get(), saved.1.take());
         later.queue_add(&gamma, dgamma);
         dx
-    })
+    });
+    cx.offer(out, move || rms_norm_forward(&again.0.take(), again.1.get(), eps).0)
 }
 
 fn rms_norm_forward<const D: usize>(

@@ -29,6 +29,7 @@ pub(super) struct Angles {
 
 /// How the rows of a tensor turn: which heads, by which angles, and of which position each row is
 /// where positions do not just count the tokens of a sample.
+#[derive(Clone)]
 pub(super) struct Turn {
     heads: Turned,
     angles: Arc<Angles>,

@@ -72,7 +72,8 @@ pub fn projections(
         return out;
     }
     let trains = maps.maps.iter().any(|(_, map)| map.weight.trains());
-    let (saved, later) = (trains.then(|| cx.save(xi)), Later::new(cx));
+    drop(xi);
+    let (saved, later) = (trains.then(|| cx.keep(&x)), Later::new(cx));
     link(x, out, cx, move |mut dy| {
         if let Some(by) = &turned {
             dy = turn(dy, by, true);

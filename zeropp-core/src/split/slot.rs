@@ -1,0 +1,122 @@
+//! What operations keep from F to B and from B to W: tensors that are here, or due to be made.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::backend::autodiff::NodeId;
+use burn::tensor::Tensor;
+use parking_lot::Mutex;
+
+use super::vjp;
+use crate::meter::{Hold, MemoryKind, Meter};
+
+/// A handle to a tensor kept for later, which the rank's meter counts while it is there. A clone is
+/// a handle to the same.
+#[derive(Clone)]
+pub struct Saved<const D: usize>(Arc<Mutex<Slot<D>>>);
+
+enum Slot<const D: usize> {
+    Here(Tensor<D>, Hold),
+    /// The tensor is made when it is first asked for.
+    Due(Box<dyn FnOnce() -> Tensor<D> + Send>, Arc<Meter>),
+    /// While it is made.
+    Making,
+}
+
+impl<const D: usize> Saved<D> {
+    /// Keeps the plain (untracked) value of `t` under `kind`.
+    pub fn new(t: Tensor<D>, kind: MemoryKind, meter: &Arc<Meter>) -> Self {
+        let tensor = t.inner();
+        let hold = meter.hold_tensor(kind, &tensor);
+        Self(Arc::new(Mutex::new(Slot::Here(tensor, hold))))
+    }
+
+    /// Keeps how to make a plain tensor.
+    fn due(make: impl FnOnce() -> Tensor<D> + Send + 'static, meter: &Arc<Meter>) -> Self {
+        Self(Arc::new(Mutex::new(Slot::Due(Box::new(make), meter.clone()))))
+    }
+
+    /// The tensor; what is kept stays kept. One that is made for this counts as an activation.
+    pub fn get(&self) -> Tensor<D> {
+        let mut slot = self.0.lock();
+        let (tensor, hold) = match std::mem::replace(&mut *slot, Slot::Making) {
+            Slot::Here(tensor, hold) => (tensor, hold),
+            Slot::Due(make, meter) => {
+                let tensor = make();
+                let hold = meter.hold_tensor(MemoryKind::Activation, &tensor);
+                (tensor, hold)
+            }
+            Slot::Making => unreachable!("no tensor is made from itself"),
+        };
+        *slot = Slot::Here(tensor.clone(), hold);
+        tensor
+    }
+
+    /// The tensor, no longer kept by this handle.
+    pub fn take(self) -> Tensor<D> {
+        match Arc::try_unwrap(self.0).map(Mutex::into_inner) {
+            Ok(Slot::Here(tensor, _)) => tensor,
+            Ok(Slot::Due(make, _)) => make(),
+            Ok(Slot::Making) => unreachable!("no tensor is made from itself"),
+            Err(shared) => Self(shared).get(),
+        }
+    }
+}
+
+/// How B makes the outputs of elementwise operations again, while a forward is recorded that does
+/// not keep them (selective recomputation).
+#[derive(Clone, Default)]
+pub struct Makers(Arc<Mutex<HashMap<NodeId, Box<dyn Any + Send>>>>);
+
+impl Makers {
+    /// From now on operations that would keep `y` keep how to make it.
+    pub(super) fn add<const D: usize>(
+        &self,
+        y: &Tensor<D>,
+        make: impl FnOnce() -> Tensor<D> + Send + 'static,
+        meter: &Arc<Meter>,
+    ) {
+        if let Some(id) = vjp::id(y) {
+            self.0.lock().insert(id, Box::new(Saved::due(make, meter)));
+        }
+    }
+
+    /// The handle to `x`, where it is made again.
+    pub(super) fn find<const D: usize>(&self, x: &Tensor<D>) -> Option<Saved<D>> {
+        let id = vjp::id(x)?;
+        self.0.lock().get(&id)?.downcast_ref::<Saved<D>>().cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::cpu_tensor::{from_vec, into_vec};
+
+    #[test]
+    fn a_tensor_that_is_due_is_made_once_for_all_who_keep_it() {
+        let (meter, made) = (Meter::new(), Arc::new(AtomicUsize::new(0)));
+        let make = || {
+            let made = made.clone();
+            move || {
+                made.fetch_add(1, Ordering::Relaxed);
+                from_vec(vec![1.0, 2.0], [2])
+            }
+        };
+        let one = Saved::due(make(), &meter);
+        let other = one.clone();
+        assert_eq!(meter.now().total(), 0);
+        assert_eq!(into_vec(one.take()), [1.0, 2.0]);
+        assert_eq!(meter.now().activation, 8, "for the other");
+        assert_eq!(into_vec(other.take()), [1.0, 2.0]);
+        assert_eq!((meter.now().total(), made.load(Ordering::Relaxed)), (0, 1));
+        let alone = Saved::due(make(), &meter);
+        alone.take();
+        assert_eq!((meter.peak().total(), made.load(Ordering::Relaxed)), (8, 2), "counts nowhere");
+        drop(Saved::due(make(), &meter));
+        assert_eq!(made.load(Ordering::Relaxed), 2, "nobody wants it");
+    }
+}
