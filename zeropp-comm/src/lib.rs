@@ -13,6 +13,7 @@ mod error;
 pub mod flight;
 mod front;
 pub mod groups;
+mod handshake;
 pub mod hybrid;
 mod kernels;
 pub mod launch;
