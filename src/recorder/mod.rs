@@ -14,14 +14,13 @@ use std::time::{Duration, Instant};
 
 use crate::config::EngineKind;
 use parking_lot::Mutex;
+use zeropp_comm::Communicator;
 use zeropp_comm::flight::now_ns;
 use zeropp_comm::mesh::Coords;
 use zeropp_comm::recorded::{OpLog, RecordedCommunicator};
-use zeropp_comm::{CommError, Communicator};
+use zeropp_failures::{End, EndKind, Header, Pause, Peer, Record, Run};
 use zeropp_pipeline::executor::StatusBoard;
-use zeropp_pipeline::flight::{End, EndKind, Header, Pause, Peer, Record};
 
-use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::world::hello::{Roster, this_process};
 pub(crate) use hooks::{active, this_thread_is};
@@ -58,6 +57,8 @@ struct RankLog {
 struct State {
     roster: Option<Arc<Roster>>,
     end: Option<End>,
+    /// The record of a rank that has ended: what is judged and what is written are the same.
+    record: Option<Arc<Record>>,
     written: bool,
     /// Written for a signal that the run may still obey; a real end replaces it.
     provisional: bool,
@@ -148,30 +149,50 @@ impl FlightRecorder {
         self.ranks[&rank].state.lock().roster = Some(roster.clone());
     }
 
+    /// Notes that `rank` ended, by no error between ranks.
+    pub(crate) fn end(&self, rank: usize, kind: EndKind, text: &str) {
+        self.end_as(rank, End { kind, at_ns: now_ns(), text: text.into(), error: None });
+    }
+
     /// Notes how `rank` ended; the first end counts.
-    pub(crate) fn end(&self, rank: usize, kind: EndKind, text: &str, error: Option<CommError>) {
-        let end = End { kind, at_ns: now_ns(), text: text.into(), error };
+    pub(crate) fn end_as(&self, rank: usize, end: End) {
         self.ranks[&rank].state.lock().end.get_or_insert(end);
     }
 
     /// The same for a rank that may be another run's.
     pub(crate) fn end_if_here(&self, rank: usize, kind: EndKind, text: &str) {
         if self.ranks.contains_key(&rank) {
-            self.end(rank, kind, text, None);
+            self.end(rank, kind, text);
         }
     }
 
-    /// Notes the error that `rank` ended with.
-    pub(crate) fn end_with(&self, rank: usize, error: &RankError) {
-        let (text, error) = (error.to_string(), error.between_ranks());
-        let kind = match error {
-            Some(CommError::Timeout { .. }) => EndKind::Timeout,
-            Some(error) if error.is_echo() => EndKind::Peer,
-            // All ranks are told of it in the words of the one that saw it.
-            Some(CommError::Mismatch { rank: seer, .. }) if *seer != rank => EndKind::Peer,
-            _ => EndKind::Error,
+    /// The records of the ranks of this process, to judge who broke the run. Those that have not
+    /// ended are said to end like this; from now on, if the run `is_over`.
+    pub(crate) fn run(&self, (kind, text): (EndKind, &str), is_over: bool) -> Run {
+        let record = |(rank, log): (&usize, &RankLog)| {
+            let mut state = log.state.lock();
+            if is_over || state.end.is_some() {
+                let end = End { kind, at_ns: now_ns(), text: text.into(), error: None };
+                state.end.get_or_insert(end);
+                return self.kept(*rank, log, &mut state).map(|record| (*record).clone());
+            }
+            let end = End { kind, at_ns: now_ns(), text: text.into(), error: None };
+            Some(self.record(*rank, &log.ops, state.roster.as_deref(), end))
         };
-        self.end(rank, kind, &text, error.cloned());
+        let records: Vec<Record> = self.ranks.iter().filter_map(record).collect();
+        let name = records.first().map(|record| record.header.run.clone()).unwrap_or_default();
+        let world = self.blueprint.mesh.world();
+        let unknown = (0..world).filter(|rank| !self.ranks.contains_key(rank)).collect();
+        Run { name, records, unknown, ..Run::default() }
+    }
+
+    /// The record of a rank, once it has ended.
+    fn kept(&self, rank: usize, log: &RankLog, state: &mut State) -> Option<Arc<Record>> {
+        let end = state.end.clone()?;
+        let make = || Arc::new(self.record(rank, &log.ops, state.roster.as_deref(), end));
+        let record = state.record.take().unwrap_or_else(make);
+        state.record = Some(record.clone());
+        Some(record)
     }
 
     /// Writes the record of every rank of this process that is not written yet; those that have
@@ -179,7 +200,7 @@ impl FlightRecorder {
     pub(crate) fn write_all(&self, kind: EndKind, text: &str) -> String {
         let mut problem = None;
         for rank in self.ranks.keys() {
-            self.end(*rank, kind, text, None);
+            self.end(*rank, kind, text);
             problem = self.write(*rank).err().or(problem);
         }
         let folder = self.folder.display();
@@ -203,8 +224,7 @@ impl FlightRecorder {
         if state.written {
             return Ok(());
         }
-        let Some(end) = state.end.clone() else { return Ok(()) };
-        let record = self.record(rank, &log.ops, state.roster.as_deref(), end);
+        let Some(record) = self.kept(rank, log, &mut state) else { return Ok(()) };
         write(&self.folder, &record)?;
         state.written = true;
         Ok(())

@@ -12,7 +12,7 @@ use std::thread::{self, Thread};
 use std::time::Duration;
 
 use zeropp_core::threads::start;
-use zeropp_pipeline::flight::EndKind;
+use zeropp_failures::EndKind;
 
 use super::hooks::active;
 

@@ -94,8 +94,8 @@ impl Epoch {
             digests: Arc::default(),
             agreed: Arc::default(),
         };
-        let around =
-            Around { here, status, recorder, span: span.clone(), stack_bytes: STACK_BYTES };
+        let (mesh, span, stack_bytes) = (bp.mesh, span.clone(), STACK_BYTES);
+        let around = Around { here, mesh, status, recorder, span, stack_bytes };
         let work = move |local: LocalRank, report: &mut dyn FnMut(News)| {
             run_rank(&shared, local.device, local.communicator, report)
         };

@@ -11,7 +11,7 @@ use tracing::{info, warn};
 #[cfg(unix)]
 use zeropp_core::threads::start;
 #[cfg(unix)]
-use zeropp_pipeline::flight::{EndKind, signal_name};
+use zeropp_failures::{EndKind, signal_name};
 
 #[cfg(unix)]
 use crate::recorder;
