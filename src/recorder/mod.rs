@@ -33,7 +33,9 @@ pub(crate) const LINGER: Duration = Duration::from_millis(700);
 
 /// Records the ranks of this process for one run.
 pub(crate) struct FlightRecorder {
-    folder: PathBuf,
+    /// Where the records of a failed run go; none where the settings want none, and they are only
+    /// judged.
+    folder: Option<PathBuf>,
     blueprint: Arc<Blueprint>,
     status: Arc<StatusBoard>,
     /// The run's name until the processes have met: rank 0's counts then.
@@ -65,18 +67,15 @@ struct State {
 }
 
 impl FlightRecorder {
-    /// A recorder of `ranks`, all that run in this process. None where the settings want none.
+    /// A recorder of `ranks`, all that run in this process.
     pub(crate) fn start(
         blueprint: &Arc<Blueprint>,
         status: &Arc<StatusBoard>,
         ranks: impl Iterator<Item = usize>,
         run: &Arc<str>,
-    ) -> Option<Arc<FlightRecorder>> {
-        let folder =
-            blueprint.config.flight_dir.clone().filter(|folder| !folder.as_os_str().is_empty())?;
-        if folder.as_os_str().is_empty() {
-            return None;
-        }
+    ) -> Arc<FlightRecorder> {
+        let folder = blueprint.config.flight_dir.clone();
+        let folder = folder.filter(|folder| !folder.as_os_str().is_empty());
         let recorder = Arc::new(FlightRecorder {
             folder,
             blueprint: blueprint.clone(),
@@ -87,6 +86,9 @@ impl FlightRecorder {
             watch: Mutex::default(),
             ended_well: Mutex::default(),
         });
+        if recorder.folder.is_none() {
+            return recorder;
+        }
         let weak = Arc::downgrade(&recorder);
         let mut failed_at = None;
         *recorder.watch.lock() = watch::Watch::start(move |pause| {
@@ -96,7 +98,7 @@ impl FlightRecorder {
             }
         });
         hooks::register(&recorder);
-        Some(recorder)
+        recorder
     }
 
     /// The world communicator of `rank`, recorded.
@@ -130,14 +132,18 @@ impl FlightRecorder {
     /// launcher that ends a job may kill all of it as soon as one process is gone.
     pub(crate) fn await_neighbours(&self, until: Instant) {
         let roster = self.ranks.values().find_map(|log| log.state.lock().roster.clone());
-        let (Some(roster), Some(own)) = (roster, self.ranks.keys().next()) else { return };
+        let (Some(roster), Some(own), Some(folder)) =
+            (roster, self.ranks.keys().next(), &self.folder)
+        else {
+            return;
+        };
         let (run, processes) = (roster.run(), &roster.processes);
         let neighbour = |rank: &usize| {
             processes[*rank].host == processes[*own].host && !self.ranks.contains_key(rank)
         };
         let files: Vec<PathBuf> = (0..processes.len())
             .filter(neighbour)
-            .map(|rank| self.folder.join(Record::file_name(run, rank)))
+            .map(|rank| folder.join(Record::file_name(run, rank)))
             .collect();
         while Instant::now() < until && !files.iter().all(|file| file.exists()) {
             std::thread::sleep(Duration::from_millis(10));
@@ -196,18 +202,18 @@ impl FlightRecorder {
     }
 
     /// Writes the record of every rank of this process that is not written yet; those that have
-    /// not ended, end like this. Returns how the user reads the records.
-    pub(crate) fn write_all(&self, kind: EndKind, text: &str) -> String {
+    /// not ended, end like this. Returns how the user reads the records, where there are any.
+    pub(crate) fn write_all(&self, kind: EndKind, text: &str) -> Option<String> {
         let mut problem = None;
         for rank in self.ranks.keys() {
             self.end(*rank, kind, text);
             problem = self.write(*rank).err().or(problem);
         }
-        let folder = self.folder.display();
-        match problem {
+        let folder = self.folder.as_ref()?.display();
+        Some(match problem {
             None => format!("what every rank did last: zeropp why {folder}"),
             Some(e) => format!("what the ranks did last could not be written to {folder} ({e})"),
-        }
+        })
     }
 
     /// Writes the record of `rank`, once, unless the run has ended as it was told to.
@@ -215,6 +221,7 @@ impl FlightRecorder {
     /// # Errors
     /// Those of the file system.
     pub(crate) fn write(&self, rank: usize) -> io::Result<()> {
+        let Some(folder) = &self.folder else { return Ok(()) };
         let ended_well = self.ended_well.lock();
         if *ended_well {
             return Ok(());
@@ -225,7 +232,7 @@ impl FlightRecorder {
             return Ok(());
         }
         let Some(record) = self.kept(rank, log, &mut state) else { return Ok(()) };
-        write(&self.folder, &record)?;
+        write(folder, &record)?;
         state.written = true;
         Ok(())
     }
@@ -234,6 +241,7 @@ impl FlightRecorder {
     /// before it has: launchers do so where another process is gone. What cannot be written is
     /// missing then.
     pub(crate) fn write_provisionally(&self, signal: i32, text: &str) {
+        let Some(folder) = &self.folder else { return };
         let ended_well = self.ended_well.lock();
         if *ended_well {
             return;
@@ -245,7 +253,7 @@ impl FlightRecorder {
                 let end =
                     End { kind: EndKind::Signal(signal), at_ns, text: text.into(), error: None };
                 let record = self.record(*rank, &log.ops, state.roster.as_deref(), end);
-                state.provisional = write(&self.folder, &record).is_ok();
+                state.provisional = write(folder, &record).is_ok();
             }
         }
     }
@@ -257,10 +265,10 @@ impl FlightRecorder {
         for (rank, log) in &self.ranks {
             let mut state = log.state.lock();
             let provisional = std::mem::take(&mut state.provisional) && !state.written;
-            if let (true, Some(roster)) = (provisional, &state.roster) {
+            if let (true, Some(roster), Some(folder)) = (provisional, &state.roster, &self.folder) {
                 // Gone already, perhaps, with its folder.
-                let _ = fs::remove_file(self.folder.join(Record::file_name(roster.run(), *rank)));
-                let _ = fs::remove_dir(&self.folder);
+                let _ = fs::remove_file(folder.join(Record::file_name(roster.run(), *rank)));
+                let _ = fs::remove_dir(folder);
             }
         }
     }

@@ -142,7 +142,7 @@ mod tests {
         let devices = Devices::find(config.device, config.precision).unwrap();
         let mut world = World::threads(bp.mesh, world::options(&config), &devices);
         let status = Arc::new(StatusBoard::new(4));
-        let recorder = FlightRecorder::start(&bp, &status, 0..4, &"one-run".into()).unwrap();
+        let recorder = FlightRecorder::start(&bp, &status, 0..4, &"one-run".into());
         let (tx, rx) = channel();
         let work = Arc::new(|local: LocalRank, _: &mut dyn FnMut(())| {
             Ok::<(), RankError>(local.communicator.barrier()?)

@@ -71,7 +71,7 @@ impl Epoch {
         let here: Arc<[usize]> = world.ranks.iter().map(|local| local.rank).collect();
         let (answers, asked) = (here[0] == 0).then(channel).unzip();
         let run: Arc<str> = new_name().into();
-        let recorder = FlightRecorder::start(bp, &status, here.iter().copied(), &run);
+        let recorder = Some(FlightRecorder::start(bp, &status, here.iter().copied(), &run));
         let shared = Shared {
             blueprint: bp.clone(),
             data: trainer.data.clone(),

@@ -499,7 +499,7 @@ impl<'a> Steps<'a> {
                 let found = recorder.write_all(MEANWHILE.0, MEANWHILE.1);
                 // A rank of another process that is stuck writes a moment later, if it may live on.
                 recorder.await_neighbours(Instant::now() + recorder::LINGER);
-                error.with_advice(&found)
+                found.into_iter().fold(error, |error, found| error.with_advice(&found))
             }
             _ => error,
         }
