@@ -11,7 +11,9 @@ use zeropp_comm::rendezvous::RendezvousError;
 use zeropp_core::data::DataError;
 use zeropp_core::field_error::FieldError;
 use zeropp_core::metrics::{Stopped, Summary};
-use zeropp_pipeline::executor::{ExecutorError, StepError};
+use zeropp_core::threads::REFUSED_HELP;
+use zeropp_failures::{Cause, Verdict};
+use zeropp_pipeline::executor::ExecutorError;
 use zeropp_pipeline::schedules::ScheduleError;
 use zeropp_pipeline::verify::VerifyError;
 use zeropp_plan::cut::TooFewLayers;
@@ -80,13 +82,24 @@ pub enum Error {
     #[error("{0}")]
     Program(String),
     /// A rank that failed while the run was under way.
-    #[error("rank {rank} failed: {message}")]
+    #[error("rank {seen_by} failed: {}", in_lines(&explained(*seen_by, failure, verdict), advice))]
     Rank {
-        /// World rank.
+        /// World rank of the one that broke the run, as the judge of all records concludes from
+        /// those of this process; where they do not show it, the one that failed.
         rank: usize,
-        /// Its work and what happened.
-        message: String,
+        /// World rank of the failure: the one that broke the run, or, where that has none of its
+        /// own, one that has waited for it.
+        seen_by: usize,
+        /// How that one failed.
+        failure: Box<RankError>,
+        /// The judge's conclusion.
+        verdict: Box<Verdict>,
+        /// What may help, and where to read more, a line each.
+        advice: Vec<String>,
     },
+    /// A run that has failed already, as one of its steps was asked for; that has given the error.
+    #[error("the run has failed, as its last step has said")]
+    FailedBefore,
     /// Gradients that were not finite in too many steps in a row; the run has ended, and no rank
     /// has failed.
     #[error("{message}")]
@@ -150,8 +163,9 @@ impl Error {
     /// A failed rank's error with one more line.
     pub(crate) fn with_advice(self, advice: &str) -> Error {
         match self {
-            Error::Rank { rank, message } => {
-                Error::Rank { rank, message: format!("{message}\n{advice}") }
+            Error::Rank { rank, seen_by, failure, verdict, advice: mut lines } => {
+                lines.push(advice.into());
+                Error::Rank { rank, seen_by, failure, verdict, advice: lines }
             }
             other => other,
         }
@@ -162,6 +176,7 @@ impl Error {
         !matches!(
             self,
             Error::Rank { .. }
+                | Error::FailedBefore
                 | Error::NotFinite { .. }
                 | Error::Start(_)
                 | Error::RunBefore { .. }
@@ -187,19 +202,66 @@ impl From<FieldError> for Error {
     }
 }
 
-/// How a rank's part of the run ended early.
-#[derive(Debug)]
-pub(crate) enum RankError {
-    Comm(CommError),
+/// Advice where nothing is wrong but the time.
+const MORE_TIME: &str = "raise timeout-s if a step takes that long";
+
+/// The failure of rank `seen_by` in words, with who broke the run where that is another.
+pub(crate) fn explained(seen_by: usize, failure: &RankError, verdict: &Verdict) -> String {
+    let mut text = failure.to_string();
+    if verdict.cause != Cause::Unknown && !verdict.ranks.contains(&seen_by) {
+        text = format!("{text}; {}", verdict.summary);
+    }
+    match failure.between_ranks() {
+        Some(CommError::Timeout { .. }) => format!("{text}; {MORE_TIME}"),
+        _ => text,
+    }
+}
+
+fn in_lines(text: &str, advice: &[String]) -> String {
+    [text].into_iter().chain(advice.iter().map(String::as_str)).collect::<Vec<_>>().join("\n")
+}
+
+/// How a rank's part of a run ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum RankError {
+    /// Between ranks.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// In a step.
+    #[error(transparent)]
     Step(ExecutorError),
-    Checkpoint(CheckpointError),
+    /// A checkpoint that could not be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// Weights to begin with that turn out to be unusable as they are read.
-    Weights(WeightsError),
+    #[error("init-from = {0}")]
+    Weights(#[from] WeightsError),
+    /// A panic.
+    #[error("panicked: {text} ({place})")]
+    Panic {
+        /// Its message.
+        text: String,
+        /// Where the rank was in the schedule.
+        place: String,
+    },
+    /// The system grants no thread for the rank.
+    #[error(
+        "its thread with a stack of {stack_mib} MiB cannot be started ({source}); {REFUSED_HELP}"
+    )]
+    NotStarted {
+        /// MiB of its stack.
+        stack_mib: usize,
+        /// Why.
+        source: std::io::Error,
+    },
     /// There is nothing to go on from: bad input, found by the ranks together.
+    #[error(transparent)]
     Resume(CheckpointError),
     /// Processes whose settings, data or programs differ: bad input, found by the ranks together.
+    #[error("{0}")]
     Program(String),
     /// The program that started the ranks wants no first step.
+    #[error("the run was ended before its first step")]
     NotBegun,
 }
 
@@ -211,57 +273,23 @@ impl RankError {
             RankError::Step(e) => e.source.between_ranks(),
             RankError::Checkpoint(_)
             | RankError::Weights(_)
+            | RankError::Panic { .. }
+            | RankError::NotStarted { .. }
             | RankError::Resume(_)
             | RankError::Program(_)
             | RankError::NotBegun => None,
         }
     }
 
-    /// Whether it is what the run was given, data or a layer, and would come again.
-    pub(crate) fn is_given(&self) -> bool {
-        let RankError::Step(ExecutorError { source, .. }) = self else { return false };
-        matches!(source, StepError::Data(_) | StepError::Shape { .. })
-    }
-
-    /// Whether it would come again: before the first step, or by what the run was given.
-    pub(crate) fn is_begin(&self) -> bool {
-        self.is_bad_input() || self.is_given() || matches!(self, RankError::Weights(_))
+    /// Whether the ranks would fail like this again, were they started again: a checkpoint that
+    /// cannot be read or written would not be the next time either.
+    pub(crate) fn comes_again(&self) -> bool {
+        matches!(self, RankError::Checkpoint(_) | RankError::Weights(_)) || self.is_bad_input()
     }
 
     /// Whether all ranks end with these words, and none has begun.
     pub(crate) fn is_bad_input(&self) -> bool {
         matches!(self, RankError::Resume(_) | RankError::Program(_))
-    }
-}
-
-impl fmt::Display for RankError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RankError::Comm(e) => e.fmt(f),
-            RankError::Step(e) => e.fmt(f),
-            RankError::Checkpoint(e) | RankError::Resume(e) => e.fmt(f),
-            RankError::Weights(e) => write!(f, "init-from = {e}"),
-            RankError::Program(text) => f.write_str(text),
-            RankError::NotBegun => f.write_str("the run was ended before its first step"),
-        }
-    }
-}
-
-impl From<CheckpointError> for RankError {
-    fn from(e: CheckpointError) -> Self {
-        RankError::Checkpoint(e)
-    }
-}
-
-impl From<WeightsError> for RankError {
-    fn from(e: WeightsError) -> Self {
-        RankError::Weights(e)
-    }
-}
-
-impl From<CommError> for RankError {
-    fn from(e: CommError) -> Self {
-        RankError::Comm(e)
     }
 }
 
@@ -273,7 +301,10 @@ mod tests {
     fn an_error_that_main_returns_is_printed_as_its_message() {
         let error = ConfigError::value("pp", 0, "there is no rank", "use 1 or more");
         assert_eq!(format!("{:?}", Error::from(error)), "pp = 0: there is no rank; use 1 or more");
-        let failed = Error::Rank { rank: 3, message: "a\nb".into() };
-        assert_eq!(format!("{failed:?}"), "rank 3 failed: a\nb");
+        let failure = Box::new(RankError::Panic { text: "a".into(), place: "before it".into() });
+        let verdict = Box::new(Verdict::unknown("run".into()));
+        let failed = Error::Rank { rank: 3, seen_by: 3, failure, verdict, advice: Vec::new() };
+        let failed = failed.with_advice("b");
+        assert_eq!(format!("{failed:?}"), "rank 3 failed: panicked: a (before it)\nb");
     }
 }

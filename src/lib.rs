@@ -82,7 +82,7 @@ pub use checkpoint::resume::Resumed;
 pub use checkpoint::saved::{SavedRun, SavedStep, saved};
 pub use config::Config;
 pub use emulate::{EmulatedStep, EmulationReport, emulate};
-pub use error::Error;
+pub use error::{Error, RankError};
 pub use events::RUN_EVENTS;
 pub use generate::Generator;
 pub use launched::{Launched, launched};
@@ -107,6 +107,7 @@ pub use zeropp_core::metrics::{
 };
 pub use zeropp_core::sampling::Sampling;
 pub use zeropp_core::{check, data, layer, meter, model, params, rng, split, stock};
+pub use zeropp_failures as failures;
 pub use zeropp_pipeline as pipeline;
 pub use zeropp_search as search;
 pub use zeropp_weights as weights;

@@ -11,21 +11,24 @@ use std::time::Duration;
 use common::tiny;
 use proptest::prelude::*;
 use saboteur::Fault;
+use zeropp::failures::{Cause, EndKind, Run, Verdict, judge};
 use zeropp::model::gpt;
-use zeropp::pipeline::flight::{Cause, EndKind, Run, Verdict, judge};
-use zeropp::{Config, Trainer};
+use zeropp::{Config, Error, Trainer};
 
 /// Runs a model with `fault` until it fails, and judges what is left.
 fn judged(config: Config, fault: &std::sync::Arc<Fault>, folder: &Path) -> (Run, Verdict) {
     let config = Config { flight_dir: Some(folder.join("failed")), ..config };
     let model = fault.hidden_in(gpt::build(config.gpt_shape(256)));
     let trainer = Trainer::builder(config).model(model).build().unwrap();
-    let error = trainer.train(|_| ()).unwrap_err().to_string();
+    let error = trainer.train(|_| ()).unwrap_err();
     let failed = folder.join("failed");
     let advice = format!("zeropp why {}", failed.display());
-    assert!(error.contains(&advice), "{error}");
+    assert!(error.to_string().contains(&advice), "{error}");
     let run = Run::read(&[failed], None).unwrap();
     let verdict = judge(&run);
+    // The run's own process has come to the same.
+    let Error::Rank { rank, verdict: here, .. } = &error else { panic!("{error}") };
+    assert_eq!((&**here, verdict.ranks.first()), (&verdict, Some(rank)), "{error}");
     (run, verdict)
 }
 

@@ -27,7 +27,7 @@ use crate::config::{Config, OnResume, Resume};
 use parking_lot::Mutex;
 use tracing::warn;
 use zeropp_checkpoint::WrittenState;
-use zeropp_checkpoint::complete::{About, Completion, Gate};
+use zeropp_checkpoint::complete::{About, Completion};
 use zeropp_checkpoint::places::{COPIES, Place};
 use zeropp_checkpoint::resume::check_unchanged;
 use zeropp_checkpoint::under_way::{Report, Save, SaveOutcome, SaveTotals, UnderWay};
@@ -90,8 +90,6 @@ pub(crate) struct Saver {
     /// In rank 0's process.
     pub(crate) under_way: UnderWay,
     totals: Mutex<SaveTotals>,
-    /// Closed once its ranks are gone.
-    gate: Gate,
     evaluated: Mutex<Evaluated>,
     /// Knows how much of the data was taken after a step.
     sampler: Mutex<Sampler>,
@@ -191,7 +189,6 @@ impl Saver {
             under_way: UnderWay::default(),
             totals: Mutex::default(),
             evaluated: Mutex::default(),
-            gate: Gate::default(),
             sampler: Mutex::new(config.sampler()),
             rate: bp.own.rate(config),
         }
@@ -221,7 +218,7 @@ impl Saver {
     /// Completes no checkpoint any more, whatever ranks that were left behind do, and removes what
     /// is half-written.
     pub(crate) fn close(&self) {
-        self.gate.close();
+        self.under_way.close();
         self.clean();
     }
 
@@ -391,7 +388,7 @@ impl Saver {
             learning_rate: Some((self.rate)(save.step)),
             ..self.about.clone()
         };
-        let outcome = completion.finish(&about, reports, &self.gate);
+        let outcome = completion.finish(&about, reports, &self.under_way);
         let mut totals = self.totals.lock();
         totals.saves += u64::from(outcome.result.is_ok());
         totals.cpu_s += cpu_s;

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use zeropp_checkpoint::part;
@@ -19,18 +19,10 @@ use crate::checkpoint::Saver;
 /// How long a rank that ends for another reason lets its writer finish.
 const LINGER: Duration = Duration::from_millis(300);
 
-/// Which part of a save a rank writes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
-    pub(crate) rank: usize,
+/// A rank's part of a save: which it is, how far its writer is, and what it kept the rank from.
+pub(crate) struct RankSave {
+    rank: usize,
     /// Steps behind the checkpoint.
-    pub(crate) step: u64,
-    /// Whether rank 0, which notes the report, is in this process.
-    pub(crate) is_noted_here: bool,
-}
-
-/// When a rank's part of a save was under way, and what it kept the rank from, for a trace.
-pub(crate) struct SaveLog {
     step: u64,
     in_memory: bool,
     /// The moment that times count from.
@@ -39,14 +31,17 @@ pub(crate) struct SaveLog {
     /// 0 until the state is written.
     end_ns: AtomicU64,
     blocked_ns: AtomicU64,
+    /// The writer is asked to end.
+    cancelled: AtomicBool,
 }
 
-impl SaveLog {
+impl RankSave {
     /// Of a save that begins now, in times from `zero`.
-    pub(crate) fn begin(step: u64, in_memory: bool, zero: Instant) -> SaveLog {
+    pub(crate) fn begin(rank: usize, step: u64, in_memory: bool, zero: Instant) -> RankSave {
         let start_ns = zero.elapsed().as_nanos() as u64;
         let (end_ns, blocked_ns) = (AtomicU64::new(0), AtomicU64::new(0));
-        SaveLog { step, in_memory, zero, start_ns, end_ns, blocked_ns }
+        let cancelled = AtomicBool::new(false);
+        RankSave { rank, step, in_memory, zero, start_ns, end_ns, blocked_ns, cancelled }
     }
 
     /// The rank was kept from its work.
@@ -63,57 +58,45 @@ impl SaveLog {
 
     /// As a trace has it.
     pub(crate) fn span(&self) -> SaveSpan {
-        let SaveLog { step, in_memory, start_ns, .. } = *self;
+        let RankSave { step, in_memory, start_ns, .. } = *self;
         let end_ns = self.end_ns.load(Ordering::Relaxed).max(start_ns);
         let blocked_ns = self.blocked_ns.load(Ordering::Relaxed);
         SaveSpan { step, in_memory, start_ns, end_ns, blocked_ns }
     }
 }
 
-/// Notifies the rank that the state is not needed any more.
-struct Released {
-    rank: Sender<Vec<u8>>,
-    log: Arc<SaveLog>,
-}
-
-impl Released {
-    fn tell(&self) {
-        self.log.end();
-        // Where the receiver is gone, so is the rank.
-        let _ = self.rank.send(Vec::new());
-    }
-}
-
-/// A rank's part of a save that is under way.
-pub(crate) struct RankSave {
+/// A rank's writer at work.
+pub(crate) struct Writing {
     /// Receives the report for rank 0 where that is in another process; else it is noted there.
     done: Receiver<Option<Report>>,
-    cancelled: Arc<AtomicBool>,
+    save: Arc<RankSave>,
 }
 
-impl RankSave {
-    /// Has the rank's `writer` write `state` as `part` of a checkpoint. The receiver gets a message
-    /// once the state is not needed any more.
+impl Writing {
+    /// Has the rank's `writer` write `state` as its part of a checkpoint; the report is noted here
+    /// in rank 0's process. The receiver gets a message once the state is not needed any more.
     pub(crate) fn start(
         writer: &BackgroundThread,
-        saver: &Arc<Saver>,
-        part: Part,
+        (saver, is_noted_here): (&Arc<Saver>, bool),
+        save: &Arc<RankSave>,
         state: Option<StateToWrite>,
-        log: Arc<SaveLog>,
-    ) -> (RankSave, Receiver<Vec<u8>>) {
+    ) -> (Writing, Receiver<Vec<u8>>) {
         let (released_tx, released) = channel();
-        let tells = Released { rank: released_tx, log };
         let (done_tx, done) = channel();
-        let cancelled = Arc::new(AtomicBool::new(false));
-        let (saver, cancel) = (saver.clone(), cancelled.clone());
+        let (saver, own) = (saver.clone(), save.clone());
         let work = move || {
             let before_s = cpu_seconds();
-            let written = write(&saver, part, state, &cancel, &tells);
+            let release = || {
+                own.end();
+                // Where the receiver is gone, so is the rank.
+                let _ = released_tx.send(Vec::new());
+            };
+            let written = write(&saver, &own, state, release);
             // Also where there was nothing to write, and nothing could be written.
-            tells.tell();
+            release();
             let written = written.map_err(|e| e.to_string());
-            let report = Report { rank: part.rank, written, cpu_s: cpu_seconds() - before_s };
-            let report = match part.is_noted_here {
+            let report = Report { rank: own.rank, written, cpu_s: cpu_seconds() - before_s };
+            let report = match is_noted_here {
                 true => {
                     saver.note(report);
                     None
@@ -124,7 +107,7 @@ impl RankSave {
             let _ = done_tx.send(report);
         };
         writer.give(work);
-        (RankSave { done, cancelled }, released)
+        (Writing { done, save: save.clone() }, released)
     }
 
     /// Whether the writer is done, and then its report where it has to go to rank 0.
@@ -138,27 +121,26 @@ impl RankSave {
     }
 }
 
-impl Drop for RankSave {
+impl Drop for Writing {
     /// The writer may finish what it is about to; then it is asked to end, and waited for.
     fn drop(&mut self) {
         let _ = self.done.recv_timeout(LINGER);
-        self.cancelled.store(true, Ordering::Relaxed);
+        self.save.cancelled.store(true, Ordering::Relaxed);
         // Its end of the channel goes with the last of its work.
         while self.done.recv().is_ok() {}
     }
 }
 
 /// Writes the state, more than once where the file system refuses, and makes it durable. The state
-/// is dropped, and `released` is notified, before that.
+/// is dropped, and `release` is called, before that.
 fn write(
     saver: &Saver,
-    Part { rank, step, .. }: Part,
+    save: &RankSave,
     state: Option<StateToWrite>,
-    cancelled: &AtomicBool,
-    released: &Released,
+    release: impl Fn(),
 ) -> Result<Option<WrittenState>, CheckpointError> {
     let Some(state) = state else { return Ok(None) };
-    let goes_on = || !cancelled.load(Ordering::Relaxed);
+    let goes_on = || !save.cancelled.load(Ordering::Relaxed);
     #[cfg(test)]
     tests::take_time(saver);
     let pause = |wait: Duration| {
@@ -170,11 +152,12 @@ fn write(
         goes_on
     };
     let store = saver.store();
-    let unsynced = part::write(store, (step, saver.run(), rank), pause, |folder, file| {
+    let part = (save.step, saver.run(), save.rank);
+    let unsynced = part::write(store, part, pause, |folder, file| {
         state.write(store.disk(), folder, file, goes_on)
     })?;
     drop(state);
-    released.tell();
+    release();
     #[cfg(test)]
     tests::take_time(saver);
     unsynced.sync().map(Some)

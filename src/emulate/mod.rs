@@ -181,6 +181,7 @@ fn run_all(
     let world = World::threads(shared.mesh, options, &devices);
     let around = Around {
         here: (0..shared.mesh.world()).collect(),
+        mesh: shared.mesh,
         status: shared.status.clone(),
         recorder: None,
         span: Span::current(),

@@ -5,7 +5,7 @@ use std::panic::PanicHookInfo;
 use std::sync::{Arc, Once, Weak};
 
 use parking_lot::Mutex;
-use zeropp_pipeline::flight::EndKind;
+use zeropp_failures::EndKind;
 
 use super::FlightRecorder;
 
@@ -48,7 +48,7 @@ fn note_panic(info: &PanicHookInfo) {
     let own = RANK.with_borrow(|own| own.as_ref().and_then(|(run, r)| Some((run.upgrade()?, *r))));
     let rank = own.as_ref().map(|(_, rank)| *rank);
     if let Some((recorder, rank)) = own {
-        recorder.end(rank, EndKind::Panic, &text, None);
+        recorder.end(rank, EndKind::Panic, &text);
     }
     for recorder in active() {
         if recorder.dies_of_panics() {

@@ -14,14 +14,13 @@ use std::time::{Duration, Instant};
 
 use crate::config::EngineKind;
 use parking_lot::Mutex;
+use zeropp_comm::Communicator;
 use zeropp_comm::flight::now_ns;
 use zeropp_comm::mesh::Coords;
 use zeropp_comm::recorded::{OpLog, RecordedCommunicator};
-use zeropp_comm::{CommError, Communicator};
+use zeropp_failures::{End, EndKind, Header, Pause, Peer, Record, Run};
 use zeropp_pipeline::executor::StatusBoard;
-use zeropp_pipeline::flight::{End, EndKind, Header, Pause, Peer, Record};
 
-use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::world::hello::{Roster, this_process};
 pub(crate) use hooks::{active, this_thread_is};
@@ -34,7 +33,9 @@ pub(crate) const LINGER: Duration = Duration::from_millis(700);
 
 /// Records the ranks of this process for one run.
 pub(crate) struct FlightRecorder {
-    folder: PathBuf,
+    /// Where the records of a failed run go; none where the settings want none, and they are only
+    /// judged.
+    folder: Option<PathBuf>,
     blueprint: Arc<Blueprint>,
     status: Arc<StatusBoard>,
     /// The run's name until the processes have met: rank 0's counts then.
@@ -58,24 +59,23 @@ struct RankLog {
 struct State {
     roster: Option<Arc<Roster>>,
     end: Option<End>,
+    /// The record of a rank that has ended: what is judged and what is written are the same.
+    record: Option<Arc<Record>>,
     written: bool,
     /// Written for a signal that the run may still obey; a real end replaces it.
     provisional: bool,
 }
 
 impl FlightRecorder {
-    /// A recorder of `ranks`, all that run in this process. None where the settings want none.
+    /// A recorder of `ranks`, all that run in this process.
     pub(crate) fn start(
         blueprint: &Arc<Blueprint>,
         status: &Arc<StatusBoard>,
         ranks: impl Iterator<Item = usize>,
         run: &Arc<str>,
-    ) -> Option<Arc<FlightRecorder>> {
-        let folder =
-            blueprint.config.flight_dir.clone().filter(|folder| !folder.as_os_str().is_empty())?;
-        if folder.as_os_str().is_empty() {
-            return None;
-        }
+    ) -> Arc<FlightRecorder> {
+        let folder = blueprint.config.flight_dir.clone();
+        let folder = folder.filter(|folder| !folder.as_os_str().is_empty());
         let recorder = Arc::new(FlightRecorder {
             folder,
             blueprint: blueprint.clone(),
@@ -86,6 +86,9 @@ impl FlightRecorder {
             watch: Mutex::default(),
             ended_well: Mutex::default(),
         });
+        if recorder.folder.is_none() {
+            return recorder;
+        }
         let weak = Arc::downgrade(&recorder);
         let mut failed_at = None;
         *recorder.watch.lock() = watch::Watch::start(move |pause| {
@@ -95,7 +98,7 @@ impl FlightRecorder {
             }
         });
         hooks::register(&recorder);
-        Some(recorder)
+        recorder
     }
 
     /// The world communicator of `rank`, recorded.
@@ -129,14 +132,18 @@ impl FlightRecorder {
     /// launcher that ends a job may kill all of it as soon as one process is gone.
     pub(crate) fn await_neighbours(&self, until: Instant) {
         let roster = self.ranks.values().find_map(|log| log.state.lock().roster.clone());
-        let (Some(roster), Some(own)) = (roster, self.ranks.keys().next()) else { return };
+        let (Some(roster), Some(own), Some(folder)) =
+            (roster, self.ranks.keys().next(), &self.folder)
+        else {
+            return;
+        };
         let (run, processes) = (roster.run(), &roster.processes);
         let neighbour = |rank: &usize| {
             processes[*rank].host == processes[*own].host && !self.ranks.contains_key(rank)
         };
         let files: Vec<PathBuf> = (0..processes.len())
             .filter(neighbour)
-            .map(|rank| self.folder.join(Record::file_name(run, rank)))
+            .map(|rank| folder.join(Record::file_name(run, rank)))
             .collect();
         while Instant::now() < until && !files.iter().all(|file| file.exists()) {
             std::thread::sleep(Duration::from_millis(10));
@@ -148,45 +155,65 @@ impl FlightRecorder {
         self.ranks[&rank].state.lock().roster = Some(roster.clone());
     }
 
+    /// Notes that `rank` ended, by no error between ranks.
+    pub(crate) fn end(&self, rank: usize, kind: EndKind, text: &str) {
+        self.end_as(rank, End { kind, at_ns: now_ns(), text: text.into(), error: None });
+    }
+
     /// Notes how `rank` ended; the first end counts.
-    pub(crate) fn end(&self, rank: usize, kind: EndKind, text: &str, error: Option<CommError>) {
-        let end = End { kind, at_ns: now_ns(), text: text.into(), error };
+    pub(crate) fn end_as(&self, rank: usize, end: End) {
         self.ranks[&rank].state.lock().end.get_or_insert(end);
     }
 
     /// The same for a rank that may be another run's.
     pub(crate) fn end_if_here(&self, rank: usize, kind: EndKind, text: &str) {
         if self.ranks.contains_key(&rank) {
-            self.end(rank, kind, text, None);
+            self.end(rank, kind, text);
         }
     }
 
-    /// Notes the error that `rank` ended with.
-    pub(crate) fn end_with(&self, rank: usize, error: &RankError) {
-        let (text, error) = (error.to_string(), error.between_ranks());
-        let kind = match error {
-            Some(CommError::Timeout { .. }) => EndKind::Timeout,
-            Some(error) if error.is_echo() => EndKind::Peer,
-            // All ranks are told of it in the words of the one that saw it.
-            Some(CommError::Mismatch { rank: seer, .. }) if *seer != rank => EndKind::Peer,
-            _ => EndKind::Error,
+    /// The records of the ranks of this process, to judge who broke the run. Those that have not
+    /// ended are said to end like this; from now on, if the run `is_over`.
+    pub(crate) fn run(&self, (kind, text): (EndKind, &str), is_over: bool) -> Run {
+        let record = |(rank, log): (&usize, &RankLog)| {
+            let mut state = log.state.lock();
+            if is_over || state.end.is_some() {
+                let end = End { kind, at_ns: now_ns(), text: text.into(), error: None };
+                state.end.get_or_insert(end);
+                return self.kept(*rank, log, &mut state).map(|record| (*record).clone());
+            }
+            let end = End { kind, at_ns: now_ns(), text: text.into(), error: None };
+            Some(self.record(*rank, &log.ops, state.roster.as_deref(), end))
         };
-        self.end(rank, kind, &text, error.cloned());
+        let records: Vec<Record> = self.ranks.iter().filter_map(record).collect();
+        let name = records.first().map(|record| record.header.run.clone()).unwrap_or_default();
+        let world = self.blueprint.mesh.world();
+        let unknown = (0..world).filter(|rank| !self.ranks.contains_key(rank)).collect();
+        Run { name, records, unknown, ..Run::default() }
+    }
+
+    /// The record of a rank, once it has ended.
+    fn kept(&self, rank: usize, log: &RankLog, state: &mut State) -> Option<Arc<Record>> {
+        let end = state.end.clone()?;
+        let make = || Arc::new(self.record(rank, &log.ops, state.roster.as_deref(), end));
+        let record = state.record.take().unwrap_or_else(make);
+        state.record = Some(record.clone());
+        Some(record)
     }
 
     /// Writes the record of every rank of this process that is not written yet; those that have
-    /// not ended, end like this. Returns how the user reads the records.
-    pub(crate) fn write_all(&self, kind: EndKind, text: &str) -> String {
+    /// not ended, end like this. Returns how the user reads the records, where there are any.
+    pub(crate) fn write_all(&self, kind: EndKind, text: &str) -> Option<String> {
         let mut problem = None;
         for rank in self.ranks.keys() {
-            self.end(*rank, kind, text, None);
+            self.end(*rank, kind, text);
             problem = self.write(*rank).err().or(problem);
         }
-        let folder = self.folder.display();
-        match problem {
+        let folder = self.folder.as_ref()?.display();
+        Some(match problem {
             None => format!("what every rank did last: zeropp why {folder}"),
             Some(e) => format!("what the ranks did last could not be written to {folder} ({e})"),
-        }
+        })
     }
 
     /// Writes the record of `rank`, once, unless the run has ended as it was told to.
@@ -194,6 +221,7 @@ impl FlightRecorder {
     /// # Errors
     /// Those of the file system.
     pub(crate) fn write(&self, rank: usize) -> io::Result<()> {
+        let Some(folder) = &self.folder else { return Ok(()) };
         let ended_well = self.ended_well.lock();
         if *ended_well {
             return Ok(());
@@ -203,9 +231,8 @@ impl FlightRecorder {
         if state.written {
             return Ok(());
         }
-        let Some(end) = state.end.clone() else { return Ok(()) };
-        let record = self.record(rank, &log.ops, state.roster.as_deref(), end);
-        write(&self.folder, &record)?;
+        let Some(record) = self.kept(rank, log, &mut state) else { return Ok(()) };
+        write(folder, &record)?;
         state.written = true;
         Ok(())
     }
@@ -214,6 +241,7 @@ impl FlightRecorder {
     /// before it has: launchers do so where another process is gone. What cannot be written is
     /// missing then.
     pub(crate) fn write_provisionally(&self, signal: i32, text: &str) {
+        let Some(folder) = &self.folder else { return };
         let ended_well = self.ended_well.lock();
         if *ended_well {
             return;
@@ -225,7 +253,7 @@ impl FlightRecorder {
                 let end =
                     End { kind: EndKind::Signal(signal), at_ns, text: text.into(), error: None };
                 let record = self.record(*rank, &log.ops, state.roster.as_deref(), end);
-                state.provisional = write(&self.folder, &record).is_ok();
+                state.provisional = write(folder, &record).is_ok();
             }
         }
     }
@@ -237,10 +265,10 @@ impl FlightRecorder {
         for (rank, log) in &self.ranks {
             let mut state = log.state.lock();
             let provisional = std::mem::take(&mut state.provisional) && !state.written;
-            if let (true, Some(roster)) = (provisional, &state.roster) {
+            if let (true, Some(roster), Some(folder)) = (provisional, &state.roster, &self.folder) {
                 // Gone already, perhaps, with its folder.
-                let _ = fs::remove_file(self.folder.join(Record::file_name(roster.run(), *rank)));
-                let _ = fs::remove_dir(&self.folder);
+                let _ = fs::remove_file(folder.join(Record::file_name(roster.run(), *rank)));
+                let _ = fs::remove_dir(folder);
             }
         }
     }

@@ -12,7 +12,7 @@ use std::thread::{self, Thread};
 use std::time::Duration;
 
 use zeropp_core::threads::start;
-use zeropp_pipeline::flight::EndKind;
+use zeropp_failures::EndKind;
 
 use super::hooks::active;
 
@@ -84,7 +84,9 @@ fn write_records() {
             }
             None => (EndKind::Error, format!("{what}, on no rank's thread")),
         };
-        say(&format!("{}\n", recorder.write_all(others.0, &others.1)));
+        if let Some(found) = recorder.write_all(others.0, &others.1) {
+            say(&format!("{found}\n"));
+        }
     }
 }
 

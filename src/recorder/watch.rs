@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use zeropp_comm::flight::now_ns;
 use zeropp_core::threads::start;
-use zeropp_pipeline::flight::Pause;
+use zeropp_failures::Pause;
 
 /// How often the process shows that it is alive.
 const BEAT: Duration = Duration::from_millis(200);

@@ -6,6 +6,7 @@ pub(crate) mod collect;
 pub(crate) mod diagnose;
 pub(crate) mod evaluated;
 pub(crate) mod evaluation;
+pub(crate) mod failed;
 pub(crate) mod layers;
 pub(crate) mod measured;
 pub(crate) mod processes;

@@ -10,7 +10,8 @@ use zeropp_comm::Communicator;
 
 use crate::Error;
 use crate::error::RankError;
-use crate::run::spawn::{Around, Message, RankFailure, culprit, spawn_rank};
+use crate::run::failed::{self, RankFailure};
+use crate::run::spawn::{Around, Message, spawn_rank};
 use crate::world::{LocalRank, World};
 
 /// After one rank has failed, how long the others get to stop before they are left behind.
@@ -23,7 +24,7 @@ pub(crate) struct Ranks<N, R> {
     /// How many have not ended.
     left: usize,
     results: BTreeMap<usize, R>,
-    failures: Vec<RankFailure>,
+    failures: BTreeMap<usize, RankFailure>,
     /// When the first one failed.
     failed_at: Option<Instant>,
     /// The world, as long as a rank takes part.
@@ -54,7 +55,7 @@ impl<N: Send + 'static, R: Send + 'static> Ranks<N, R> {
             messages,
             left,
             results: BTreeMap::new(),
-            failures: Vec::new(),
+            failures: BTreeMap::new(),
             failed_at: None,
             joined,
             _world: world,
@@ -81,7 +82,7 @@ impl<N, R> Ranks<N, R> {
                     match end {
                         Ok(result) => drop(self.results.insert(rank, result)),
                         Err(failure) => {
-                            self.failures.push(RankFailure { rank, failure });
+                            self.failures.insert(rank, failure);
                             self.failed_at.get_or_insert_with(Instant::now);
                         }
                     }
@@ -97,20 +98,16 @@ impl<N, R> Ranks<N, R> {
         self.failed_at
     }
 
-    /// How the ranks failed that have.
-    pub(crate) fn failures(&self) -> &[RankFailure] {
-        &self.failures
-    }
-
-    /// The results of all ranks, in their order, once all have ended; or the failure that caused
-    /// the others. Once.
+    /// The results of all ranks, in their order, once all have ended. Once.
     ///
     /// # Errors
-    /// That failure.
+    /// Ranks have failed: who broke the run, and how.
     pub(crate) fn end(&mut self) -> Result<Vec<R>, Error> {
-        match culprit(std::mem::take(&mut self.failures), &self.around) {
-            Some(error) => Err(error),
-            None => Ok(std::mem::take(&mut self.results).into_values().collect()),
+        match std::mem::take(&mut self.failures) {
+            none if none.is_empty() => {
+                Ok(std::mem::take(&mut self.results).into_values().collect())
+            }
+            failures => Err(failed::error_of(failures, &self.around)),
         }
     }
 }

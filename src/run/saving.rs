@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use tracing::{Span, debug, info_span, warn};
 use zeropp_checkpoint::pace::{Begin, Wanted};
-use zeropp_checkpoint::step_end::MetStep;
+use zeropp_checkpoint::step_end::{MetStep, StepEnds};
 use zeropp_checkpoint::under_way::{Completing, Report, Save, SaveOutcome};
 use zeropp_comm::Communicator;
 use zeropp_comm::patience::Deadline;
@@ -16,7 +16,7 @@ use zeropp_pipeline::executor::ModelWorker;
 use zeropp_pipeline::timeline::SaveSpan;
 use zeropp_zero3::checkpoint::{CheckpointError, StateToWrite};
 
-use crate::checkpoint::writer::{Part, RankSave, SaveLog};
+use crate::checkpoint::writer::{RankSave, Writing};
 use crate::checkpoint::{Saver, copies, no_thread};
 use crate::error::RankError;
 use crate::events;
@@ -29,7 +29,7 @@ pub(crate) struct Saving {
     is_here: bool,
     /// The rank's: a save belongs to it, and not to the step in which it ends.
     span: Span,
-    rank_save: Option<RankSave>,
+    writing: Option<Writing>,
     writer: BackgroundThread,
     /// Nanoseconds that saving has kept the rank from its work since it was asked last.
     blocked_ns: Arc<AtomicU64>,
@@ -44,7 +44,7 @@ pub(crate) struct Saving {
     /// A copy could not be made, so none are any more.
     given_up: bool,
     /// The saves that a trace shows.
-    log: Vec<Arc<SaveLog>>,
+    log: Vec<Arc<RankSave>>,
 }
 
 impl Saving {
@@ -62,7 +62,7 @@ impl Saving {
             world: world.clone(),
             is_here,
             span: Span::current(),
-            rank_save: None,
+            writing: None,
             writer,
             blocked_ns: Arc::default(),
             saved: None,
@@ -80,8 +80,8 @@ impl Saving {
 
     /// The report of this rank's writer for rank 0, once it is done.
     pub(crate) fn take_report(&mut self) -> Option<Report> {
-        let report = self.rank_save.as_ref()?.report()?;
-        self.rank_save = None;
+        let report = self.writing.as_ref()?.report()?;
+        self.writing = None;
         report
     }
 
@@ -95,45 +95,34 @@ impl Saving {
         ended.into_iter().try_for_each(|outcome| self.conclude(outcome, false))
     }
 
-    /// On rank 0: whether a save begins after a step, where one is `wanted`. `left_out` notes that
-    /// it is left out, and says whether that is to be reported.
+    /// On rank 0: whether a save begins after a step, where one is `wanted`, as `ends` decides.
     pub(crate) fn decide(
         &mut self,
         wanted: Wanted,
         (met, updates): (&MetStep, u64),
-        left_out: impl FnOnce() -> bool,
+        ends: &mut StepEnds,
     ) -> Begin {
-        let step = met.step;
+        let (step, is_copy) = (met.step, self.saver.is_copier);
         if wanted == Wanted::Nothing || self.given_up {
             return Begin::No;
         }
         let save = self.saver.save_of(step, updates, !met.skipped);
-        if wanted == Wanted::Surely {
-            self.last = Some(save);
-            return Begin::AfterTheOneBefore;
+        if wanted == Wanted::UnlessUnderWay {
+            // While the program looked at the step, the save before may have ended, or is about to.
+            let begin = Instant::now();
+            self.saver.under_way.await_completion(Completing::AtStepEnd);
+            self.blocked_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            self.ended = self.ended.take().or_else(|| self.saver.under_way.take());
         }
-        // While the program looked at the step, the save before may have ended, or is about to.
-        let begin = Instant::now();
-        self.saver.under_way.await_completion(Completing::AtStepEnd);
-        self.blocked_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        self.ended = self.ended.take().or_else(|| self.saver.under_way.take());
-        let Some(before) = self.saver.under_way.step() else {
-            self.saver.under_way.begin(save);
-            return Begin::Now;
-        };
-        let tells = left_out();
-        if tells && self.saver.is_copier {
-            warn!(
-                "copies:every: no copy after step {step}, as that of step {before} is still being \
-                 written; use a larger one. This is reported once"
-            );
-        } else if tells {
-            warn!(
-                "save-every: no checkpoint after step {step}, as that of step {before} is still \
-                 being written; use a faster folder or a larger save-every. This is reported once"
-            );
+        let before = self.saver.under_way.step();
+        let (begin, tells) = ends.begins(wanted, is_copy, before.is_some());
+        match begin {
+            Begin::Now => self.saver.under_way.begin(save),
+            Begin::AfterTheOneBefore => self.last = Some(save),
+            Begin::No if tells => warn_left_out(is_copy, step, before.unwrap_or_default()),
+            Begin::No => {}
         }
-        Begin::No
+        begin
     }
 
     /// The spans of this rank's saves for a trace, in its times.
@@ -145,28 +134,27 @@ impl Saving {
     /// With a `zero` of times it stands in the trace.
     pub(crate) fn begin(&mut self, step: u64, worker: &mut ModelWorker, zero: Option<Instant>) {
         let begin = Instant::now();
-        let log = Arc::new(SaveLog::begin(step, self.saver.is_copier, zero.unwrap_or(begin)));
-        self.log.extend(zero.map(|_| log.clone()));
-        let rank = self.world.rank();
+        let (rank, is_copy) = (self.world.rank(), self.saver.is_copier);
+        let save = Arc::new(RankSave::begin(rank, step, is_copy, zero.unwrap_or(begin)));
+        self.log.extend(zero.map(|_| save.clone()));
         let state = StateToWrite::of(worker.sharded(), worker.optimizer());
-        let part = Part { rank, step, is_noted_here: self.is_here };
-        let (rank_save, released) =
-            RankSave::start(&self.writer, &self.saver, part, state, log.clone());
-        self.rank_save = Some(rank_save);
+        let saver = (&self.saver, self.is_here);
+        let (writing, released) = Writing::start(&self.writer, saver, &save, state);
+        self.writing = Some(writing);
         let (world, patience) = (self.world.clone(), self.saver.patience);
-        let (blocked, waited) = (self.blocked_ns.clone(), log.clone());
-        let block = move |log: &SaveLog, since: Instant| {
+        let blocked = self.blocked_ns.clone();
+        let block = move |since: Instant| {
             let ns = since.elapsed().as_nanos() as u64;
-            log.block(ns);
+            save.block(ns);
             blocked.fetch_add(ns, Ordering::Relaxed);
         };
-        block(&log, begin);
+        block(begin);
         worker.hold_update_back(move || {
             let begin = Instant::now();
             // Ranks that have nothing to wait for meet the others meanwhile: the disk is slow, and
             // no rank is dead.
             patience.meet_until_done(&*world, "writing the checkpoint", &released)?;
-            block(&waited, begin);
+            block(begin);
             Ok(())
         });
     }
@@ -179,9 +167,9 @@ impl Saving {
     /// first error.
     pub(crate) fn settle(&mut self, must: bool) -> Result<(), RankError> {
         let (world, patience) = (self.world.clone(), self.saver.patience);
-        let mine = self.rank_save.take();
+        let mine = self.writing.take();
         let all = patience.exchange(&*world, "writing the checkpoint", || {
-            let report = mine.and_then(RankSave::wait);
+            let report = mine.and_then(Writing::wait);
             Ok(serde_json::to_vec(&report).expect("plain data"))
         })?;
         let all = patience.exchange(&*world, "completing the checkpoint", || {
@@ -249,5 +237,19 @@ impl Saving {
         }
         self.saver.tell(left);
         Ok(())
+    }
+}
+
+/// Reports that a save after `step` is left out for the one of step `before`.
+fn warn_left_out(is_copy: bool, step: u64, before: u64) {
+    match is_copy {
+        true => warn!(
+            "copies:every: no copy after step {step}, as that of step {before} is still being \
+             written; use a larger one. This is reported once"
+        ),
+        false => warn!(
+            "save-every: no checkpoint after step {step}, as that of step {before} is still being \
+             written; use a faster folder or a larger save-every. This is reported once"
+        ),
     }
 }

@@ -1,20 +1,19 @@
-//! The threads of this process's ranks: how they are started, and which of several failures is the
-//! cause of the others.
+//! The threads of this process's ranks: how they are started, and what each does as it fails.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::Duration;
 
 use tracing::{Span, debug_span, dispatcher};
-use zeropp_comm::{CommError, Communicator};
-use zeropp_core::threads::{REFUSED_HELP, start_as};
-use zeropp_pipeline::executor::{ExecutorError, StatusBoard, StepError};
-use zeropp_pipeline::flight::EndKind;
+use zeropp_comm::Communicator;
+use zeropp_comm::flight::now_ns;
+use zeropp_comm::mesh::Mesh;
+use zeropp_core::threads::start_as;
+use zeropp_pipeline::executor::StatusBoard;
 
-use crate::Error;
 use crate::error::RankError;
 use crate::recorder::{self, FlightRecorder};
+use crate::run::failed::{self, RankFailure};
 use crate::run::trace;
 use crate::world::LocalRank;
 
@@ -23,25 +22,14 @@ pub(crate) enum Message<N, R> {
     /// While a rank is at work.
     News(N),
     /// From each, with its number, last of all.
-    Done(usize, Result<R, Failure>),
-}
-
-/// Why a rank failed.
-pub(crate) enum Failure {
-    Rank(RankError),
-    Panic(String),
-}
-
-/// A rank that failed, and why.
-pub(crate) struct RankFailure {
-    pub(crate) rank: usize,
-    pub(crate) failure: Failure,
+    Done(usize, Result<R, RankFailure>),
 }
 
 /// The state that the ranks of a process share, whatever they do.
 pub(crate) struct Around {
     /// World ranks of this process.
     pub(crate) here: Arc<[usize]>,
+    pub(crate) mesh: Mesh,
     /// The current action of each rank.
     pub(crate) status: Arc<StatusBoard>,
     pub(crate) recorder: Option<Arc<FlightRecorder>>,
@@ -82,145 +70,60 @@ pub(crate) fn spawn_rank<N, R, W>(
             })
         });
         let result = match std::panic::catch_unwind(run) {
-            Ok(result) => result.map_err(Failure::Rank),
+            Ok(result) => result,
             Err(panic) => {
-                let (what, place) = (trace::panic_text(&*panic), around.status.describe(rank));
-                Err(Failure::Panic(format!("panicked: {what} ({place})")))
+                let (text, place) = (trace::panic_text(&*panic), around.status.describe(rank));
+                Err(RankError::Panic { text, place })
             }
         };
-        if let Err(failure) = &result {
-            end_others(rank, failure, &around, &*world);
-        }
+        let result = result.map_err(|error| end_others(rank, error, &around, &*world));
         let _ = tx.send(Message::Done(rank, result));
     };
     let named = || std::thread::Builder::new().name(format!("rank {rank}")).stack_size(stack_bytes);
-    if let Err(e) = start_as(named, body) {
-        let mib = stack_bytes >> 20;
-        let text =
-            format!("its thread with a stack of {mib} MiB cannot be started ({e}); {REFUSED_HELP}");
-        if let Some(recorder) = &shared.recorder {
-            recorder.end(rank, EndKind::Error, &text, None);
-            // Where it cannot be written now, the trainer reports that when it tries again.
-            let _ = recorder.write(rank);
-        }
-        aborted.abort(&text);
+    if let Err(source) = start_as(named, body) {
+        let error = RankError::NotStarted { stack_mib: stack_bytes >> 20, source };
+        let failure = end_others(rank, error, &shared, &*aborted);
         // Who started the rank waits for this.
-        let _ = told.send(Message::Done(rank, Err(Failure::Panic(text))));
+        let _ = told.send(Message::Done(rank, Err(failure)));
     }
 }
 
 /// Ends the world of a rank that failed, and writes what it did last.
-fn end_others(rank: usize, failure: &Failure, around: &Around, world: &dyn Communicator) {
-    let recorder = around.recorder.as_ref();
-    match failure {
-        // Bad input: all ranks end with the same words, and none has begun.
-        Failure::Rank(e) if e.is_bad_input() => return,
-        // No rank has failed; the others need to be notified.
-        Failure::Rank(e @ RankError::NotBegun) => return world.abort(&e.to_string()),
-        Failure::Rank(e) => {
-            if let Some(recorder) = recorder {
-                recorder.end_with(rank, e);
-            }
-            world.abort(&explain(e, around));
-        }
-        Failure::Panic(text) => {
-            if let Some(recorder) = recorder {
-                recorder.end(rank, EndKind::Panic, text, None);
-            }
-            world.abort(text);
-        }
+fn end_others(
+    rank: usize,
+    error: RankError,
+    around: &Around,
+    world: &dyn Communicator,
+) -> RankFailure {
+    let failure = RankFailure { error, at_ns: now_ns() };
+    // Bad input: all ranks end with the same words, and none has begun.
+    if failure.error.is_bad_input() {
+        return failure;
     }
+    // No rank has failed where the program wants no first step; the others need to be notified.
+    let recorder = around.recorder.as_ref();
+    let recorder = recorder.filter(|_| !matches!(failure.error, RankError::NotBegun));
+    if let Some(recorder) = recorder {
+        recorder.end_as(rank, failure.end(rank));
+    }
+    world.abort(&failed::reason(rank, &failure, around));
     if let Some(recorder) = recorder {
         // Where it cannot be written now, the trainer reports that when it tries again.
         let _ = recorder.write(rank);
     }
-}
-
-/// Advice where nothing is wrong but the time.
-const MORE_TIME: &str = "raise timeout-s if a step takes that long";
-
-/// The error in words, with what the ranks of this process behind it were last seen doing.
-fn explain(error: &RankError, around: &Around) -> String {
-    let (here, status) = (&around.here, &around.status);
-    let text = error.to_string();
-    let Some(source) = error.between_ranks() else { return text };
-    let (missing, after_s) = match source {
-        CommError::Timeout { missing, after_s, .. } => (missing.as_slice(), *after_s),
-        CommError::PeerLost { rank, .. } => (std::slice::from_ref(rank), 0.0),
-        _ => (Default::default(), 0.0),
-    };
-    // Who is missing may itself wait for another: the one that computes all the while is the cause.
-    let mut seen = match after_s > 0.0 {
-        true => status.stalled(Duration::from_secs_f64(after_s / 2.0)),
-        false => Vec::new(),
-    };
-    if seen.is_empty() {
-        let missing = missing.iter().filter(|rank| here.contains(rank));
-        seen = missing.map(|rank| status.describe(*rank)).collect();
-    }
-    let seen = match seen.is_empty() {
-        true => String::new(),
-        false => format!("; last seen: {}", seen.join("; ")),
-    };
-    let help = if after_s > 0.0 { format!("; {MORE_TIME}") } else { String::new() };
-    format!("{text}{seen}{help}")
-}
-
-/// By what the failure that caused the others comes before them: a panic, else an error of a rank's
-/// own, else an echo.
-fn order(failed: &RankFailure) -> (u8, usize) {
-    let weight = match &failed.failure {
-        Failure::Panic(_) => 0,
-        Failure::Rank(e) if e.between_ranks().is_some_and(CommError::is_echo) => 2,
-        Failure::Rank(_) => 1,
-    };
-    (weight, failed.rank)
-}
-
-/// The rank that is lost, of those that failed and those that they missed: the one that others
-/// waited for in vain, else the one whose failure caused the others.
-pub(crate) fn lost(failures: &[RankFailure]) -> Option<usize> {
-    let first = failures.iter().min_by_key(|failed| order(failed))?;
-    let missing = match &first.failure {
-        Failure::Rank(e) => match e.between_ranks() {
-            Some(CommError::Timeout { missing, .. }) => missing.first().copied(),
-            Some(CommError::PeerLost { rank, .. }) => Some(*rank),
-            _ => None,
-        },
-        Failure::Panic(_) => None,
-    };
-    Some(missing.unwrap_or(first.rank))
-}
-
-/// The failure that caused the others.
-pub(crate) fn culprit(failures: Vec<RankFailure>, around: &Around) -> Option<Error> {
-    let RankFailure { rank, failure } = failures.into_iter().min_by_key(order)?;
-    let message = match failure {
-        Failure::Panic(text) => text,
-        Failure::Rank(RankError::Resume(e)) => return Some(e.into()),
-        Failure::Rank(RankError::Program(text)) => return Some(Error::Program(text)),
-        Failure::Rank(RankError::Step(ExecutorError { source: StepError::Data(e), .. })) => {
-            return Some(e.into());
-        }
-        Failure::Rank(RankError::Step(ExecutorError {
-            source: e @ StepError::Shape { .. },
-            ..
-        })) => {
-            return Some(Error::Model(e.to_string()));
-        }
-        Failure::Rank(e) => explain(&e, around),
-    };
-    Some(Error::Rank { rank, message })
+    failure
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::sync::mpsc::channel;
 
     use zeropp_core::device::Devices;
-    use zeropp_pipeline::flight::{Cause, Run, judge};
+    use zeropp_failures::{Cause, Run, judge};
 
     use super::*;
+    use crate::Error;
     use crate::config::Config;
     use crate::trainer::Trainer;
     use crate::world::{self, World};
@@ -239,55 +142,36 @@ mod tests {
         let devices = Devices::find(config.device, config.precision).unwrap();
         let mut world = World::threads(bp.mesh, world::options(&config), &devices);
         let status = Arc::new(StatusBoard::new(4));
-        let recorder = FlightRecorder::start(&bp, &status, 0..4, &"one-run".into()).unwrap();
+        let recorder = FlightRecorder::start(&bp, &status, 0..4, &"one-run".into());
         let (tx, rx) = channel();
         let work = Arc::new(|local: LocalRank, _: &mut dyn FnMut(())| {
             Ok::<(), RankError>(local.communicator.barrier()?)
         });
+        let mut last = None;
         for mut local in world.ranks.drain(..) {
             local.communicator = recorder.wrap(local.rank, local.communicator);
             let around = Around {
                 here: Arc::new([0, 1, 2, 3]),
+                mesh: bp.mesh,
                 status: status.clone(),
                 recorder: Some(recorder.clone()),
                 span: Span::none(),
                 stack_bytes: if local.rank == 2 { TOO_LARGE } else { 1 << 20 },
             };
-            spawn_rank(local, Arc::new(around), tx.clone(), work.clone());
+            let around = last.insert(Arc::new(around)).clone();
+            spawn_rank(local, around, tx.clone(), work.clone());
         }
         let ends = rx.iter().take(4).map(|message| match message {
-            Message::Done(rank, Err(failure)) => RankFailure { rank, failure },
+            Message::Done(rank, Err(failure)) => (rank, failure),
             _ => panic!("no rank ends well"),
         });
-        let failures: Vec<_> = ends.collect();
+        let failures: BTreeMap<_, _> = ends.collect();
         let run = Run::read(&[dir.path().into()], None).unwrap();
         assert_eq!((run.name.as_str(), run.records.len(), run.others.len()), ("one-run", 4, 0));
         let verdict = judge(&run);
         assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::Failed, &[2][..]), "{verdict:?}");
         assert!(verdict.reasons[0].contains("cannot be started"), "{verdict:?}");
-        assert_eq!(lost(&failures), Some(2));
-    }
-
-    fn failed(rank: usize, error: CommError) -> RankFailure {
-        RankFailure { rank, failure: Failure::Rank(error.into()) }
-    }
-
-    /// The rank that was waited for in vain, and not the one that reported it first; a panic before
-    /// all.
-    #[test]
-    fn the_rank_that_is_lost_is_found_among_the_failures() {
-        let timeout = |missing: usize| CommError::Timeout {
-            group: "world".into(),
-            operation: "exchange".into(),
-            sequence: 1,
-            after_s: 1.0,
-            missing: vec![missing],
-        };
-        let echo = |rank: usize| CommError::Aborted { rank, reason: "it failed".into() };
-        assert_eq!(lost(&[]), None);
-        assert_eq!(lost(&[failed(0, echo(5)), failed(5, timeout(2)), failed(3, echo(5))]), Some(2));
-        let panic = RankFailure { rank: 4, failure: Failure::Panic("panicked".into()) };
-        assert_eq!(lost(&[failed(0, timeout(4)), panic]), Some(4));
-        assert_eq!(lost(&[failed(1, echo(1))]), Some(1));
+        let error = failed::error_of(failures, &last.unwrap());
+        assert!(matches!(error, Error::Rank { rank: 2, seen_by: 2, .. }), "{error}");
     }
 }

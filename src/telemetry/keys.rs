@@ -14,16 +14,19 @@ pub(super) struct Key {
     pub(super) tag: Option<&'static str>,
     /// The gauge of Prometheus behind `zeropp_`, and its help.
     pub(super) gauge: Option<(&'static str, &'static str)>,
+    /// Whether every step has it, so that one without a value, as a loss of no tokens, is not a
+    /// number; what other figures were stays, and before the first there is none.
+    pub(super) is_in_every_step: bool,
 }
 
 /// A figure that stands in files only.
 const fn key(name: &'static str) -> Key {
-    Key { name, of: |_| None, tag: None, gauge: None }
+    Key { name, of: |_| None, tag: None, gauge: None, is_in_every_step: true }
 }
 
 /// A figure that is plotted too.
 const fn plot(name: &'static str, of: fn(&StepMetrics) -> Option<f64>) -> Key {
-    Key { name, of, tag: None, gauge: None }
+    Key { name, of, tag: None, gauge: None, is_in_every_step: true }
 }
 
 impl Key {
@@ -33,6 +36,11 @@ impl Key {
 
     const fn gauge(self, name: &'static str, help: &'static str) -> Key {
         Key { gauge: Some((name, help)), ..self }
+    }
+
+    /// A figure of some steps only.
+    const fn of_some_steps(self) -> Key {
+        Key { is_in_every_step: false, ..self }
     }
 
     /// Its value in a step that [`values`] gave; none where a line of JSON has none.
@@ -103,19 +111,22 @@ pub(super) const KEYS: &[Key] = &[
     plot("skipped", |m| switch(m.skipped)).tag("train/skipped"),
     plot("eval.loss", |m| Some(m.eval?.loss))
         .tag("loss/validation")
-        .gauge("eval_loss", "Last validation loss, in nats per token."),
-    plot("eval.perplexity", |m| Some(m.eval?.perplexity)).tag("eval/perplexity"),
-    plot("eval.bits_per_byte", |m| m.eval?.bits_per_byte).tag("eval/bits_per_byte"),
-    key("eval.tokens"),
-    key("eval.seconds"),
-    key("eval.all_gathers"),
-    key("eval.comm_bytes"),
-    key("eval.best"),
+        .gauge("eval_loss", "Last validation loss, in nats per token.")
+        .of_some_steps(),
+    plot("eval.perplexity", |m| Some(m.eval?.perplexity)).tag("eval/perplexity").of_some_steps(),
+    plot("eval.bits_per_byte", |m| m.eval?.bits_per_byte).tag("eval/bits_per_byte").of_some_steps(),
+    key("eval.tokens").of_some_steps(),
+    key("eval.seconds").of_some_steps(),
+    key("eval.all_gathers").of_some_steps(),
+    key("eval.comm_bytes").of_some_steps(),
+    key("eval.best").of_some_steps(),
     key("peak_bytes.rollback"),
     plot("rolled_back", |m| switch(m.rolled_back)).tag("train/rolled_back"),
     key("redone_s"),
-    plot("scored_tokens", |m| m.scored_tokens.map(|n| n as f64)).tag("train/scored_tokens"),
-    key("eval.scored_tokens"),
+    plot("scored_tokens", |m| m.scored_tokens.map(|n| n as f64))
+        .tag("train/scored_tokens")
+        .of_some_steps(),
+    key("eval.scored_tokens").of_some_steps(),
 ];
 
 #[cfg(test)]
@@ -159,6 +170,14 @@ mod tests {
             let written = key.written(&values).unwrap();
             let written = written.as_f64().or(written.as_bool().and_then(switch));
             assert_eq!((key.of)(&step), written, "{}", key.name);
+        }
+    }
+
+    #[test]
+    fn a_row_says_whether_every_step_has_its_figure() {
+        let step = StepMetrics::default();
+        for key in KEYS.iter().filter(|key| key.tag.is_some() || key.gauge.is_some()) {
+            assert_eq!((key.of)(&step).is_some(), key.is_in_every_step, "{}", key.name);
         }
     }
 }

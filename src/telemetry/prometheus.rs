@@ -145,9 +145,8 @@ fn text(shown: &Shown) -> String {
     );
     let Some(last) = &shown.last else { return out };
     for key in KEYS {
-        // A loss of no tokens is NaN; before the first validation nothing is shown of one.
-        let value = (key.of)(last).or((!key.name.starts_with("eval.")).then_some(f64::NAN));
-        if let (Some((name, about)), Some(value)) = (key.gauge, value) {
+        let missing = if key.is_in_every_step { Some(f64::NAN) } else { None };
+        if let (Some((name, about)), Some(value)) = (key.gauge, (key.of)(last).or(missing)) {
             tell(name, "gauge", about, value);
         }
     }

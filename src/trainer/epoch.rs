@@ -71,7 +71,7 @@ impl Epoch {
         let here: Arc<[usize]> = world.ranks.iter().map(|local| local.rank).collect();
         let (answers, asked) = (here[0] == 0).then(channel).unzip();
         let run: Arc<str> = new_name().into();
-        let recorder = FlightRecorder::start(bp, &status, here.iter().copied(), &run);
+        let recorder = Some(FlightRecorder::start(bp, &status, here.iter().copied(), &run));
         let shared = Shared {
             blueprint: bp.clone(),
             data: trainer.data.clone(),
@@ -94,8 +94,8 @@ impl Epoch {
             digests: Arc::default(),
             agreed: Arc::default(),
         };
-        let around =
-            Around { here, status, recorder, span: span.clone(), stack_bytes: STACK_BYTES };
+        let (mesh, span, stack_bytes) = (bp.mesh, span.clone(), STACK_BYTES);
+        let around = Around { here, mesh, status, recorder, span, stack_bytes };
         let work = move |local: LocalRank, report: &mut dyn FnMut(News)| {
             run_rank(&shared, local.device, local.communicator, report)
         };

@@ -5,7 +5,7 @@ pub(crate) mod builder;
 mod costs;
 mod epoch;
 mod health;
-mod recovery;
+pub(crate) mod recovery;
 pub(crate) mod signals;
 pub(crate) mod steps;
 mod survivors;

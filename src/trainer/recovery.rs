@@ -11,10 +11,8 @@ use zeropp_core::metrics::StepMetrics;
 
 use crate::Error;
 use crate::config::EngineKind;
-use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::run::rank::Export;
-use crate::run::spawn::{Failure, RankFailure};
 
 /// Most steps whose bits are kept, to be held against those of steps that are done again.
 const BITS_MAX: usize = 4096;
@@ -82,15 +80,12 @@ impl Recoveries {
         (self.at, self.told) = (done, done);
     }
 
-    /// Whether the failures of an epoch, of which the first was at `at`, are to be recovered from.
-    pub(crate) fn remedy(&mut self, failures: &[RankFailure], at: Instant) -> Remedy {
-        // A checkpoint that cannot be read or written would not be the next time either.
-        let hopeless = |failed: &RankFailure| match &failed.failure {
-            Failure::Rank(e) => matches!(e, RankError::Checkpoint(_)) || e.is_begin(),
-            Failure::Panic(_) => false,
-        };
+    /// Whether an epoch that has ended with `error`, of which the first sign was at `at`, is to be
+    /// recovered from: where a rank has failed, and not by what would come again.
+    pub(crate) fn remedy(&mut self, error: &Error, at: Instant) -> Remedy {
         let max = self.attempts.max();
-        if max == 0 || failures.is_empty() || failures.iter().any(hopeless) {
+        let may = matches!(error, Error::Rank { failure, .. } if !failure.comes_again());
+        if max == 0 || !may {
             return Remedy::End(None);
         }
         let step = self.at + 1;

@@ -11,7 +11,7 @@ use tracing::{info, warn};
 #[cfg(unix)]
 use zeropp_core::threads::start;
 #[cfg(unix)]
-use zeropp_pipeline::flight::{EndKind, signal_name};
+use zeropp_failures::{EndKind, signal_name};
 
 #[cfg(unix)]
 use crate::recorder;
@@ -121,7 +121,7 @@ fn die_recorded(signal: i32) -> ! {
     let name = signal_name(signal);
     for recorder in recorder::active() {
         let found = recorder.write_all(EndKind::Signal(signal), &format!("got {name}"));
-        info!("{name}: {found}");
+        info!("{name}: {}", found.unwrap_or_default());
     }
     recorder::active().iter().for_each(|recorder| recorder.await_neighbours(until));
     // Not of the signal, which would leave all of the memory in a file.

@@ -9,7 +9,6 @@ use zeropp_comm::Communicator;
 use zeropp_core::data::DataError;
 use zeropp_core::device::Devices;
 use zeropp_core::metrics::{Evaluation, RunHeader, StepMetrics, Summary};
-use zeropp_pipeline::flight::EndKind;
 use zeropp_zero3::checkpoint::StoreLock;
 
 use crate::Error;
@@ -21,10 +20,10 @@ use crate::events;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::memory;
 use crate::recorder;
+use crate::run::failed::MEANWHILE;
 use crate::run::measured;
 use crate::run::rank::{Export, News, RankEnd, RankResult, Ready, StageTimes};
 use crate::run::request::Answer;
-use crate::run::spawn;
 use crate::run::stop::StopRequest;
 use crate::run::totals::Totals;
 use crate::run::trace;
@@ -258,9 +257,7 @@ impl<'a> Steps<'a> {
             while self.next_step().is_some() {}
             return self.conclude().map(|(summary, _)| summary);
         }
-        let rank = self.epoch.ranks.around.here[0];
-        let failed = || Error::Rank { rank, message: "the run has failed".into() };
-        self.outcome.take().ok_or_else(failed)
+        self.outcome.take().ok_or(Error::FailedBefore)
     }
 
     /// The evaluation that the ranks were started for.
@@ -346,19 +343,13 @@ impl<'a> Steps<'a> {
     pub(super) fn recovers(&mut self) -> bool {
         let ranks = &mut self.epoch.ranks;
         let Some(at) = ranks.failed_at().filter(|_| self.failed.is_none()) else { return false };
-        let remedy = self.recoveries.remedy(ranks.failures(), at);
-        let text = match remedy {
-            Remedy::End(None) => return false,
-            Remedy::End(text) => text,
-            Remedy::Recover => None,
-        };
-        let lost = spawn::lost(ranks.failures());
         let error = ranks.end().err().expect("a rank has failed");
         let error = self.recorded(error);
-        if let Some(text) = text {
-            self.failed = Some(error.with_advice(&text));
+        if let Remedy::End(text) = self.recoveries.remedy(&error, at) {
+            self.failed = Some(text.into_iter().fold(error, |e, text| e.with_advice(&text)));
             return false;
         }
+        let lost = if let Error::Rank { rank, .. } = &error { Some(*rank) } else { None };
         let without = lost.and_then(|rank| self.leave_out(rank));
         std::thread::sleep(self.recoveries.pause());
         match self.meet_again(&error, without.as_deref()) {
@@ -505,10 +496,10 @@ impl<'a> Steps<'a> {
     fn recorded(&self, error: Error) -> Error {
         match &self.epoch.ranks.around.recorder {
             Some(recorder) if !error.is_bad_input() => {
-                let found = recorder.write_all(EndKind::AtWork, "the run failed meanwhile");
+                let found = recorder.write_all(MEANWHILE.0, MEANWHILE.1);
                 // A rank of another process that is stuck writes a moment later, if it may live on.
                 recorder.await_neighbours(Instant::now() + recorder::LINGER);
-                error.with_advice(&found)
+                found.into_iter().fold(error, |error, found| error.with_advice(&found))
             }
             _ => error,
         }

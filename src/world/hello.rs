@@ -10,7 +10,7 @@ use zeropp_comm::flight::{now_ns, ns_at};
 use zeropp_comm::launch::host_name;
 use zeropp_comm::placement::one_name_each;
 use zeropp_comm::{CommResult, Communicator};
-use zeropp_pipeline::flight::Peer;
+use zeropp_failures::Peer;
 
 use super::clocks::{self, Clock};
 use super::cores::{self, Asked, Cores};

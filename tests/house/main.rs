@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crates by the folder of their sources.
-const CRATES: [&str; 17] = [
+const CRATES: [&str; 18] = [
     "zeropp-schedule/src",
     "zeropp-search/src",
     "zeropp-kernels/src",
@@ -20,6 +20,7 @@ const CRATES: [&str; 17] = [
     "zeropp-core/src",
     "zeropp-comm/src",
     "zeropp-checkpoint/src",
+    "zeropp-failures/src",
     "zeropp-zero3/src",
     "zeropp-pipeline/src",
     "zeropp-plan/src",
@@ -261,7 +262,7 @@ fn only_the_command_prints() {
 #[test]
 fn dependencies_run_one_way() {
     let mut broken = Vec::new();
-    let below: [(&str, &[&str]); 17] = [
+    let below: [(&str, &[&str]); 18] = [
         ("zeropp-schedule", &[]),
         ("zeropp-search", &["schedule"]),
         ("zeropp-kernels", &[]),
@@ -270,10 +271,11 @@ fn dependencies_run_one_way() {
         ("zeropp-weights", &["data"]),
         ("zeropp-tokens", &["data"]),
         ("zeropp-core", &["kernels", "data", "model", "schedule"]),
-        ("zeropp-comm", &["core"]),
+        ("zeropp-failures", &["data", "schedule"]),
+        ("zeropp-comm", &["core", "failures"]),
         ("zeropp-checkpoint", &["data"]),
         ("zeropp-zero3", &["core", "comm", "checkpoint"]),
-        ("zeropp-pipeline", &["core", "comm", "zero3", "schedule"]),
+        ("zeropp-pipeline", &["core", "comm", "failures", "zero3", "schedule"]),
         ("zeropp-plan", &["schedule", "search", "model", "data"]),
         ("zeropp-papers", &["schedule", "search", "model", "plan"]),
         ("zeropp-playground", &["schedule", "search"]),
@@ -282,6 +284,7 @@ fn dependencies_run_one_way() {
             &[
                 "core",
                 "comm",
+                "failures",
                 "checkpoint",
                 "zero3",
                 "schedule",

@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use parking_lot::Mutex;
 use zeropp_data::tokens::{Fingerprint, Position};
 
 use crate::error::{Checked, CheckpointError};
 use crate::manifest::{Base, Manifest};
 use crate::store::Store;
-use crate::under_way::{Report, Save, SaveOutcome};
+use crate::under_way::{Report, Save, SaveOutcome, UnderWay};
 
 /// The manifest's facts about the run.
 #[derive(Clone, Debug, Default)]
@@ -26,26 +25,6 @@ pub struct About {
     pub position: Option<Position>,
     /// The learning rate of the step.
     pub learning_rate: Option<f64>,
-}
-
-/// Whether ranks that save are still those of the run. Once it is closed, no checkpoint of theirs
-/// gets its name, and none is removed for one; and closing it waits for what is about to.
-#[derive(Debug, Default)]
-pub struct Gate(Mutex<bool>);
-
-impl Gate {
-    /// The ranks are gone: others come in their place.
-    pub fn close(&self) {
-        *self.0.lock() = true;
-    }
-
-    fn pass<T>(&self, step: u64, act: impl FnOnce() -> Checked<T>) -> Checked<T> {
-        let closed = self.0.lock();
-        match *closed {
-            true => Err(not_written(step, "its ranks are gone".into())),
-            false => act(),
-        }
-    }
 }
 
 fn not_written(step: u64, problem: String) -> CheckpointError {
@@ -66,9 +45,9 @@ pub struct Completion<'a> {
 
 impl Completion<'_> {
     /// Prepares the checkpoint and publishes it, or removes what there is of it.
-    pub fn finish(self, about: &About, reports: Vec<Report>, gate: &Gate) -> SaveOutcome {
+    pub fn finish(self, about: &About, reports: Vec<Report>, of: &UnderWay) -> SaveOutcome {
         let prepared = self.prepare(about, reports);
-        self.publish(prepared, gate)
+        self.publish(prepared, of)
     }
 
     /// Writes the manifest beside the parts of all ranks, and flushes; the folder that has them.
@@ -99,14 +78,16 @@ impl Completion<'_> {
 
     /// Gives the checkpoint its name, if its ranks are still those of the run, and removes older
     /// ones; or removes what there is of it.
-    pub fn publish(self, prepared: Checked<PathBuf>, gate: &Gate) -> SaveOutcome {
+    pub fn publish(self, prepared: Checked<PathBuf>, of: &UnderWay) -> SaveOutcome {
         let Save { step, rotates, best, .. } = self.save;
         let published = prepared.and_then(|staging| {
             // The ranks that continue in place of these read what this may remove.
-            gate.pass(step, || {
+            let publish = || {
                 self.store.publish(&staging, step)?;
                 Ok(if rotates { self.store.retain(self.keep, best) } else { Vec::new() })
-            })
+            };
+            let gone = || Err(not_written(step, "its ranks are gone".into()));
+            of.while_open(publish).unwrap_or_else(gone)
         });
         match published {
             Ok(left) => SaveOutcome { step, result: Ok(()), left },

@@ -25,17 +25,17 @@ impl Begin {
 
 /// The end of a step, as far as it decides whether a save follows.
 #[derive(Clone, Copy, Debug)]
-pub struct StepEnd {
+pub(crate) struct StepEnd {
     /// Steps behind it.
-    pub step: u64,
+    pub(crate) step: u64,
     /// Whether it was not skipped.
-    pub is_good: bool,
+    pub(crate) is_good: bool,
     /// Whether somebody asked for a save.
-    pub asked: bool,
+    pub(crate) asked: bool,
     /// Whether its validation loss is the lowest so far, and its state to be kept for that.
-    pub is_best: bool,
+    pub(crate) is_best: bool,
     /// Whether the run ends with it.
-    pub ends: bool,
+    pub(crate) ends: bool,
 }
 
 /// The save that is to follow a step.
@@ -78,7 +78,7 @@ impl Pace {
     /// good one, so what is due waits for the next good one; where it cannot wait, no older
     /// checkpoint goes for it. What is the best of all validation losses, or the run's last, is not
     /// left out.
-    pub fn after(&mut self, end: StepEnd) -> Wanted {
+    pub(crate) fn after(&mut self, end: StepEnd) -> Wanted {
         let StepEnd { step, is_good, asked, is_best, ends } = end;
         self.answers = std::mem::take(&mut self.asked) || asked;
         if ends || is_best {
@@ -91,7 +91,7 @@ impl Pace {
 
     /// A save is left out, as one is under way; one that a person asked for is made up for. True
     /// the first time, which is to be reported.
-    pub fn leave_out(&mut self) -> bool {
+    pub(crate) fn leave_out(&mut self) -> bool {
         self.asked = std::mem::take(&mut self.answers);
         !std::mem::replace(&mut self.told_late, true)
     }

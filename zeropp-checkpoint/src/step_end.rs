@@ -257,12 +257,17 @@ impl StepEnds {
         [save, copy].map(|wanted| wanted.unwrap_or(Wanted::Nothing))
     }
 
-    /// On rank 0: a checkpoint, or a copy, is left out, as one is under way. True the first time,
-    /// which is to be reported.
-    pub fn leave_out(&mut self, is_copy: bool) -> bool {
+    /// On rank 0: whether the checkpoint, or the copy, that is `wanted` begins, where one may be
+    /// `under_way`, and whether it is to be reported that it is left out for that: the first is.
+    pub fn begins(&mut self, wanted: Wanted, is_copy: bool, under_way: bool) -> (Begin, bool) {
         let Rules { saves, copies, .. } = &mut self.rules;
         let pace = if is_copy { copies } else { saves };
-        pace.as_mut().is_some_and(Pace::leave_out)
+        match wanted {
+            Wanted::Nothing => (Begin::No, false),
+            Wanted::Surely => (Begin::AfterTheOneBefore, false),
+            Wanted::UnlessUnderWay if !under_way => (Begin::Now, false),
+            Wanted::UnlessUnderWay => (Begin::No, pace.as_mut().is_some_and(Pace::leave_out)),
+        }
     }
 
     /// What follows a step after which all do as decided: why the run ends with it, if it does.

@@ -98,11 +98,12 @@ struct State {
     outcome: Option<SaveOutcome>,
 }
 
-/// The save under way, if there is one.
+/// The save under way, if there is one, of ranks that are still those of the run or are not.
 #[derive(Default)]
 pub struct UnderWay {
     state: Mutex<Option<State>>,
     ended: Condvar,
+    closed: Mutex<bool>,
 }
 
 impl UnderWay {
@@ -111,6 +112,18 @@ impl UnderWay {
         let state = State { save, reports: BTreeMap::new(), completing: false, outcome: None };
         let before = self.state.lock().replace(state);
         debug_assert!(before.is_none(), "a save is begun once the one before has ended");
+    }
+
+    /// The ranks are gone, others come in their place: no checkpoint of theirs gets its name any
+    /// more, and none is removed for one. Waits for what is about to.
+    pub fn close(&self) {
+        *self.closed.lock() = true;
+    }
+
+    /// Does `act` unless the ranks are gone, which then waits for it.
+    pub(crate) fn while_open<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
+        let closed = self.closed.lock();
+        (!*closed).then(act)
     }
 
     /// The step of the save that has begun and whose outcome has not been taken.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use zeropp_checkpoint::complete::{About, Completion, Gate};
-use zeropp_checkpoint::under_way::{Save, SaveOutcome};
+use zeropp_checkpoint::complete::{About, Completion};
+use zeropp_checkpoint::under_way::{Save, SaveOutcome, UnderWay};
 use zeropp_checkpoint::{CheckpointError, Manifest, Store};
 
 fn publish(store: &Store, step: u64) -> Result<(), CheckpointError> {
@@ -17,7 +17,7 @@ fn publish(store: &Store, step: u64) -> Result<(), CheckpointError> {
 fn completed(store: &Store, step: u64) -> SaveOutcome {
     let save = Save { step, updates: step, rotates: true, loss: None, best: None, plateau: None };
     let completion = Completion { store, run: "run", keep: 1, save };
-    completion.finish(&About::default(), Vec::new(), &Gate::default())
+    completion.finish(&About::default(), Vec::new(), &UnderWay::default())
 }
 
 fn names(folder: &Path) -> Vec<String> {

@@ -5,7 +5,7 @@ mod killed;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use zeropp::pipeline::flight::{
+use zeropp::failures::{
     Cause, Doing, EndKind, Entry, FailureMoment, FlightError, Record, Run, Verdict, judge,
     signal_name,
 };

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 
-use crate::error::{CommError, CommResult};
 use crate::pending::Pending;
 use crate::stats::CommStats;
+use zeropp_failures::{CommError, CommResult};
 
 /// Every rank's bytes, in rank order. The ranks of a process share them.
 pub type AllBytes = Arc<[Vec<u8>]>;

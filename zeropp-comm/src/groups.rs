@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::mesh::{Coords, Mesh};
 use crate::{CommResult, CommStats, Communicator};
+use zeropp_failures::mesh::{Coords, Mesh};
 
 /// One rank's communicators.
 #[derive(Clone)]

@@ -9,14 +9,12 @@ mod buffers;
 mod checks;
 mod codec;
 mod communicator;
-mod error;
-pub mod flight;
 mod front;
 pub mod groups;
+mod handshake;
 pub mod hybrid;
 mod kernels;
 pub mod launch;
-pub mod mesh;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod nccl;
@@ -36,10 +34,9 @@ pub mod threads;
 mod timed;
 
 pub use communicator::{AllBytes, Communicator};
-pub use error::{CommError, CommResult};
 pub use pending::{InFlight, Pending};
-pub use signature::Operation;
 pub use stats::{CommStats, OpCount};
+pub use zeropp_failures::{CommError, CommResult, Operation, flight, mesh};
 
 /// The beginning of the names of threads that engines start.
 pub const THREADS: &str = "comm";

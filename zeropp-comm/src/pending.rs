@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::error::CommResult;
 use crate::patience::Deadline;
+use zeropp_failures::CommResult;
 
 /// The engine's side of a [`Pending`].
 pub trait InFlight<T>: Send {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use zeropp_core::choice;
 
-use crate::mesh::Mesh;
+use zeropp_failures::mesh::Mesh;
 
 choice! {
     /// Which process of a launched job gets which ranks of the mesh.

@@ -8,66 +8,13 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
+use zeropp_failures::flight::{Ring, now_ns};
+use zeropp_failures::{CommError, CommResult, GroupRecord, OpRecord, Operation, Outcome};
 
 use crate::communicator::{AllBytes, Communicator};
-use crate::error::{CommError, CommResult};
-use crate::flight::{Ring, now_ns};
 use crate::patience::Deadline;
 use crate::pending::{InFlight, Pending, State};
-use crate::signature::Operation;
 use crate::stats::CommStats;
-
-/// How far an operation got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Outcome {
-    /// The rank has asked for it and does not have its result.
-    UnderWay,
-    /// The rank has its result.
-    Done,
-    /// It ended with an error.
-    Failed,
-    /// The rank has let go of it.
-    Detached,
-}
-
-/// One operation of one rank. Times are those of [`now_ns`].
-#[derive(Clone, Debug, PartialEq)]
-pub struct OpRecord {
-    /// Place of its group in the groups of [`OpLog::snapshot`].
-    pub group: usize,
-    /// The operation that was asked for.
-    pub operation: Operation,
-    /// A collective's number in its group; of messages, how many of this tag, peer and direction
-    /// came before.
-    pub number: u64,
-    /// A message's tag.
-    pub tag: Option<u64>,
-    /// World rank that it goes to or comes from, or that broadcasts or gathers.
-    pub peer: Option<usize>,
-    /// Type and length of what the rank passes in, or of what it receives.
-    pub buffer: Option<(DType, usize)>,
-    /// When the rank asked for it.
-    pub issued_ns: u64,
-    /// When the rank began to block for it.
-    pub waited_ns: Option<u64>,
-    /// When the rank had its result or its error, or let go of it.
-    pub ended_ns: Option<u64>,
-    /// How it ended.
-    pub outcome: Outcome,
-}
-
-/// A group of which the rank is a member.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GroupRecord {
-    /// Its name, as in errors.
-    pub name: String,
-    /// World ranks, in the group's order.
-    pub members: Vec<usize>,
-    /// Collectives that this rank has joined.
-    pub collectives: u64,
-}
 
 /// The last operations of one rank on all its communicators.
 #[derive(Default)]
@@ -132,7 +79,7 @@ struct Call {
     operation: Operation,
     tag: Option<u64>,
     peer: Option<usize>,
-    buffer: Option<(DType, usize)>,
+    buffer: Option<(&'static str, usize)>,
 }
 
 impl Call {
@@ -141,7 +88,7 @@ impl Call {
     }
 
     fn on(operation: Operation, buffer: &Tensor<1>) -> Call {
-        Call { buffer: Some((buffer.dtype(), buffer.dims()[0])), ..Call::bare(operation) }
+        Call { buffer: Some((buffer.dtype().name(), buffer.dims()[0])), ..Call::bare(operation) }
     }
 }
 
@@ -264,13 +211,15 @@ impl Communicator for RecordedCommunicator {
     }
 
     fn exchange(&self, bytes: Vec<u8>) -> Pending<AllBytes> {
-        let call =
-            Call { buffer: Some((DType::U8, bytes.len())), ..Call::bare(Operation::Exchange) };
+        let call = Call {
+            buffer: Some((DType::U8.name(), bytes.len())),
+            ..Call::bare(Operation::Exchange)
+        };
         self.tracked(call, || self.inner.exchange(bytes))
     }
 
     fn gather(&self, root: usize, bytes: Vec<u8>) -> Pending<AllBytes> {
-        let (peer, buffer) = (Some(self.world_rank(root)), Some((DType::U8, bytes.len())));
+        let (peer, buffer) = (Some(self.world_rank(root)), Some((DType::U8.name(), bytes.len())));
         let call = Call { peer, buffer, ..Call::bare(Operation::Gather) };
         self.tracked(call, || self.inner.gather(root, bytes))
     }
@@ -282,7 +231,7 @@ impl Communicator for RecordedCommunicator {
     }
 
     fn recv(&self, from: usize, tag: u64, len: usize, dtype: DType) -> Pending<Tensor<1>> {
-        let (peer, buffer) = (Some(self.world_rank(from)), Some((dtype, len)));
+        let (peer, buffer) = (Some(self.world_rank(from)), Some((dtype.name(), len)));
         let call = Call { operation: Operation::Recv, tag: Some(tag), peer, buffer };
         self.tracked(call, || self.inner.recv(from, tag, len, dtype))
     }
@@ -420,7 +369,7 @@ mod tests {
             (Operation::Barrier, 0, 2, None),
         ];
         assert_eq!(told, expected);
-        assert_eq!(ops[2].buffer, Some((DType::F32, 3)));
+        assert_eq!(ops[2].buffer, Some(("f32", 3)));
         for op in ops {
             assert!(op.issued_ns <= op.ended_ns.unwrap(), "{op:?}");
             // The first receive is let go, unless its message was there at once.

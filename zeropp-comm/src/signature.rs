@@ -4,56 +4,7 @@ use std::fmt;
 
 use burn::tensor::{DType, Tensor};
 use serde::{Deserialize, Serialize};
-
-/// One kind of call on a communicator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Operation {
-    /// Concatenate shards.
-    AllGather,
-    /// Sum, and keep a part.
-    ReduceScatter,
-    /// Sum.
-    AllReduce,
-    /// One rank's buffer to all.
-    Broadcast,
-    /// Bytes of all to all.
-    Exchange,
-    /// Bytes of all to one.
-    Gather,
-    /// Wait for all.
-    Barrier,
-    /// Make sub-groups.
-    Split,
-    /// Point to point, out.
-    Send,
-    /// Point to point, in.
-    Recv,
-}
-
-impl Operation {
-    /// The trait method's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::AllGather => "all_gather",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllReduce => "all_reduce",
-            Self::Broadcast => "broadcast",
-            Self::Exchange => "exchange",
-            Self::Gather => "gather",
-            Self::Barrier => "barrier",
-            Self::Split => "split",
-            Self::Send => "send",
-            Self::Recv => "recv",
-        }
-    }
-}
-
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+pub(crate) use zeropp_failures::Operation;
 
 /// The facts of one operation that all ranks of a group must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

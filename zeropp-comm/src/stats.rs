@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::signature::Operation;
+use zeropp_failures::Operation;
 
 /// Calls of one kind, and the bytes they make a rank send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

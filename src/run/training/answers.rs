@@ -57,11 +57,10 @@ impl<R: FnMut(News)> Training<'_, R> {
         let (saving, copying, ends) = (&mut self.saving, &mut self.copying, &mut self.ends);
         let mut follows = |request: StopRequest| {
             let [save, copy] = ends.wanted(met, request);
-            let mut begin = |saving: &mut Option<Saving>, wanted, is_copy| {
-                let left_out = || ends.leave_out(is_copy);
-                saving.as_mut().map_or(Begin::No, |s| s.decide(wanted, (met, updates), left_out))
+            let mut begin = |saving: &mut Option<Saving>, wanted| {
+                saving.as_mut().map_or(Begin::No, |s| s.decide(wanted, (met, updates), ends))
             };
-            let begins = [begin(saving, save, false), begin(copying, copy, true)];
+            let begins = [begin(saving, save), begin(copying, copy)];
             [&[NO_REQUEST], &request.to_bytes()[..], &begins.map(|b| b as u8), &told].concat()
         };
         let (unanswered, mut began) = (&mut self.unanswered, Instant::now());

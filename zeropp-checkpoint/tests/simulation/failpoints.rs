@@ -5,8 +5,8 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 
 use zeropp_checkpoint::Store;
-use zeropp_checkpoint::complete::{About, Completion, Gate};
-use zeropp_checkpoint::under_way::SaveOutcome;
+use zeropp_checkpoint::complete::{About, Completion};
+use zeropp_checkpoint::under_way::{SaveOutcome, UnderWay};
 
 use crate::disk::{Fuse, Planted, SimDisk};
 use crate::files::{self, Part, save_of};
@@ -29,7 +29,7 @@ fn save(store: &Store, step: u64) -> SaveOutcome {
         (0..RANKS).map(|rank| files::write(store, (step, "a", rank), &parts(step, rank), |_| true));
     let reports = reports.collect();
     let completion = Completion { store, run: "a", keep: 1, save: save_of(step) };
-    completion.finish(&About::default(), reports, &Gate::default())
+    completion.finish(&About::default(), reports, &UnderWay::default())
 }
 
 /// A disk with the checkpoint of step 1, and what a save of step 2 meets there.

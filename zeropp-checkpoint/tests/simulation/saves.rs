@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use zeropp_checkpoint::Checked;
 use zeropp_checkpoint::Store;
-use zeropp_checkpoint::complete::{About, Completion, Gate};
-use zeropp_checkpoint::pace::{Begin, Pace, Wanted};
+use zeropp_checkpoint::complete::{About, Completion};
+use zeropp_checkpoint::pace::{Begin, Pace};
 use zeropp_checkpoint::step_end::{Decision, MetStep, Rules, StepEnds, StopRequest};
 use zeropp_checkpoint::under_way::{Report, Save, SaveOutcome, UnderWay};
 
@@ -24,7 +24,6 @@ pub(crate) struct Saves {
     store: Store,
     disk: SimDisk,
     run: String,
-    gate: Gate,
     under_way: UnderWay,
     ends: StepEnds,
     jobs: Vec<(u64, Job)>,
@@ -43,7 +42,6 @@ impl Saves {
             store: store.clone(),
             disk: disk.clone(),
             run,
-            gate: Gate::default(),
             under_way: UnderWay::default(),
             ends: StepEnds::new(Rules {
                 saves: Some(Pace::new(plan.every, plan.steps)),
@@ -61,7 +59,7 @@ impl Saves {
 
     /// The ranks are gone.
     pub(crate) fn close(&self) {
-        self.gate.close();
+        self.under_way.close();
         self.store.clean();
     }
 
@@ -79,15 +77,7 @@ impl Saves {
         assert!(self.ends.meets(step), "updates are not validated late here");
         let request = self.ends.met(&met, StopRequest::GoOn);
         let [wanted, _] = self.ends.wanted(&met, request);
-        let saves = match (wanted, self.under_way.step()) {
-            (Wanted::Nothing, _) => Begin::No,
-            (Wanted::Surely, _) => Begin::AfterTheOneBefore,
-            (Wanted::UnlessUnderWay, None) => Begin::Now,
-            (Wanted::UnlessUnderWay, Some(_)) => {
-                self.ends.leave_out(false);
-                Begin::No
-            }
-        };
+        let (saves, _) = self.ends.begins(wanted, false, self.under_way.step().is_some());
         let decision = Decision { request, saves, copies: Begin::No };
         assert_eq!(self.ends.follow(&met, &decision), None, "nobody ends it");
         if saves == Begin::Now {
@@ -147,7 +137,7 @@ impl Saves {
                 self.jobs.push((at + 50 + 2 * self.slow, Job::Publish(save, prepared)));
             }
             Job::Publish(save, prepared) => {
-                self.under_way.end(completion(save).publish(prepared, &self.gate));
+                self.under_way.end(completion(save).publish(prepared, &self.under_way));
             }
         }
     }

@@ -16,6 +16,8 @@ struct World {
     ranks: Vec<StepEnds>,
     /// The step after which the save under way is complete.
     busy_until: u64,
+    /// That a save is left out, which is reported once.
+    reported: bool,
     /// Steps after which a checkpoint began.
     saves: Vec<u64>,
     /// First steps after which a save was asked for and none has begun since.
@@ -57,6 +59,7 @@ impl World {
             last,
             ranks,
             busy_until: 0,
+            reported: false,
             saves: Vec::new(),
             asked_since: None,
             stop_since: None,
@@ -153,17 +156,12 @@ impl World {
 
     /// As a rank's saver does on rank 0, whose writers take some steps.
     fn begins(&mut self, step: u64, wanted: Wanted) -> Begin {
-        let begin = match wanted {
-            Wanted::Nothing => return Begin::No,
-            Wanted::Surely => Begin::AfterTheOneBefore,
-            Wanted::UnlessUnderWay if self.busy_until >= step => {
-                self.ranks[0].leave_out(false);
-                return Begin::No;
-            }
-            Wanted::UnlessUnderWay => Begin::Now,
-        };
-        self.busy_until = step + self.rng.below(4);
-        self.saves.push(step);
+        let (begin, reports) = self.ranks[0].begins(wanted, false, self.busy_until >= step);
+        assert!(!(reports && std::mem::replace(&mut self.reported, true)), "{step}: once");
+        if begin != Begin::No {
+            self.busy_until = step + self.rng.below(4);
+            self.saves.push(step);
+        }
         begin
     }
 

@@ -5,7 +5,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use zeropp::pipeline::flight::FlightError;
+use zeropp::failures::FlightError;
 use zeropp::{SavedRun, saved};
 use zeropp_core::files::open_regular;
 

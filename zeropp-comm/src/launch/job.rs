@@ -3,8 +3,8 @@
 use zeropp_core::choice;
 use zeropp_core::field_error::FieldError;
 
-use crate::mesh::Mesh;
 use crate::rendezvous::{Address, Member};
+use zeropp_failures::mesh::Mesh;
 
 use super::{Launch, LaunchError};
 

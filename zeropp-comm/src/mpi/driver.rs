@@ -17,7 +17,7 @@ use super::wire::{Carriage, FRAME_MAX, Frame, Header};
 use crate::CommError;
 use crate::patience::Moment;
 use crate::progress::{Envelope, read_error};
-use crate::signature::Operation;
+use zeropp_failures::Operation;
 
 /// Polls without a pause after something has happened, then a pause each.
 const EAGER_POLLS: u32 = 100;

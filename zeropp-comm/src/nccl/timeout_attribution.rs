@@ -16,7 +16,7 @@ use super::wire::{Frame, Route};
 use crate::CommError;
 use crate::patience::{Deadline, Moment};
 use crate::progress::{ANSWER_TIME, Awaited};
-use crate::signature::Operation;
+use zeropp_failures::Operation;
 
 /// Which operation is late.
 pub(super) enum Late {

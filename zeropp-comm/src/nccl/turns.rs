@@ -14,8 +14,8 @@ use super::library::Transfer;
 use super::mail::{Message, give};
 use super::wire::Route;
 use crate::progress::{Address, Envelope};
-use crate::signature::Operation;
 use zeropp_core::device::hand_over;
+use zeropp_failures::Operation;
 
 /// The operation that is this rank's next.
 pub(super) enum Turn {

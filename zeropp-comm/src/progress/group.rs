@@ -4,9 +4,9 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use crate::buffers::Buffers;
-use crate::signature::Operation;
 use crate::subgroup::{SplitRequest, sub_group_id};
 use crate::{CommError, CommResult};
+use zeropp_failures::Operation;
 
 /// A communicator's view of its group.
 pub(crate) struct Group {

@@ -12,10 +12,10 @@ use burn::tensor::Tensor;
 use super::barrier::{Input, Output, RankBarrier};
 use super::group::{Group, buffers_of};
 use crate::kernels;
-use crate::signature::Operation;
 use crate::sync::Mutex;
 use crate::{AllBytes, CommError};
 use zeropp_core::device::hand_over;
+use zeropp_failures::Operation;
 
 /// Bytes that are worth a worker of their own.
 const BYTES_A_JOB: usize = 1 << 20;

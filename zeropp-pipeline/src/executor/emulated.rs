@@ -17,10 +17,11 @@ use parking_lot::Mutex;
 use zeropp_comm::groups::Groups;
 use zeropp_comm::{AllBytes, CommResult, CommStats, Communicator, InFlight, Pending};
 use zeropp_core::cpu_tensor;
+use zeropp_failures::tag::untag;
 use zeropp_zero3::StepOutcome;
 
+use super::Worker;
 use super::error::StepError;
-use super::{Worker, untag};
 use crate::ir::Message;
 use crate::simulate::Costs;
 
@@ -399,7 +400,7 @@ impl EmulatedLinks {
 
     /// When a message that is sent now is at its receiver.
     fn arrival(&self, tag: u64) -> u64 {
-        let (message, consumer) = untag(tag);
+        let (message, consumer, _) = untag(tag);
         // A gradient has the size of the activation that crosses the same boundary.
         let boundary = if message == Message::Activation { consumer - 1 } else { consumer };
         let link = &self.costs.link;

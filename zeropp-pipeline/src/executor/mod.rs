@@ -20,12 +20,13 @@ use std::time::Instant;
 use burn::tensor::Tensor;
 use zeropp_comm::{CommResult, Communicator, Pending};
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
+use zeropp_failures::tag::{Key, tag};
 use zeropp_zero3::StepOutcome;
 
 pub use error::StepError;
 pub use model::{ModelWorker, WorkerOptions};
 pub use not_finite::{NotFinite, Value};
-pub use status::{ActionRecord, StatusBoard};
+pub use status::StatusBoard;
 pub use tokens::{TokenSource, Tokens};
 pub use worker::Worker;
 
@@ -80,9 +81,6 @@ enum Next {
     Action,
     FirstAction,
 }
-
-/// Consumer of a message: kind, consuming stage, micro-batch.
-type Key = (Message, usize, usize);
 
 struct Arriving {
     tensor: Pending<Tensor<1>>,
@@ -470,15 +468,4 @@ impl<W: Worker> Executor<W> {
         let tensor = self.pipeline.recv(from, tag(key), len, dtype);
         f.arriving.insert(key, Arriving { tensor, span, _hold: hold });
     }
-}
-
-fn tag((message, stage, micro_batch): Key) -> u64 {
-    let message = (message == Message::Gradient) as u64;
-    message << 62 | (stage as u64) << 32 | micro_batch as u64
-}
-
-/// The message and the consuming stage of a tag.
-pub(crate) fn untag(tag: u64) -> (Message, usize) {
-    let message = if tag >> 62 == 0 { Message::Activation } else { Message::Gradient };
-    (message, (tag >> 32 & 0x3fff_ffff) as usize)
 }

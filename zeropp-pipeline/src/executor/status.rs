@@ -1,36 +1,12 @@
 //! The current and last actions of every rank of this process: for the message when one of them
 //! hangs, and for the record that it leaves behind.
 
-use std::time::Duration;
-
 use parking_lot::Mutex;
-use zeropp_comm::flight::{Ring, now_ns};
+use zeropp_failures::flight::{Ring, now_ns};
+
+use zeropp_failures::ActionRecord;
 
 use crate::ir::Action;
-
-/// One action of one rank. Times are those of [`now_ns`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ActionRecord {
-    /// Step, from 1.
-    pub step: u64,
-    /// The action.
-    pub action: Action,
-    /// When the rank came to it.
-    pub begin_ns: u64,
-    /// When it began to compute, having what it needs from other ranks.
-    pub compute_ns: Option<u64>,
-    /// When it was done computing.
-    pub computed_ns: Option<u64>,
-    /// When the rank went on.
-    pub end_ns: Option<u64>,
-}
-
-impl ActionRecord {
-    /// Since when it computes, as opposed to waiting for others.
-    fn computing(&self) -> Option<u64> {
-        self.compute_ns.filter(|_| self.computed_ns.is_none())
-    }
-}
 
 /// One slot a world rank: its last actions.
 pub struct StatusBoard(Vec<Mutex<Ring<ActionRecord>>>);
@@ -72,21 +48,6 @@ impl StatusBoard {
     /// The last actions of `rank`, from the oldest to the newest.
     pub fn actions(&self, rank: usize) -> Vec<ActionRecord> {
         self.0[rank].lock().iter().copied().collect()
-    }
-
-    /// The ranks that have been computing one action for `at_least`, in words: those that others
-    /// wait for, directly or not.
-    pub fn stalled(&self, at_least: Duration) -> Vec<String> {
-        let now = now_ns();
-        let computing = |rank: usize| self.0[rank].lock().last_mut()?.computing();
-        let long = |rank: usize| {
-            let time = Duration::from_nanos(now.saturating_sub(computing(rank)?));
-            (time >= at_least).then(|| {
-                let s = (time.as_secs_f64() * 10.0).round() / 10.0;
-                format!("{}, which it has computed for {s} s", self.describe(rank))
-            })
-        };
-        (0..self.0.len()).filter_map(long).collect()
     }
 
     /// The action that `rank` was last seen doing, in words.

@@ -1,18 +1,10 @@
-//! How a rank's connections begin: who may come in, and how both ends know each other.
-//!
-//! ```text
-//! called  its nonce
-//! caller  magic, its rank, its nonce, proof("caller")
-//! called  proof("called")
-//! ```
-//!
-//! A proof is a hash, keyed by the job's secret, of its role, both nonces and both ranks; so is the
-//! key of the frames that follow. A caller without a proof takes one of a limited number of seats
-//! for a few seconds.
+//! How a rank's connections begin: a caller names both ranks in its handshake ([`handshake`]), and
+//! is let in once. A caller without a proof takes one of a limited number of seats for a few
+//! seconds.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,20 +15,19 @@ use parking_lot::Mutex;
 
 use super::super::engine::{Command, News};
 use super::super::wire::Frame;
-use super::{FRAME_MAX, HANDSHAKE_TIME, Secret, start};
+use super::{FRAME_MAX, HANDSHAKE_TIME, start};
+use crate::handshake::{self, HandshakeError, Secret};
 use crate::patience::Deadline;
 use crate::sealed::Opener;
-use crate::timed::Timed;
 
-pub(super) const MAGIC: &[u8; 8] = b"zeropp 2";
+/// What such a connection is for, as its handshake has it.
+pub(super) const LINKS: &str = "links";
 /// Most connections at the door at once, beside one of every rank.
 pub(super) const STRANGERS_MAX: usize = 64;
 /// How long a caller tries where the door has no seat left.
 const FULL_TIME: Duration = Duration::from_secs(15);
 /// A pause before it tries again, and before accepting where the system has no room.
 const PAUSE: Duration = Duration::from_millis(50);
-
-type Nonce = [u8; 16];
 
 /// The listening end of a rank.
 pub(super) struct Door {
@@ -84,8 +75,9 @@ impl Door {
                 continue;
             };
             if self.waiting.fetch_add(1, Ordering::AcqRel) >= self.size + STRANGERS_MAX {
-                // It is hung up on without a word; a rank of the job tries again.
+                // A rank of the job tries again.
                 self.waiting.fetch_sub(1, Ordering::AcqRel);
+                handshake::send_away(&stream);
                 continue;
             }
             let own = self.clone();
@@ -111,33 +103,38 @@ impl Door {
     }
 
     /// Lets a rank of this job in, once; its number and the key of its frames.
-    fn admit(&self, stream: &TcpStream) -> io::Result<(usize, [u8; 32])> {
+    fn admit(&self, stream: &TcpStream) -> Result<(usize, [u8; 32]), HandshakeError> {
         stream.set_nodelay(true)?;
-        let mut wire = Timed::new(stream, HANDSHAKE_TIME);
-        let mine = nonce()?;
-        wire.write_all(&mine)?;
-        let magic: [u8; 8] = wire.array()?;
-        let from = u32::from_le_bytes(wire.array()?) as usize;
-        let words = Words { secret: &self.secret, called: mine, caller: wire.array()? };
-        let told: [u8; 32] = wire.array()?;
-        let ends = (from, self.rank);
-        // The comparison of hashes takes the same time wherever they differ.
-        let known = words.proof(b"caller", ends) == told;
-        if &magic != MAGIC || !known || from >= self.size {
-            return Err(io::Error::other("not of this job"));
-        }
+        let caller = handshake::receive(stream, (&self.secret, LINKS), HANDSHAKE_TIME)?;
         let copy = stream.try_clone()?;
-        match self.incoming.lock().entry(from) {
-            Entry::Occupied(_) => return Err(io::Error::other("a second connection of one rank")),
-            Entry::Vacant(place) => place.insert(copy),
+        let from = (0..self.size)
+            .find(|from| caller.introduction() == introduction((*from, self.rank)))
+            .filter(|from| self.let_in(*from, copy));
+        let Some(from) = from else {
+            let why = HandshakeError::Refused("a rank that has no place here".into());
+            caller.refuse(&why)?;
+            return Err(why);
         };
-        let welcomed = wire.write_all(words.proof(b"called", ends).as_bytes());
-        let welcomed = welcomed.and_then(|()| stream.set_read_timeout(None));
-        if let Err(error) = welcomed {
+        let welcomed = caller.welcome(&[]);
+        let welcomed = welcomed.and_then(|keys| {
+            stream.set_read_timeout(None)?;
+            Ok((from, keys.to_listener))
+        });
+        if welcomed.is_err() {
             self.incoming.lock().remove(&from);
-            return Err(error);
         }
-        Ok((from, *words.proof(b"frames", ends).as_bytes()))
+        welcomed
+    }
+
+    /// Notes the connection of a rank; it has one at most.
+    fn let_in(&self, from: usize, stream: TcpStream) -> bool {
+        match self.incoming.lock().entry(from) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(place) => {
+                place.insert(stream);
+                true
+            }
+        }
     }
 
     fn read_frames(
@@ -176,35 +173,25 @@ pub(super) fn enter(
     loop {
         let stream = reach(address)?;
         stream.set_nodelay(true)?;
-        let mut wire = Timed::new(&stream, HANDSHAKE_TIME);
-        let theirs: Nonce = match wire.array() {
-            Ok(theirs) => theirs,
-            // Hung up on: the door has no seat left.
-            Err(error) if is_end(&error) && !deadline.is_over() => {
+        let words = introduction(ends);
+        match handshake::call(&stream, (secret, LINKS), words, HANDSHAKE_TIME) {
+            Ok((keys, _)) => return Ok((stream, keys.to_listener)),
+            // The door has no seat left.
+            Err(HandshakeError::Busy | HandshakeError::HungUp) if !deadline.is_over() => {
                 std::thread::sleep(PAUSE);
-                continue;
             }
-            Err(error) => return Err(error),
-        };
-        let words = Words { secret, called: theirs, caller: nonce()? };
-        let mut hello = MAGIC.to_vec();
-        hello.extend((ends.0 as u32).to_le_bytes());
-        hello.extend(words.caller);
-        hello.extend(words.proof(b"caller", ends).as_bytes());
-        wire.write_all(&hello)?;
-        let answer: [u8; 32] = wire.array()?;
-        if words.proof(b"called", ends) != answer {
-            return Err(io::Error::other("the program that listens there belongs to another job"));
+            Err(HandshakeError::Token | HandshakeError::Foreign) => {
+                let problem = "the program that listens there belongs to another job";
+                return Err(io::Error::other(problem));
+            }
+            Err(error) => return Err(io::Error::other(error)),
         }
-        let key = *words.proof(b"frames", ends).as_bytes();
-        return Ok((stream, key));
     }
 }
 
-/// Whether the other side has hung up.
-fn is_end(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionReset, UnexpectedEof};
-    matches!(error.kind(), ConnectionAborted | ConnectionReset | UnexpectedEof)
+/// The words of rank `from` that calls rank `to`.
+pub(super) fn introduction((from, to): (usize, usize)) -> Vec<u8> {
+    [from, to].map(|rank| (rank as u32).to_le_bytes()).concat()
 }
 
 /// A connection to the first address of a host that takes it.
@@ -217,28 +204,4 @@ fn reach(address: &str) -> io::Result<TcpStream> {
         }
     }
     Err(last)
-}
-
-/// The numbers of a handshake, and the secret that proofs need.
-pub(super) struct Words<'a> {
-    pub(super) secret: &'a Secret,
-    pub(super) called: Nonce,
-    pub(super) caller: Nonce,
-}
-
-impl Words<'_> {
-    /// The proof for these numbers and these ends of a connection, which only a holder of the
-    /// secret can make.
-    pub(super) fn proof(&self, role: &[u8; 6], (from, to): (usize, usize)) -> blake3::Hash {
-        let mut hasher = blake3::Hasher::new_keyed(self.secret);
-        hasher.update(role).update(&self.called).update(&self.caller);
-        hasher.update(&(from as u32).to_le_bytes()).update(&(to as u32).to_le_bytes());
-        hasher.finalize()
-    }
-}
-
-fn nonce() -> io::Result<Nonce> {
-    let mut nonce = [0; 16];
-    getrandom::fill(&mut nonce).map_err(|error| io::Error::other(error.to_string()))?;
-    Ok(nonce)
 }

@@ -8,12 +8,20 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
 
-use super::door::{Door, MAGIC, STRANGERS_MAX, Words, enter};
+use super::door::{Door, LINKS, STRANGERS_MAX, enter, introduction};
 use super::*;
+use crate::handshake::{HandshakeError, VERSION, call};
 
 const SECRET: Secret = [3; 32];
 const SIZE: usize = 2;
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Bytes of the first words of a listener.
+const GREETING: usize = 8 + 2 + 32;
+
+/// The beginning of both sides' first words.
+fn greeting() -> Vec<u8> {
+    [&b"zeropp\r\n"[..], &VERSION.to_le_bytes()].concat()
+}
 
 /// A door of rank 0 that is open until this is dropped.
 struct Open {
@@ -141,28 +149,32 @@ fn a_handshake_that_was_listened_to_does_not_open_the_door_again() {
     let at = spy.local_addr().unwrap().to_string();
     let victim = std::thread::spawn(move || enter(&at, &SECRET, (1, 0)).map(drop));
     let (mut heard, _) = spy.accept().unwrap();
-    heard.write_all(&[9; 16]).unwrap();
-    let mut hello = [0; 60];
+    heard.write_all(&[&greeting()[..], &[9; 32]].concat()).unwrap();
+    let mut hello = [0; 8 + 2 + 32 + 32 + 4 + 8];
     heard.read_exact(&mut hello).unwrap();
-    heard.write_all(&[0; 32]).unwrap();
+    heard.write_all(&[0; 1 + 32 + 4]).unwrap();
     let error = victim.join().unwrap().unwrap_err().to_string();
     assert_eq!(error, "the program that listens there belongs to another job");
 
     let open = Open::new();
     let mut stream = TcpStream::connect(open.door.address).unwrap();
     stream.write_all(&hello).unwrap();
-    assert_eq!(all_of(&mut stream).len(), 16, "a number and no proof");
-    // Nor does a right proof for other ends, or with another secret.
-    for (secret, told, ends) in [(SECRET, 1u32, (1, 7)), (SECRET, 1, (5, 0)), ([4; 32], 1, (1, 0))]
-    {
+    let told = all_of(&mut stream);
+    assert_eq!((told.len(), told.last()), (GREETING + 1, Some(&1)), "a number and no proof");
+    // Nor does a right proof for other ends, with another secret, or for something else.
+    let right = introduction((1, 0));
+    for (secret, purpose, words) in [
+        (SECRET, LINKS, introduction((1, 7))),
+        (SECRET, LINKS, introduction((5, 0))),
+        (SECRET, LINKS, Vec::new()),
+        ([4; 32], LINKS, right.clone()),
+        (SECRET, "rendezvous", right),
+    ] {
         let mut stream = TcpStream::connect(open.door.address).unwrap();
-        let mut called = [0; 16];
-        stream.read_exact(&mut called).unwrap();
-        let words = Words { secret: &secret, called, caller: [1; 16] };
-        let proof = words.proof(b"caller", ends);
-        stream
-            .write_all(&[MAGIC, &told.to_le_bytes()[..], &[1; 16], proof.as_bytes()].concat())
-            .unwrap();
+        let error = call(&stream, (&secret, purpose), words, PATIENCE).err().unwrap();
+        let is_known = (secret, purpose) == (SECRET, LINKS);
+        assert_eq!(matches!(error, HandshakeError::Refused(_)), is_known, "{error}");
+        assert_eq!(matches!(error, HandshakeError::Token), !is_known, "{error}");
         assert!(all_of(&mut stream).is_empty());
     }
     let (stream, _) = three(&open);
@@ -180,13 +192,13 @@ fn strangers_at_the_door_are_few_and_soon_gone_and_ranks_get_in_all_the_same() {
     // Each byte comes in time for a read; all of them together do not.
     let drip: Vec<TcpStream> = strangers.iter().map(|s| s.try_clone().unwrap()).collect();
     std::thread::spawn(move || {
-        for byte in [MAGIC, &[1, 0, 0, 0][..]].concat() {
+        for byte in [&greeting()[..8], &[1, 0, 0, 0][..]].concat() {
             drip.iter().for_each(|mut stream| drop(stream.write_all(&[byte])));
             std::thread::sleep(Duration::from_secs(1));
         }
     });
     let late = strangers.split_off(seats);
-    let turned_away = |mut stream: TcpStream| all_of(&mut stream).is_empty();
+    let turned_away = |mut stream: TcpStream| all_of(&mut stream).len() <= GREETING + 1;
     assert!(late.into_iter().all(turned_away), "there are {seats} seats");
     assert!(begin.elapsed() < HANDSHAKE_TIME, "they are turned away at once");
     // A rank waits for a seat.
@@ -195,7 +207,7 @@ fn strangers_at_the_door_are_few_and_soon_gone_and_ranks_get_in_all_the_same() {
     stream.write_all(&frames[0]).unwrap();
     assert_eq!(open.hears_frame(), Frame::Ask(1));
     for mut stranger in strangers {
-        assert_eq!(all_of(&mut stranger).len(), 16, "a number and no proof");
+        assert_eq!(all_of(&mut stranger).len(), GREETING, "a number and no proof");
     }
     assert!(begin.elapsed() < HANDSHAKE_TIME + Duration::from_secs(4), "{:?}", begin.elapsed());
 }

@@ -25,6 +25,7 @@ use super::NcclOptions;
 use super::engine::{Command, News};
 use super::wire::Frame;
 use crate::CommError;
+use crate::handshake::Secret;
 use crate::rendezvous::Rendezvous;
 use crate::sealed::Sealer;
 use door::Door;
@@ -37,8 +38,6 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 const WRITE_TIME: Duration = Duration::from_secs(5);
 /// How long the last frames get to leave.
 const LAST_WORDS_TIME: Duration = Duration::from_secs(2);
-
-type Secret = [u8; 32];
 
 /// This rank's connections.
 pub(super) struct Links {

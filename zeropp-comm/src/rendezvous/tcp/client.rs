@@ -12,10 +12,10 @@ use parking_lot::{Condvar, Mutex};
 use super::super::board::{Board, check_size};
 use super::super::member::MEMBERS;
 use super::super::{Member, Rendezvous, RendezvousError, Token};
-use super::handshake::{self, HandshakeError, Keys};
 use super::link::Link;
 use super::message::Message;
-use super::{HANDSHAKE_TIME, TcpOptions, check_token, derived, spawn};
+use super::{HANDSHAKE_TIME, LEFT_MS_MAX, STORE, TcpOptions, check_token, derived, spawn};
+use crate::handshake::{self, HandshakeError, Keys, Secret};
 use crate::patience::{Deadline, wait};
 
 /// A pause before the host is tried again.
@@ -63,7 +63,7 @@ impl Client {
             place: options.address.to_string(),
             reason: format!("the connection cannot be used ({e})"),
         };
-        let link = Link::new(stream, keys.to_host, options.silence).map_err(broken)?;
+        let link = Link::new(stream, keys.to_listener, options.silence).map_err(broken)?;
         let shared = Arc::new(Shared {
             link,
             board: Board::default(),
@@ -76,7 +76,7 @@ impl Client {
         let (end, ended) = bounded(0);
         let own = shared.clone();
         let read = move || {
-            own.listen(keys.to_client);
+            own.listen(keys.to_caller);
             drop::<crossbeam_channel::Sender<()>>(end);
         };
         spawn("rendezvous", read).map_err(broken)?;
@@ -108,7 +108,7 @@ fn connect(
     };
     loop {
         let problem = match dial(options)? {
-            Ok(stream) => match handshake::greet(&stream, &key, me, HANDSHAKE_TIME) {
+            Ok(stream) => match greet(&stream, &key, me) {
                 Ok((keys, left)) => return Ok((stream, keys, left)),
                 Err(HandshakeError::Refused(reason)) => return refused(&reason, ""),
                 Err(e @ HandshakeError::Token) => {
@@ -291,4 +291,17 @@ impl Drop for Client {
         }
         self.shared.link.close();
     }
+}
+
+/// Introduces this process; the keys, and how long all others have left to come.
+pub(super) fn greet(
+    stream: &TcpStream,
+    key: &Secret,
+    me: &Member,
+) -> Result<(Keys, Duration), HandshakeError> {
+    let introduction = serde_json::to_vec(me).expect("a member is text and numbers");
+    let (keys, left) = handshake::call(stream, (key, STORE), introduction, HANDSHAKE_TIME)?;
+    let nonsense = |_| HandshakeError::Broken("its welcome cannot be read".into());
+    let left_ms = <[u8; 8]>::try_from(left).map(u64::from_le_bytes).map_err(nonsense)?;
+    Ok((keys, Duration::from_millis(left_ms.min(LEFT_MS_MAX))))
 }

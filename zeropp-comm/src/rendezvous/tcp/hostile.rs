@@ -8,12 +8,13 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
-use super::handshake::{HandshakeError, Keys, VERSION, greet};
+use super::client::greet;
 use super::link::Link;
 use super::message::Message;
 use super::server::AT_DOOR_MAX;
 use super::tests::{TOKEN, free, job, join, member, options};
 use super::*;
+use crate::handshake::{HandshakeError, Keys, VERSION};
 use crate::sealed::Sealer;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,7 +32,7 @@ fn dial(address: &Address) -> TcpStream {
 
 /// A client's own frames.
 fn sealer(keys: &Keys) -> Sealer {
-    Sealer::new(keys.to_host, BODY_BYTES_MAX)
+    Sealer::new(keys.to_listener, BODY_BYTES_MAX)
 }
 
 /// Until the host listens.
@@ -62,7 +63,7 @@ fn is_well(ranks: &[Arc<dyn Rendezvous>], key: &str) {
 /// A client by hand: what [`client::Client`] does, without its manners.
 fn enter(address: &Address, me: &Member) -> (TcpStream, Keys) {
     let stream = dial(address);
-    let (keys, _) = greet(&stream, &key(), me, PATIENCE).unwrap();
+    let (keys, _) = greet(&stream, &key(), me).unwrap();
     (stream, keys)
 }
 
@@ -102,7 +103,7 @@ fn a_handshake_that_was_listened_to_does_not_open_the_door_again() {
     let at = spy.local_addr().unwrap();
     let victim = std::thread::spawn(move || {
         let stream = TcpStream::connect(at).unwrap();
-        greet(&stream, &key(), &member(2, 3), Duration::from_secs(5)).map(drop)
+        greet(&stream, &key(), &member(2, 3)).map(drop)
     });
     let (mut heard, _) = spy.accept().unwrap();
     let greeting = [&b"zeropp\r\n"[..], &VERSION.to_le_bytes(), &[9; 32]].concat();
@@ -113,7 +114,7 @@ fn a_handshake_that_was_listened_to_does_not_open_the_door_again() {
     let mut text = vec![0; length];
     heard.read_exact(&mut text).unwrap();
     // The host cannot prove that it knows the token, so the client trusts it with nothing.
-    heard.write_all(&[&[0][..], &[0; 8], &[0; 32]].concat()).unwrap();
+    heard.write_all(&[&[0][..], &[0; 32], &[0; 4]].concat()).unwrap();
     assert!(matches!(victim.join().unwrap(), Err(HandshakeError::Token)));
 
     let address = free("127.0.0.1");
@@ -290,7 +291,7 @@ fn strangers_at_the_port_are_reported() {
 fn another_version_is_told_so() {
     let greeting = [&b"zeropp\r\n"[..], &7u16.to_le_bytes()].concat();
     let error = told_by_one_that_says(greeting.clone());
-    let versions = format!("it speaks version 7 of the rendezvous, this zeropp version {VERSION}");
+    let versions = format!("it speaks version 7 of the handshake, this zeropp version {VERSION}");
     assert!(error.contains(&versions), "{error}");
     // And the other way round.
     let address = free("127.0.0.1");

@@ -12,7 +12,6 @@
 //! the reason.
 
 mod client;
-mod handshake;
 mod link;
 mod message;
 mod server;
@@ -36,6 +35,10 @@ use super::{Address, Member, Rendezvous, RendezvousError, Token, Waiting};
 
 /// Longest body of a frame: a name and a value, with their lengths.
 const BODY_BYTES_MAX: usize = KEY_BYTES_MAX + VALUE_BYTES_MAX + 64;
+/// What connections to the store are for, as their handshake has it.
+const STORE: &str = "rendezvous";
+/// Largest time left that is believed, in milliseconds: about a year.
+const LEFT_MS_MAX: u64 = 1 << 35;
 /// How long a handshake may take.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// Threads here hold a frame's worth of bytes on the heap and little on the stack.

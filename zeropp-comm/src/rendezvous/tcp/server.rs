@@ -12,10 +12,10 @@ use parking_lot::{Condvar, Mutex};
 use super::super::board::{Board, KEYS_MAX};
 use super::super::member::{self, MEMBERS};
 use super::super::{Member, Rendezvous, RendezvousError, Token, ranks_in_words};
-use super::handshake::{self, Caller, HandshakeError};
 use super::link::Link;
 use super::message::Message;
-use super::{HANDSHAKE_TIME, TcpOptions, derived, spawn};
+use super::{HANDSHAKE_TIME, LEFT_MS_MAX, STORE, TcpOptions, derived, spawn};
+use crate::handshake::{self, HandshakeError, Keys};
 use crate::patience::{Deadline, Moment, wait};
 
 /// Most connections that may be in their handshake at once.
@@ -222,8 +222,8 @@ impl Shared {
         let entered = self.let_in(&stream);
         self.state.lock().at_door -= 1;
         let (rank, open, link) = match entered {
-            Ok((rank, keys)) => match Link::new(stream, keys.to_client, self.silence) {
-                Ok(link) => (rank, keys.to_host, Arc::new(link)),
+            Ok((rank, keys)) => match Link::new(stream, keys.to_caller, self.silence) {
+                Ok(link) => (rank, keys.to_listener, Arc::new(link)),
                 Err(e) => return self.lose(rank, &format!("its connection broke ({e})")),
             },
             Err(error) => {
@@ -276,16 +276,19 @@ impl Shared {
     }
 
     /// The handshake; the first rank of who came, and the keys.
-    fn let_in(&self, stream: &TcpStream) -> Result<(usize, handshake::Keys), HandshakeError> {
+    fn let_in(&self, stream: &TcpStream) -> Result<(usize, Keys), HandshakeError> {
         stream.set_nodelay(true)?;
-        let caller = handshake::receive(stream, &self.key, HANDSHAKE_TIME)?;
-        let rank = caller.member.first_rank;
-        if let Err(why) = self.admit(&caller) {
+        let caller = handshake::receive(stream, (&self.key, STORE), HANDSHAKE_TIME)?;
+        let member: Member = serde_json::from_slice(caller.introduction()).map_err(|e| {
+            HandshakeError::Broken(format!("its introduction cannot be read ({e})"))
+        })?;
+        let rank = member.first_rank;
+        if let Err(why) = self.admit(member) {
             caller.refuse(&why)?;
             return Err(why);
         }
-        let left = self.deadline.left();
-        match caller.welcome(left) {
+        let left = u64::try_from(self.deadline.left().as_millis()).unwrap_or(LEFT_MS_MAX);
+        match caller.welcome(&left.to_le_bytes()) {
             Ok(keys) => Ok((rank, keys)),
             Err(error) => {
                 self.lose(rank, &error.to_string());
@@ -295,9 +298,8 @@ impl Shared {
     }
 
     /// Gives the caller its place, or says why it cannot have it.
-    fn admit(&self, caller: &Caller) -> Result<(), HandshakeError> {
+    fn admit(&self, new: Member) -> Result<(), HandshakeError> {
         let refused = |reason| Err(HandshakeError::Refused(reason));
-        let new = &caller.member;
         let mut state = self.state.lock();
         let me = &state.members[&0].member;
         if new.job != me.job {
@@ -341,8 +343,8 @@ impl Shared {
                 member.pid, member.host
             ));
         }
-        let entry = Entry { member: new.clone(), liveness: Liveness::Entering };
-        state.members.insert(new.first_rank, entry);
+        let first_rank = new.first_rank;
+        state.members.insert(first_rank, Entry { member: new, liveness: Liveness::Entering });
         Ok(())
     }
 

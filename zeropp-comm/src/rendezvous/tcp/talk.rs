@@ -5,12 +5,14 @@ use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use super::super::{Address, Member, RendezvousError, Token, Waiting};
+use super::super::{Address, RendezvousError, Token, Waiting};
 use super::client::dial;
-use super::handshake::{self, Keys};
 use super::{HANDSHAKE_TIME, TcpOptions, listen};
+use crate::handshake::{self, HandshakeError, Keys};
 use crate::sealed::{Opener, Sealer};
 
+/// What such a connection is for, as its handshake has it.
+const TALK: &str = "talk";
 /// Longest body of a frame.
 pub const PIECE_BYTES: usize = 1 << 20;
 
@@ -53,10 +55,10 @@ impl Door {
     /// It does not, or is too slow, in words.
     pub fn let_in(&self, stream: TcpStream, patience: Duration) -> io::Result<Talk> {
         let key = key(self.token.as_ref());
-        let caller = handshake::receive(&stream, &key, HANDSHAKE_TIME);
-        let keys = caller.and_then(|caller| caller.welcome(Duration::ZERO));
-        let Keys { to_host, to_client } = keys.map_err(io::Error::other)?;
-        Talk::over(stream, (to_client, to_host), patience)
+        let caller = handshake::receive(&stream, (&key, TALK), HANDSHAKE_TIME);
+        let keys = caller.and_then(|caller| caller.welcome(&[]));
+        let Keys { to_listener, to_caller } = keys.map_err(io::Error::other)?;
+        Talk::over(stream, (to_caller, to_listener), patience)
     }
 }
 
@@ -77,22 +79,12 @@ impl Talk {
             RendezvousError::Unavailable { place, reason }
         };
         let stream = dial(&options(address, token))?.map_err(unavailable)?;
-        let me = Member {
-            job: String::new(),
-            plan: String::new(),
-            world: 1,
-            first_rank: 0,
-            ranks: 1,
-            host: String::new(),
-            pid: std::process::id(),
-        };
-        let greeted = handshake::greet(&stream, &key(token), &me, HANDSHAKE_TIME);
-        let refused = |e: handshake::HandshakeError| RendezvousError::Refused {
-            place,
-            reason: e.to_string(),
-        };
-        let (Keys { to_host, to_client }, _) = greeted.map_err(refused)?;
-        Talk::over(stream, (to_host, to_client), patience).map_err(|e| unavailable(e.to_string()))
+        let key = key(token);
+        let greeted = handshake::call(&stream, (&key, TALK), Vec::new(), HANDSHAKE_TIME);
+        let refused = |e: HandshakeError| RendezvousError::Refused { place, reason: e.to_string() };
+        let (Keys { to_listener, to_caller }, _) = greeted.map_err(refused)?;
+        Talk::over(stream, (to_listener, to_caller), patience)
+            .map_err(|e| unavailable(e.to_string()))
     }
 
     fn over(

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use zeropp_comm::recorded::Outcome;
-
+use super::operation::Outcome;
 use super::record::{ActionEntry, Entry, Header, OpEntry, Record};
 
 /// How long after the first sign of a failure a fault may still be its cause: ranks receive each

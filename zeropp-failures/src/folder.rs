@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use zeropp_core::files::{escaped_line, read_text};
+use zeropp_data::files::{escaped_line, read_text};
 
 use super::record::Record;
 
@@ -55,8 +55,9 @@ pub struct Run {
     pub records: Vec<Record>,
     /// Files that are damaged, and how. Of some, a part is among the records.
     pub damaged: Vec<String>,
-    /// Ranks whose files cannot be read at all.
-    pub unreadable: Vec<usize>,
+    /// Ranks whose records are not here, though they may have left some: their files cannot be
+    /// read, or they are another process's, as seen from this one.
+    pub unknown: Vec<usize>,
     /// Other runs in the same folders, oldest first.
     pub others: Vec<String>,
 }
@@ -119,7 +120,7 @@ impl Run {
             let joins = |r: &Record| r.header.job == job && !has(r.header.rank);
             if at_once && other.records.iter().all(joins) {
                 self.damaged.extend(other.damaged);
-                self.unreadable.extend(other.unreadable);
+                self.unknown.extend(other.unknown);
                 self.records.extend(other.records);
                 joined.push(other.name);
             }
@@ -158,7 +159,7 @@ impl Run {
             }
             Err(problem) => {
                 let name = path.file_name().and_then(|name| parse(name.to_str()?));
-                self.unreadable.extend(name.map(|(_, rank)| rank));
+                self.unknown.extend(name.map(|(_, rank)| rank));
                 self.damaged.push(format!("{shown}: {}", escaped_line(&problem)));
             }
         }

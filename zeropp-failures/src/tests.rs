@@ -1,13 +1,11 @@
 //! Verdicts on made-up runs of four ranks: two stages on two hosts, two ranks that share each.
 
 use proptest::prelude::*;
-use zeropp_comm::recorded::{GroupRecord, Outcome};
-use zeropp_comm::{CommError, Operation};
 
-use super::record::{
-    ActionEntry, Coords, End, EndKind, Entry, Header, OpEntry, Pause, Peer, Record,
+use super::{
+    ActionEntry, Cause, CommError, Coords, End, EndKind, Entry, GroupRecord, Header, OpEntry,
+    Operation, Outcome, Pause, Peer, Record, Run, Verdict, judge,
 };
-use super::{Cause, Run, Verdict, judge};
 
 const S: u64 = 1_000_000_000;
 /// When the made-up runs fail.
@@ -416,7 +414,7 @@ fn a_pipe_among_the_records_is_told_and_not_waited_for() {
     let fifo = dir.path().join("1-a-rank0001.jsonl");
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let run = Run::read(&[dir.path().into()], None).unwrap();
-    assert_eq!((run.records.len(), run.unreadable.as_slice()), (1, [1].as_slice()));
+    assert_eq!((run.records.len(), run.unknown.as_slice()), (1, [1].as_slice()));
     assert!(run.damaged[0].ends_with("it is a pipe (FIFO), not a regular file"), "{run:?}");
 }
 
@@ -483,6 +481,16 @@ fn processes_that_fail_before_they_have_met_are_of_one_run() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
 
+    /// What a run's process judges in memory is what `why` reads from files, wherever they lie.
+    #[test]
+    fn records_in_memory_and_in_files_give_the_same_verdict(
+        ends in prop::collection::vec((0u8..6, 0usize..4, 0u64..4_000), 4),
+        at_work in prop::collection::vec(0u8..4, 4),
+        apart in any::<bool>(),
+    ) {
+        check_files(&ends, &at_work, apart);
+    }
+
     #[test]
     fn any_damage_is_read_and_judged_without_a_panic(
         cuts in proptest::collection::vec((0usize..4, 0.0f64..1.0, any::<u8>()), 0..6),
@@ -499,6 +507,38 @@ fn a_damaged_record_that_names_no_rank_of_the_run_is_judged() {
 }
 
 /// Changes a byte of a file, or cuts it there, and judges what can be read: no panic, and words.
+fn check_files(ends: &[(u8, usize, u64)], at_work: &[u8], apart: bool) {
+    let record = |(r, (kind, other, ms)): (usize, &(u8, usize, u64))| {
+        let record = match at_work[r] {
+            0 => rank(r).action("1F0", END - 5 * S, Some((END - 5 * S, None))),
+            1 => rank(r).op(Operation::AllReduce, 0, END - 3 * S, None),
+            2 => rank(r).message(Operation::Recv, (r + 2) % 4, END - 3 * S, None),
+            _ => rank(r),
+        };
+        let at_ns = END + ms * 1_000_000;
+        let aborted = CommError::Aborted { rank: *other, reason: "it failed".into() };
+        match kind {
+            0 => record.times_out(&[*other]),
+            1 => record.ends(EndKind::Panic, at_ns, None),
+            2 => record.ends(EndKind::Error, at_ns, None),
+            3 => record.ends(EndKind::Peer, at_ns, Some(aborted)),
+            _ => record.ends(EndKind::AtWork, at_ns, None),
+        }
+    };
+    let mut records: Vec<Record> = ends.iter().enumerate().map(record).collect();
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    for record in &mut records {
+        record.header.entries = record.entries.len();
+        let r = record.header.rank;
+        let folder = folders[usize::from(apart && r >= 2)].path();
+        std::fs::write(folder.join(Record::file_name("1-a", r)), text(record)).unwrap();
+    }
+    let paths = folders.each_ref().map(|folder| folder.path().to_path_buf());
+    let read = judge(&Run::read(&paths, None).unwrap());
+    let here = judge(&Run { name: "1-a".into(), records, ..Run::default() });
+    assert_eq!(here, read);
+}
+
 fn check_damage(cuts: Vec<(usize, f64, u8)>) {
     let mut files: Vec<Vec<u8>> = cut().iter().map(text).collect();
     for (file, at, byte) in cuts {

@@ -107,7 +107,7 @@ impl CommError {
     }
 
     /// The error that `rank` ends with where `first` failed the world with this one.
-    pub(crate) fn as_seen_by(&self, rank: usize, first: usize) -> CommError {
+    pub fn as_seen_by(&self, rank: usize, first: usize) -> CommError {
         match self {
             // What only the rank that saw it can say in the first person.
             CommError::Timeout { .. } | CommError::Invalid { .. } if first != rank => {

@@ -3,13 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use zeropp_comm::mesh::Mesh;
-use zeropp_comm::recorded::Outcome;
-use zeropp_comm::{CommError, Operation};
-
+use super::error::CommError;
 use super::folder::Run;
+use super::mesh::{Coords, Mesh};
 use super::moment::{AT_ONCE_NS, Doing, FailureMoment, common};
-use super::record::{ActionEntry, Coords, EndKind, Entry, Header, OpEntry, Peer, Record};
+use super::operation::{Operation, Outcome};
+use super::record::{ActionEntry, EndKind, Entry, Header, OpEntry, Peer, Record};
 use super::waits::{Root, operations};
 
 /// A pause that no busy machine explains; with a short timeout, half of that.
@@ -71,7 +70,7 @@ impl<'a> Case<'a> {
     pub(super) fn gone(&self) -> Vec<usize> {
         let wrote = self.moment.records().map(|(rank, _)| rank);
         let wrote: Vec<Peer> =
-            wrote.chain(self.run.unreadable.iter().copied()).map(|r| self.process(r)).collect();
+            wrote.chain(self.run.unknown.iter().copied()).map(|r| self.process(r)).collect();
         (0..self.world()).filter(|rank| !wrote.contains(&self.process(*rank))).collect()
     }
 

@@ -7,14 +7,14 @@ use std::io::{self, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use zeropp_comm::flight::KEPT;
-pub use zeropp_comm::mesh::Coords;
-use zeropp_comm::recorded::{GroupRecord, OpRecord, Outcome};
-use zeropp_comm::{CommError, Operation};
-use zeropp_core::files::{escaped, escaped_line};
+use zeropp_data::files::{escaped, escaped_line};
+use zeropp_schedule::ir::{Action, Message};
 
-use crate::executor::{ActionRecord, untag};
-use crate::ir::Message;
+use super::error::CommError;
+use super::flight::KEPT;
+use super::mesh::{Coords, Mesh};
+use super::operation::{GroupRecord, OpRecord, Operation, Outcome};
+use super::tag::untag;
 
 /// The version of the format that this build writes and reads.
 pub(super) const FORMAT: u32 = 1;
@@ -102,6 +102,18 @@ pub struct End {
 }
 
 impl End {
+    /// The end of `rank` with an error, which was `between` ranks if it was one of those.
+    pub fn of_error(rank: usize, at_ns: u64, text: String, between: Option<&CommError>) -> End {
+        let kind = match between {
+            Some(CommError::Timeout { .. }) => EndKind::Timeout,
+            Some(error) if error.is_echo() => EndKind::Peer,
+            // All ranks end with it, in the words of the one that saw it.
+            Some(CommError::Mismatch { rank: seer, .. }) if *seer != rank => EndKind::Peer,
+            _ => EndKind::Error,
+        };
+        End { kind, at_ns, text, error: between.cloned() }
+    }
+
     /// Whether something went wrong on the rank itself, as opposed to what it learnt of others.
     pub(super) fn is_own_fault(&self) -> bool {
         match (&self.kind, &self.error) {
@@ -167,6 +179,23 @@ pub struct ActionEntry {
     pub end_ns: Option<u64>,
 }
 
+/// One action of one rank. Times are those of [`now_ns`](crate::flight::now_ns).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ActionRecord {
+    /// Step, from 1.
+    pub step: u64,
+    /// The action.
+    pub action: Action,
+    /// When the rank came to it.
+    pub begin_ns: u64,
+    /// When it began to compute, having what it needs from other ranks.
+    pub compute_ns: Option<u64>,
+    /// When it was done computing.
+    pub computed_ns: Option<u64>,
+    /// When the rank went on.
+    pub end_ns: Option<u64>,
+}
+
 /// An operation between ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpEntry {
@@ -201,7 +230,7 @@ impl OpEntry {
             number,
             tag,
             peer,
-            buffer: record.buffer.map(|(dtype, len)| (dtype.name().into(), len)),
+            buffer: record.buffer.map(|(dtype, len)| (dtype.into(), len)),
             issued_ns,
             waited_ns,
             ended_ns,
@@ -215,12 +244,13 @@ impl OpEntry {
             return None;
         }
         let tag = self.tag?;
-        let micro_batch = tag & u64::from(u32::MAX);
         Some(match untag(tag) {
-            (Message::Activation, stage) => {
+            (Message::Activation, stage, micro_batch) => {
                 (stage.checked_sub(1)?, format!("{}F{micro_batch}", stage - 1))
             }
-            (Message::Gradient, stage) => (stage + 1, format!("{}B{micro_batch}", stage + 1)),
+            (Message::Gradient, stage, micro_batch) => {
+                (stage + 1, format!("{}B{micro_batch}", stage + 1))
+            }
         })
     }
 
@@ -270,6 +300,29 @@ impl Record {
         entries.drain(..entries.len().saturating_sub(KEPT));
         let header = Header { format: FORMAT, entries: entries.len(), ..header };
         Record { header, entries }
+    }
+
+    /// The record of a rank of which nothing but its end was kept.
+    pub fn of_end(rank: usize, mesh: Mesh, timeout_s: f64, end: End) -> Record {
+        let header = Header {
+            format: FORMAT,
+            run: String::new(),
+            job: String::new(),
+            rank,
+            coords: mesh.coords(rank),
+            mesh: Coords { pp: mesh.pp, zero3: mesh.zero3, dp: mesh.dp },
+            processes: vec![Peer::default(); mesh.world()],
+            engine: String::new(),
+            schedule: String::new(),
+            placement: Vec::new(),
+            timeout_s,
+            ahead_ns: 0,
+            end,
+            pauses: Vec::new(),
+            groups: Vec::new(),
+            entries: 0,
+        };
+        Record { header, entries: Vec::new() }
     }
 
     /// The name of the file of `rank` in `run`.

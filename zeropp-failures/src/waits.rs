@@ -2,9 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use zeropp_comm::Operation;
-
 use super::moment::{Doing, FailureMoment};
+use super::operation::Operation;
 use super::record::{Entry, OpEntry, Record};
 
 /// Where a chain of waiting ranks begins.

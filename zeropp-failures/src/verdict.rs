@@ -1,12 +1,13 @@
 //! The rank, stage and operation that broke a run, and why we think so.
 
 use serde::Serialize;
-use zeropp_comm::CommError;
 
+use super::error::CommError;
 use super::evidence::{Case, Place};
 use super::folder::Run;
+use super::mesh::Coords;
 use super::moment::{AT_ONCE_NS, Doing, FailureMoment};
-use super::record::{Coords, EndKind, Peer, Record, signal_name};
+use super::record::{EndKind, Peer, Record, signal_name};
 use super::waits::Root;
 
 /// The cause of a failed run.
@@ -90,19 +91,26 @@ pub fn judge(run: &Run) -> Verdict {
         })
 }
 
-fn nothing(run: &Run) -> Verdict {
-    Verdict {
-        run: run.name.clone(),
-        cause: Cause::Unknown,
-        ranks: Vec::new(),
-        hosts: Vec::new(),
-        step: None,
-        stage: None,
-        action: None,
-        operation: None,
-        summary: String::new(),
-        reasons: Vec::new(),
+impl Verdict {
+    /// No conclusion on `run`.
+    pub fn unknown(run: String) -> Verdict {
+        Verdict {
+            run,
+            cause: Cause::Unknown,
+            ranks: Vec::new(),
+            hosts: Vec::new(),
+            step: None,
+            stage: None,
+            action: None,
+            operation: None,
+            summary: String::new(),
+            reasons: Vec::new(),
+        }
     }
+}
+
+fn nothing(run: &Run) -> Verdict {
+    Verdict::unknown(run.name.clone())
 }
 
 /// A panic, a crash, an error of a rank's own.
@@ -386,7 +394,9 @@ fn who(case: &Case, rank: usize) -> String {
     let process = case.process(rank);
     let Coords { pp, zero3, dp } = case.coords(rank);
     let Peer { host, pid } = process;
-    format!("rank {rank} (pp {pp}, zero3 {zero3}, dp {dp}; process {pid} on {host})")
+    // Where ranks are threads whose records name no process.
+    let of = if host.is_empty() { String::new() } else { format!("; process {pid} on {host}") };
+    format!("rank {rank} (pp {pp}, zero3 {zero3}, dp {dp}{of})")
 }
 
 fn ranks_text(ranks: &[usize]) -> String {
