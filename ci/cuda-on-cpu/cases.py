@@ -3,6 +3,7 @@
 ORDERS: how many orders of the streams a run over NCCL is tried in. The environment is that of
 ci/cuda-on-cpu/run, which builds what this needs."""
 
+import collections
 import json
 import os
 import pathlib
@@ -97,6 +98,44 @@ def resumed(zeropp, folder):
     near(rest, whole[2:], 1e-6)
 
 
+def logged(zeropp, arguments, folder, gpus):
+    """The words of each line of the driver's log of a run, without the time."""
+    log = folder / "log"
+    on_cuda(zeropp, arguments, folder, gpus, EXACT, CUDA_ON_CPU_LOG=str(log))
+    return [line.split()[1:] for line in log.read_text().splitlines()]
+
+
+def uploads_are_tokens(zeropp, folder):
+    """A step more uploads the ids and the targets of its micro-batches more, and nothing else."""
+    def uploads(steps):
+        lines = logged(zeropp, ["--steps", str(steps)], folder, 1)
+        return collections.Counter(int(line[3]) for line in lines if line[0] == "up")
+    got = uploads(4) - uploads(3)
+    micro_batches, tokens = 2, 2 * 32
+    if got != {4 * tokens: 2 * micro_batches}:
+        raise Failed(f"uploads of a step, by bytes: {dict(got)}")
+
+
+def work_comes_before_waits(zeropp, folder):
+    """The gradient of the embedding, the last of a micro-batch's work on stage 0, is launched before
+    the stream waits for the next message: no wait comes between it and the product before it."""
+    lines = logged(zeropp, ["--engine", "nccl", "--pp", "2"], folder, 2)
+    seen = {}  # by stream: whether it waited since its last product
+    found = 0
+    for line in lines:
+        kind, stream = line[0], tuple(line[1:3])
+        if kind == "wait":
+            seen[stream] = True
+        elif kind == "launch" and "matmul" in line[3]:
+            seen[stream] = False
+        elif kind == "launch" and line[3].startswith("token_rows"):
+            found += 1
+            if seen.get(stream):
+                raise Failed(f"gradient {found} of the embedding comes after a wait")
+    if not found:
+        raise Failed("no gradient of the embedding was launched")
+
+
 def orders(zeropp, folder, count):
     """Streams that are late by chance change no digit: no wait is missing."""
     layout = ["--engine", "nccl", "--pp", "2", "--zero3", "2"]
@@ -117,6 +156,8 @@ def main():
             case(name, lambda: near(on_cuda(zeropp, words, folder, gpus, capability),
                                     on_cpu(zeropp, words, folder), tolerance))
         case("a run that is resumed", lambda: resumed(zeropp, folder))
+        case("uploads of a step are its tokens", lambda: uploads_are_tokens(zeropp, folder))
+        case("work comes before waits", lambda: work_comes_before_waits(zeropp, folder))
         case(f"{count} orders of the streams", lambda: orders(zeropp, folder, count))
     sys.exit(f"FAILED: {', '.join(failures)}" if failures else 0)
 

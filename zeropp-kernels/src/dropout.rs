@@ -24,11 +24,14 @@ const LOW: u64 = u32::MAX as u64;
 /// Which elements of a place are dropped in a step, and what the others are multiplied by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DropoutRule {
-    key: [u32; 2],
-    step: u32,
+    /// Of the run's seed and the place.
+    pub key: [u32; 2],
+    /// The step, counted from 1.
+    pub step: u32,
     /// Elements whose word is below are dropped.
-    threshold: u32,
-    scale: f32,
+    pub threshold: u32,
+    /// The factor of the others.
+    pub scale: f32,
 }
 
 impl DropoutRule {

@@ -161,6 +161,10 @@ unsafe impl Accelerator for CudaAccelerator {
         }
     }
 
+    fn start(&self) -> DeviceResult<()> {
+        self.device.flush().map_err(|error| format!("{error:?}"))
+    }
+
     fn join(&self, _: &Tensor<1>, event: Arc<Event>) -> DeviceResult<()> {
         let stream = StreamId::current();
         self.server().submit(move |server: &mut CudaServer| {

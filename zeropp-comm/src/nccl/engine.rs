@@ -175,12 +175,21 @@ impl Engine for NcclEngine {
         }
     }
 
+    fn before_wait(request: &Request<Self>) -> CommResult<()> {
+        request.shared.engine.accelerator.start().map_err(|text| device_error(request, text))
+    }
+
     fn open(message: Received, request: &Request<Self>) -> CommResult<Tensor<1>> {
         let Received::Message(tensor, issued) = message else {
             unreachable!("a receive gives a message")
         };
         follow(request, request.wait(&issued)?, tensor)
     }
+}
+
+fn device_error(request: &Request<NcclEngine>, text: String) -> CommError {
+    let operation = format!("{}: {}", request.group.name, request.what.operation());
+    request.shared.device_error(operation, text)
 }
 
 /// Lets the caller's later work on `tensor` come after the operation that gave it.
@@ -192,10 +201,7 @@ fn follow(
     let Received::Issued(event) = output.buffer() else { unreachable!("an operation on a buffer") };
     if let Some(event) = event {
         let joined = request.shared.engine.accelerator.join(&tensor, event);
-        joined.map_err(|text| {
-            let operation = format!("{}: {}", request.group.name, request.what.operation());
-            request.shared.device_error(operation, text)
-        })?;
+        joined.map_err(|text| device_error(request, text))?;
         // An aborted operation is over as well, with nothing in the buffer.
         request.shared.error().map_or(Ok(()), Err)?;
     }

@@ -72,6 +72,12 @@ pub(super) trait Engine: Sized + Send + Sync + 'static {
     /// The message that a receive has been given.
     fn open(given: Self::Received, request: &Request<Self>) -> CommResult<Tensor<1>>;
 
+    /// Called before the rank waits for the result of an operation: an engine lets its device begin
+    /// what the rank has asked of it so far.
+    fn before_wait(_request: &Request<Self>) -> CommResult<()> {
+        Ok(())
+    }
+
     /// World ranks that have not taken part so far, as [`InFlight`](super::InFlight) has it.
     fn missing(_claim: &Request<Self>) -> Vec<usize> {
         Vec::new()

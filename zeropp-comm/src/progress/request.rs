@@ -105,6 +105,7 @@ where
     }
 
     fn wait(self: Box<Self>) -> CommResult<T> {
+        E::before_wait(&self.request)?;
         let output = self.request.wait(&self.request.slot)?;
         (self.open)(output, &self.request)
     }

@@ -88,6 +88,9 @@ pub(crate) struct Host {
     pub(crate) one_order: AtomicBool,
     /// Buffers made for NCCL to write.
     pub(crate) rooms: AtomicU64,
+    /// How often the device was started, and how often work was made to wait for NCCL since then.
+    pub(crate) starts: AtomicU64,
+    pub(crate) joins_since: AtomicU64,
 }
 
 impl Host {
@@ -103,6 +106,8 @@ impl Host {
             broken: AtomicBool::new(false),
             one_order: AtomicBool::new(false),
             rooms: AtomicU64::new(0),
+            starts: AtomicU64::new(0),
+            joins_since: AtomicU64::new(0),
         }
     }
 }
@@ -182,7 +187,14 @@ unsafe impl Accelerator for Host {
         Ok(unsafe { (self.pretend.is_done)(event) } != 0)
     }
 
+    fn start(&self) -> DeviceResult<()> {
+        self.starts.fetch_add(1, Ordering::Relaxed);
+        self.joins_since.store(0, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn join(&self, _: &Tensor<1>, event: Arc<Event>) -> DeviceResult<()> {
+        assert_eq!(self.joins_since.fetch_add(1, Ordering::Relaxed), 0, "the device was not started");
         // SAFETY: the event is alive while it is held.
         unsafe { (self.pretend.join)(event.raw()) };
         Ok(())

@@ -241,6 +241,22 @@ fn messages_have_room_once_they_are_asked_for_not_before() {
 }
 
 #[test]
+fn a_device_begins_its_work_before_its_rank_waits() {
+    on_ranks(2, patient(), |all, host| {
+        let starts = || host.starts.load(std::sync::atomic::Ordering::Relaxed);
+        let (peer, buffer) = (1 - all.rank(), || tensor(&[1.0; 12], DType::F32));
+        let sent = all.send(peer, 0, buffer());
+        let (message, whole) = (all.recv(peer, 0, 12, DType::F32), all.all_gather(buffer()));
+        assert_eq!(starts(), 0, "calls collect work");
+        message.wait().unwrap();
+        assert_eq!(starts(), 1);
+        whole.wait().unwrap();
+        assert_eq!(starts(), 2);
+        sent.wait().unwrap();
+    });
+}
+
+#[test]
 fn operations_and_bytes_are_counted_as_by_the_threads_engine() {
     use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
     let work = |all: &Group| {

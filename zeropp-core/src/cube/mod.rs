@@ -4,6 +4,7 @@
 //! All sums and exponentials are fp32, whatever the type of the tensors. The functions here take
 //! plain tensors on a GPU ([`is_on`]) and panic elsewhere; `split::ops` chooses.
 
+mod dropout;
 mod loss;
 mod norm;
 mod rows;
@@ -11,6 +12,9 @@ mod softmax;
 mod sums;
 #[cfg(all(test, feature = "wgpu"))]
 mod tests;
+mod token_rows;
+
+pub(crate) use dropout::DroppedRows;
 
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -58,6 +62,16 @@ trait Kernels: Backend {
 
     #[fusion(dtype = sum, shape = sum)]
     fn add_first_rows(sum: FloatTensor<Self>, part: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    #[fusion(dtype = sum, shape = sum)]
+    fn add_token_rows(
+        sum: FloatTensor<Self>,
+        ids: IntTensor<Self>,
+        rows: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
+
+    #[fusion(dtype = x, shape = x)]
+    fn drop_rows(x: FloatTensor<Self>, rows: DroppedRows) -> FloatTensor<Self>;
 
     #[fusion(meta = losses_of)]
     fn cross_entropy(
@@ -129,6 +143,18 @@ impl Kernels for CubeBackend {
 
     fn add_first_rows(sum: FloatTensor<Self>, part: FloatTensor<Self>) -> FloatTensor<Self> {
         sums::add_first_rows(sum, part)
+    }
+
+    fn add_token_rows(
+        sum: FloatTensor<Self>,
+        ids: IntTensor<Self>,
+        rows: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        token_rows::add(sum, ids, rows)
+    }
+
+    fn drop_rows(x: FloatTensor<Self>, rows: DroppedRows) -> FloatTensor<Self> {
+        dropout::drop_rows(x, rows)
     }
 
     fn cross_entropy(
@@ -300,6 +326,23 @@ pub(crate) fn add_first_rows(sum: Tensor<3>, part: Tensor<3>) -> Tensor<3> {
     assert_eq!([sum.dtype(), part.dtype()], [DType::F32; 2]);
     let (sum, part) = (sum.into_dispatch(), part.into_dispatch());
     Tensor::from_dispatch(<Dispatch as Kernels>::add_first_rows(sum, part))
+}
+
+/// fp32 `sum: [V·h]` with row i of `rows: [n, h]` added to its h elements from h · `ids[i]` on, in
+/// the order of the rows, in place where nothing else holds `sum`. Ids that are not below V are
+/// left out.
+pub(crate) fn add_token_rows(sum: Tensor<1>, ids: Tensor<1, Int>, rows: Tensor<2>) -> Tensor<1> {
+    let ([n, h], [elements]) = (rows.dims(), sum.dims());
+    assert_eq!((ids.dims(), sum.dtype()), ([n], DType::F32));
+    assert!(n > 0 && h > 0 && elements.is_multiple_of(h), "{n} rows of {h} onto {elements}");
+    let (sum, ids, rows) = (sum.into_dispatch(), ids.into_dispatch(), rows.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as Kernels>::add_token_rows(sum, ids, rows))
+}
+
+/// `x`, whose rows are `rows`, with elements dropped and the others scaled, in place where nothing
+/// else holds it.
+pub(crate) fn drop_rows<const D: usize>(x: Tensor<D>, rows: DroppedRows) -> Tensor<D> {
+    Tensor::from_dispatch(<Dispatch as Kernels>::drop_rows(x.into_dispatch(), rows))
 }
 
 /// −log softmax(logits)\[target\] of every row of `logits: [n, V]`, in fp32, NaN for a target that

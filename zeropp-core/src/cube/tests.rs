@@ -107,6 +107,31 @@ proptest! {
     }
 
     #[test]
+    fn rows_of_tokens_are_added_in_their_order(
+        n in 1..60_usize, h in 1..300_usize, v in 1..30_usize, shared: bool, seed: u64,
+    ) {
+        let (rows, before) = (random(n * h, seed), random(v * h, seed ^ 7));
+        // The smallest and the largest are no rows.
+        let id = |x: &f32| (x * (v as f32 / 2.0 + 1.0) + v as f32 / 2.0).floor() as i64;
+        let ids: Vec<i64> = random(n, seed ^ 9).iter().map(id).collect();
+        let mut want = before.clone();
+        for (id, row) in ids.iter().zip(rows.chunks(h)) {
+            if (0..v as i64).contains(id) {
+                want[*id as usize * h..][..h].iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+            }
+        }
+        let sum = on_gpu(&before, [v * h]);
+        let kept = shared.then(|| sum.clone());
+        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [n]), &gpu());
+        let after = add_token_rows(sum, ids, on_gpu(&rows, [n, h]));
+        assert_eq!(values(after), want);
+        // What somebody else holds is not written to.
+        if let Some(kept) = kept {
+            prop_assert_eq!(values(kept), before);
+        }
+    }
+
+    #[test]
     fn cross_entropy_of_any_rows(
         n in 1..9_usize, v in 1..5000_usize, scale in 0.1..30_f32, shared: bool, seed: u64,
     ) {

@@ -3,7 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use burn::tensor::{Device, Int, Tensor, TensorData};
+
 use super::Dropout;
+use super::on_devices::OnDevices;
 
 /// The target of a token that is not scored, as in PyTorch's `cross_entropy`.
 pub const NOT_SCORED: i32 = -100;
@@ -23,11 +26,11 @@ pub struct Masks {
 
 /// The documents of a micro-batch's samples: b samples of s tokens are b·s rows, of which each
 /// document has some that follow each other.
-#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Documents {
     /// First row of each document, and the number of rows.
     bounds: Vec<usize>,
     positions: Vec<usize>,
+    positions_there: OnDevices<Tensor<1, Int>>,
 }
 
 impl Documents {
@@ -51,7 +54,7 @@ impl Documents {
         }
         bounds.push(rows);
         let positions = bounds.windows(2).flat_map(|pair| 0..pair[1] - pair[0]).collect();
-        Documents { bounds, positions }
+        Documents { bounds, positions, positions_there: OnDevices::default() }
     }
 
     /// The rows of each document.
@@ -62,6 +65,15 @@ impl Documents {
     /// The position of each row's token in its document, from 0.
     pub fn positions(&self) -> &[usize] {
         &self.positions
+    }
+
+    /// [`positions`](Self::positions) on `device`, `[b·s]`.
+    pub(crate) fn positions_on(&self, device: &Device) -> Tensor<1, Int> {
+        self.positions_there.get(device, || {
+            let positions: Vec<i32> = self.positions.iter().map(|p| *p as i32).collect();
+            let n = positions.len();
+            Tensor::from_data(TensorData::new(positions, [n]), device)
+        })
     }
 
     /// Rows of all samples.

@@ -9,6 +9,7 @@
 
 mod dropout;
 mod masks;
+mod on_devices;
 pub mod ops;
 mod queue;
 mod recording;

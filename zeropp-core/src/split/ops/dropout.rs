@@ -4,6 +4,8 @@ use burn::tensor::{DType, Tensor, TensorData};
 
 use super::{fast, halves, is_tracked};
 use crate::cpu_tensor;
+#[cfg(feature = "cube")]
+use crate::cube::DroppedRows;
 use crate::kernels::bf16::rows as half_rows;
 use crate::kernels::dropout as kernels;
 use crate::split::{DropoutPlace, OpCx, custom_vjp};
@@ -34,6 +36,12 @@ fn apply(x: Tensor<3>, samples: kernels::SampleRows, dropout: kernels::DropoutRu
     if halves(&x).is_some() {
         let apply = |x: &mut [_]| half_rows::drop_some(x, h, samples, dropout);
         return cpu_tensor::map_halves_in_place(x, apply).expect("on the CPU");
+    }
+    #[cfg(feature = "cube")]
+    if super::on_gpu(&x) {
+        let sample = samples.first;
+        let rows = DroppedRows { rule: dropout, queries: s, heads: 1, first: 0, sample };
+        return crate::cube::drop_rows(x, rows);
     }
     let factors = TensorData::new(kernels::factors(b * s, h, samples, dropout), [b, s, h]);
     let factors = Tensor::<3>::from_data(factors, (&x.device(), DType::F32));

@@ -1,6 +1,6 @@
 //! Token and position embeddings.
 
-use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData, module};
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, module};
 
 use super::{Later, fast, halves, link, wants_gradient};
 use crate::cpu_tensor;
@@ -71,9 +71,14 @@ fn add_token_rows(w: &Weight<2>, ids: Tensor<2, Int>, dy: Tensor<3>, grads: &mut
         return;
     }
     let n = ids.shape().num_elements();
-    let dy = dy.cast(DType::F32).reshape([n, h]);
+    let (ids, dy) = (ids.reshape([n]), dy.reshape([n, h]));
+    #[cfg(feature = "cube")]
+    if super::on_gpu(&dy) {
+        let add = |dw: Tensor<1>| crate::cube::add_token_rows(dw, ids, dy);
+        return grads.change(w.slot(), add);
+    }
     let zeros = Tensor::<2>::zeros([vocabulary, h], (&dy.device(), DType::F32));
-    let dw = zeros.select_assign(0, ids.reshape([n]), dy, IndexingUpdateOp::Add);
+    let dw = zeros.select_assign(0, ids, dy.cast(DType::F32), IndexingUpdateOp::Add);
     grads.add(w.slot(), dw);
 }
 
@@ -92,7 +97,7 @@ pub fn position_embedding(x: Tensor<3>, w: &Weight<2>, cx: &OpCx) -> Tensor<3> {
     let rows = w.get().slice([0..s]);
     let rows = match &documents {
         None => rows.unsqueeze(),
-        Some(documents) => rows.select(0, positions(documents, &x)).reshape(x.dims()),
+        Some(documents) => rows.select(0, documents.positions_on(&x.device())).reshape(x.dims()),
     };
     let out = x.clone().inner() + rows;
     if !wants_gradient(&x, cx) {
@@ -126,13 +131,6 @@ pub fn position_embedding(x: Tensor<3>, w: &Weight<2>, cx: &OpCx) -> Tensor<3> {
     })
 }
 
-/// The position of every token of `x: [b, s, h]` in its document, `[b·s]`.
-fn positions(documents: &Documents, x: &Tensor<3>) -> Tensor<1, Int> {
-    let positions: Vec<i32> = documents.positions().iter().map(|p| *p as i32).collect();
-    let n = positions.len();
-    Tensor::from_data(TensorData::new(positions, [n]), &x.device())
-}
-
 /// The rows of `dy: [b, s, h]` summed by position in their document, first rows first, `[s·h]`.
 fn sums_by_position(dy: &Tensor<3>, documents: &Documents) -> Tensor<1> {
     let [b, s, h] = dy.dims();
@@ -143,9 +141,15 @@ fn sums_by_position(dy: &Tensor<3>, documents: &Documents) -> Tensor<1> {
         }
         return cpu_tensor::from_vec(sums, [s * h]);
     }
-    let zeros = Tensor::<2>::zeros([s, h], (&dy.device(), DType::F32));
-    let rows = dy.clone().cast(DType::F32).reshape([b * s, h]);
-    let sums = zeros.select_assign(0, positions(documents, dy), rows, IndexingUpdateOp::Add);
+    let (rows, device) = (dy.clone().reshape([b * s, h]), dy.device());
+    let positions = documents.positions_on(&device);
+    #[cfg(feature = "cube")]
+    if super::on_gpu(&rows) {
+        let zeros = Tensor::<1>::zeros([s * h], (&device, DType::F32));
+        return crate::cube::add_token_rows(zeros, positions, rows);
+    }
+    let zeros = Tensor::<2>::zeros([s, h], (&device, DType::F32));
+    let sums = zeros.select_assign(0, positions, rows.cast(DType::F32), IndexingUpdateOp::Add);
     sums.reshape([s * h])
 }
 

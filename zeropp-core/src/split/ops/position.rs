@@ -1,14 +1,16 @@
 //! Rotary position embedding.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use parking_lot::Mutex;
 
 use super::{halves, is_fast, is_tracked};
 use crate::cpu_tensor;
 use crate::kernels::bf16;
 use crate::kernels::rope::{self as kernels, ByPosition, Turned};
+use crate::split::on_devices::OnDevices;
 use crate::split::{Documents, Masks, custom_vjp};
 
 /// The angles by which positions turn the pairs of a head, made once and shared by all blocks and
@@ -25,6 +27,20 @@ pub(super) struct Angles {
     s: usize,
     cos: Vec<f32>,
     sin: Vec<f32>,
+    /// Both on devices.
+    there: OnDevices<[Tensor<2>; 2]>,
+}
+
+impl Angles {
+    /// cos and sin, `[s, d/2]` each, on `device`.
+    fn on(&self, device: &Device) -> [Tensor<2>; 2] {
+        let half = self.cos.len() / self.s;
+        let there = |table: &[f32]| {
+            let table = TensorData::new(table.to_vec(), [self.s, half]);
+            Tensor::from_data(table, (device, DType::F32))
+        };
+        self.there.get(device, || [there(&self.cos), there(&self.sin)])
+    }
 }
 
 /// How the rows of a tensor turn: which heads, by which angles, and of which position each row is
@@ -33,13 +49,21 @@ pub(super) struct Angles {
 pub(super) struct Turn {
     heads: Turned,
     angles: Arc<Angles>,
+    /// The positions whose angles these are: those of a sample's tokens, or of a slice's.
+    places: Range<usize>,
     documents: Option<Arc<Documents>>,
 }
 
 impl Turn {
-    /// `heads` by `angles`, in documents if there are some.
-    pub(super) fn new(heads: Turned, angles: Arc<Angles>, masks: &Masks) -> Self {
-        Self { heads, angles, documents: masks.documents.clone() }
+    /// `heads` by the angles of the `s` positions from `first` on, in documents if there are some.
+    pub(super) fn new(
+        heads: Turned,
+        rotation: &Rotation,
+        (first, s): (usize, usize),
+        masks: &Masks,
+    ) -> Self {
+        let (angles, places) = (rotation.angles(first + s), first..first + s);
+        Self { heads, angles, places, documents: masks.documents.clone() }
     }
 
     fn positions(&self) -> Option<&[usize]> {
@@ -47,15 +71,27 @@ impl Turn {
     }
 
     fn by_position(&self) -> ByPosition<'_> {
+        let half = self.heads.d / 2;
+        let places = self.places.start * half..self.places.end * half;
         let Angles { cos, sin, .. } = &*self.angles;
+        let (cos, sin) = (&cos[places.clone()], &sin[places]);
         ByPosition { cos, sin, positions: self.positions() }
     }
 
-    /// A table of the angles, with a row for each of `b·s` tokens, or for each of a sample's.
-    fn rows(&self, table: &[f32]) -> Vec<f32> {
-        let half = self.heads.d / 2;
-        let Some(positions) = self.positions() else { return table.to_vec() };
-        positions.iter().flat_map(|p| &table[p * half..(p + 1) * half]).copied().collect()
+    /// cos and sin on `device`, with a row for each of `b·s` tokens, or for each of a sample's:
+    /// `[b or 1, s, 1, d/2]`.
+    fn on(&self, device: &Device) -> [Tensor<4>; 2] {
+        let (s, half) = (self.places.len(), self.heads.d / 2);
+        let places = self.documents.as_ref().map(|documents| documents.positions_on(device));
+        self.angles.on(device).map(|table| {
+            let table = table.slice([self.places.clone()]);
+            let rows = match &places {
+                None => table,
+                Some(places) => table.select(0, places.clone()),
+            };
+            let samples = rows.dims()[0] / s;
+            rows.reshape([samples, s, 1, half])
+        })
     }
 }
 
@@ -75,27 +111,17 @@ impl Rotation {
         2 * self.inverse.len()
     }
 
-    /// The angles of the `s` positions from `first` on.
-    pub(super) fn angles_from(&self, first: usize, s: usize) -> Arc<Angles> {
-        let all = self.angles(first + s);
-        if first == 0 {
-            return all;
-        }
-        let own = |table: &[f32]| table[first * self.inverse.len()..].to_vec();
-        Arc::new(Angles { s, cos: own(&all.cos), sin: own(&all.sin) })
-    }
-
-    /// The angles of the first `s` positions.
-    pub(super) fn angles(&self, s: usize) -> Arc<Angles> {
+    /// The angles of the first `s` positions, or of more.
+    fn angles(&self, s: usize) -> Arc<Angles> {
         let mut table = self.table.lock();
-        if let Some(angles) = table.as_ref().filter(|angles| angles.s == s) {
+        if let Some(angles) = table.as_ref().filter(|angles| angles.s >= s) {
             return angles.clone();
         }
         let (mut cos, mut sin) = kernels::angles(s, &self.inverse);
         if self.scale != 1.0 {
             cos.iter_mut().chain(&mut sin).for_each(|x| *x *= self.scale);
         }
-        table.insert(Arc::new(Angles { s, cos, sin })).clone()
+        table.insert(Arc::new(Angles { s, cos, sin, there: OnDevices::default() })).clone()
     }
 }
 
@@ -111,8 +137,8 @@ pub fn rope(x: Tensor<3>, heads: usize, d: usize, base: f64) -> Tensor<3> {
     let [_, s, width] = x.dims();
     assert!(d.is_multiple_of(2) && d > 0, "rotary embedding of heads of {d} elements");
     assert!(heads * d <= width, "{heads} heads of {d} elements do not fit into {width}");
-    let angles = Rotation::new(kernels::inverse_frequencies(d, base)).angles(s);
-    let by = Turn::new(Turned { width, heads, d }, angles, &Masks::default());
+    let rotation = Rotation::new(kernels::inverse_frequencies(d, base));
+    let by = Turn::new(Turned { width, heads, d }, &rotation, (0, s), &Masks::default());
     if !is_tracked(&x) {
         return turn(x.inner(), &by, false);
     }
@@ -135,14 +161,7 @@ pub(super) fn turn(x: Tensor<3>, by: &Turn, back: bool) -> Tensor<3> {
         .expect("checked by halves");
     }
     let ([b, s, width], half, turned) = (x.dims(), t.d / 2, t.heads * t.d);
-    let device = x.device();
-    let angles = |table: &[f32]| {
-        let v = by.rows(table);
-        let samples = v.len() / (s * half);
-        let v = cpu_tensor::from_vec(v, [samples, s, 1, half]);
-        Tensor::<4>::from_data(v.into_data(), (&device, DType::F32))
-    };
-    let (cos, sin) = (angles(&by.angles.cos), angles(&by.angles.sin));
+    let [cos, sin] = by.on(&x.device());
     let sin = if back { sin.neg() } else { sin };
     let heads = x.clone().narrow(2, 0, turned).cast(DType::F32).reshape([b, s, t.heads, t.d]);
     let (low, high) = (heads.clone().narrow(3, 0, half), heads.narrow(3, half, half));

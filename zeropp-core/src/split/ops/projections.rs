@@ -44,8 +44,7 @@ impl Turns<'_> {
     pub(super) fn of(&self, [_, s, width]: [usize; 3], cx: &OpCx) -> Turn {
         let d = self.rotation.head_dim();
         assert!(self.heads * d <= width, "{} heads of {d} do not fit into {width}", self.heads);
-        let angles = self.rotation.angles_from(self.first, s);
-        Turn::new(Turned { width, heads: self.heads, d }, angles, &cx.masks)
+        Turn::new(Turned { width, heads: self.heads, d }, self.rotation, (self.first, s), &cx.masks)
     }
 }
 

@@ -14,7 +14,11 @@ use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 
 use super::hidden::Hidden;
 use super::softmax;
+#[cfg(feature = "cube")]
+use crate::cube::DroppedRows;
 use crate::kernels::attention::{Dims, Dropped};
+#[cfg(feature = "cube")]
+use crate::split::ops::on_gpu;
 use crate::split::ops::products;
 
 /// Queries in the smallest block: tensor cores and their tiles want no less.
@@ -122,6 +126,13 @@ pub(super) fn backward(
 /// dropout if there is any.
 fn drop_some(p: Tensor<3>, dropped: Option<Dropped>, queries: &Range<usize>, d: Dims) -> Tensor<3> {
     let Some(dropped) = dropped else { return p };
+    #[cfg(feature = "cube")]
+    if on_gpu(&p) {
+        let Dropped { dropout: rule, sample, .. } = dropped;
+        let (heads, first) = (d.heads, queries.start);
+        let rows = DroppedRows { rule, queries: queries.len(), heads, first, sample };
+        return crate::cube::drop_rows(p, rows);
+    }
     let factors = TensorData::new(dropped.factors(d, queries.clone(), queries.end), p.dims());
     let factors = Tensor::<3>::from_data(factors, (&p.device(), DType::F32));
     let dtype = p.dtype();
