@@ -167,7 +167,7 @@ impl<W: Worker> Executor<W> {
         let program = schedule.ranks[pipeline.rank()].clone();
         let late = program.contains(&Action::Validate);
         let Schedule { kind, placement, units, .. } = schedule.clone();
-        let stages = Schedule { kind, placement, units, ranks: Vec::new() };
+        let stages = Schedule { kind, placement, units, ..Schedule::default() };
         Self { program, late, stages, pipeline, world_rank, meter, status, epoch, worker }
     }
 

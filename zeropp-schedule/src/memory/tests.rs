@@ -28,6 +28,7 @@ const BYTES: StageBytes = StageBytes {
     gather_input: 0,
     reduced: 0,
     replica_reduced: 0,
+    head: HeadBytes { input: 0, sums: 0, lse: 0, gradient: 0 },
 };
 
 fn peaks(kind: &str, shape: Shape, options: &LowerOptions) -> Vec<MemoryBytes> {
@@ -145,6 +146,7 @@ fn gradients_made_in_forward_exist_from_the_first_forward() {
             Action::ReduceScatter { stage: 0 },
             Action::OptimizerStep,
         ]],
+        ..Schedule::default()
     };
     assert_eq!(predict(&ahead, &stages[..1])[0].gradient, 2000);
     let mut ledger = Ledger::new(&ahead.ranks[0], &stages);
