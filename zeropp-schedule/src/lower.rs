@@ -315,7 +315,6 @@ impl<'a> Programs<'a> {
         let after = |warm_up: usize| warm_ups.map_or(0, |ends| ends[warm_up]);
         if let Some(head) = &self.head {
             peers = head.senders_to(rank);
-            head.add_sends((rank, after(rank)), inserts);
         }
         for (position, action) in self.ranks[rank].iter().enumerate() {
             for Task { kind, stage, micro_batch } in action.computes() {
@@ -365,6 +364,10 @@ impl<'a> Programs<'a> {
                     _ => inserts.before(post, recv),
                 }
             }
+        }
+        // Behind the receives of what they pass on.
+        if let Some(head) = &self.head {
+            head.add_sends((rank, after(rank)), inserts);
         }
     }
 }

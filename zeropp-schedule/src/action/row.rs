@@ -300,7 +300,7 @@ actions! {
         looks 14 "retire" "end of a reduction, whose buffer goes" 0xb3a2c7 Solid.
     SendInput: Peer, Communication, Message, Neighbour, true, Makes at 6;
         spelled "send input" ">X" "SEND_INPUT" Unknown;
-        takes [] gives [Communication];
+        takes [] gives [];
         looks 6 "send" "send" 0xcc79a7 Solid.
     SendSums: Peer, Communication, Message, Neighbour, true, Makes at 6;
         spelled "send sums" ">S" "SEND_SUMS" Unknown;

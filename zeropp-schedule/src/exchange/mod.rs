@@ -18,8 +18,10 @@
 //! | `0RETIRE_GRAD` | end of a reduce-scatter, whose buffer goes | zeropp only |
 //! | `OPTIMIZER_STEP` | optimizer step | zeropp only |
 //! | `VALIDATE_UPDATE` | validation of the update before this step | zeropp only |
-//! | `8SEND_INPUT1@3`, `8RECV_INPUT1@3` | a split head's input to, or from, rank 3 | zeropp only |
-//! | `SUMS`, `LSE`, `HEAD_GRAD` in place of `INPUT` | its other messages | zeropp only |
+//! | `0SEND_INPUT1@2`, `0RECV_INPUT1@2` | a split head's input to, or from, rank 2 | zeropp only |
+//! | `0SEND_SUMS1@2`, `0RECV_SUMS1@2` | its blocks' sums | zeropp only |
+//! | `0SEND_LSE1@2`, `0RECV_LSE1@2` | their log-sum-exp | zeropp only |
+//! | `0SEND_HEAD_GRAD1@2`, `0RECV_HEAD_GRAD1@2` | gradients of its input | zeropp only |
 //!
 //! PyTorch refuses what is zeropp's only with an error, it never reads it as something else.
 

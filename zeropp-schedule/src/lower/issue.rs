@@ -126,6 +126,8 @@ impl Moments {
             }
             ordered.push(*action);
         }
+        // What no compute takes, as the sums of a validation loss.
+        ordered.extend(receives.map(|(_, action)| action));
         ordered
     }
 

@@ -77,7 +77,9 @@ impl HeadLedger {
             }
             return self.put(edge, micro_batch, sizes.of(message) * tensors);
         }
-        if matches!(message, HeadMessage::Sums | HeadMessage::Gradient) {
+        // A rank without blocks has no B that would take its sums.
+        let ends = message == HeadMessage::Lse && !self.head.has(self.rank);
+        if ends || matches!(message, HeadMessage::Sums | HeadMessage::Gradient) {
             let needs = needs.clone();
             self.take(&needs, micro_batch);
         }

@@ -258,14 +258,7 @@ impl<'a> World<'a> {
             return ns;
         }
         let one = |Task { kind, stage, .. }: Task| {
-            let c = &self.costs.stages[self.schedule.cell(rank, stage)];
-            match kind {
-                Compute::F => c.f_ns,
-                Compute::B => c.b_ns,
-                Compute::W => c.w_ns,
-                Compute::BW => c.b_ns + c.w_ns,
-                Compute::R => c.r_ns,
-            }
+            self.costs.stages[self.schedule.cell(rank, stage)].of(kind)
         };
         action.computes().map(one).sum()
     }

@@ -8,7 +8,7 @@
 //! ranks of a ZeRO-3 group are alike and run as one. Times are whole nanoseconds, so that results
 //! are exact.
 
-use crate::ir::Schedule;
+use crate::ir::{Compute, Schedule};
 use crate::memory::StageBytes;
 use crate::timeline::Timeline;
 use crate::verify::VerifyError;
@@ -35,6 +35,19 @@ pub struct StageCosts {
     pub reduce_scatter_ns: u64,
     /// Sum of the gradient shards over the replicas.
     pub replica_reduce_ns: u64,
+}
+
+impl StageCosts {
+    /// What a compute of the stage takes.
+    pub fn of(&self, kind: Compute) -> u64 {
+        match kind {
+            Compute::F => self.f_ns,
+            Compute::B => self.b_ns,
+            Compute::W => self.w_ns,
+            Compute::BW => self.b_ns + self.w_ns,
+            Compute::R => self.r_ns,
+        }
+    }
 }
 
 /// What sending to another rank takes.

@@ -296,6 +296,8 @@ fn fault<T>(
 }
 
 #[cfg(test)]
+mod head_tests;
+#[cfg(test)]
 mod mutation_tests;
 #[cfg(test)]
 mod tests;
