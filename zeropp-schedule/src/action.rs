@@ -221,13 +221,19 @@ impl Action {
         };
         let peer = || if let Place::Peer(s, m, peer) = place { Some((s, m, peer)) } else { None };
         let send_head = |message| {
-            peer().map(|(stage, micro_batch, peer)| {
-                Action::SendHead { message, stage, micro_batch, peer }
+            peer().map(|(stage, micro_batch, peer)| Action::SendHead {
+                message,
+                stage,
+                micro_batch,
+                peer,
             })
         };
         let recv_head = |message| {
-            peer().map(|(stage, micro_batch, peer)| {
-                Action::RecvHead { message, stage, micro_batch, peer }
+            peer().map(|(stage, micro_batch, peer)| Action::RecvHead {
+                message,
+                stage,
+                micro_batch,
+                peer,
             })
         };
         match kind {

@@ -346,9 +346,9 @@ impl<'a> Programs<'a> {
             if let Some(head) = &self.head {
                 let is_warm_up = warm_ups.map(|ends| (false, ends[rank]));
                 let of_head = head.receives(peer, after(peer), rank);
-                all.extend(of_head.map(|(sent, wanted, recv)| {
-                    (Some(wanted), is_warm_up, recv, sent)
-                }));
+                all.extend(
+                    of_head.map(|(sent, wanted, recv)| (Some(wanted), is_warm_up, recv, sent)),
+                );
                 all.sort_by_key(|(.., sent)| *sent);
             }
             for (wanted, is_warm_up, recv, _) in all.into_iter().rev() {

@@ -60,8 +60,7 @@ fn equal(job: &Job, layout: &Layout, model: &mut Model, blocks: &[usize]) -> Spl
         (mean(|c| c.all_gather_ns), mean(|c| c.reduce_scatter_ns));
     for stage in &mut stages {
         let costs = stage.costs;
-        stage.costs =
-            StageCosts { f_ns, b_ns, w_ns, all_gather_ns, reduce_scatter_ns, ..costs };
+        stage.costs = StageCosts { f_ns, b_ns, w_ns, all_gather_ns, reduce_scatter_ns, ..costs };
     }
     simulated(job, layout, &stages, Vec::new()).unwrap()
 }

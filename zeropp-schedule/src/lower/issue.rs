@@ -142,7 +142,8 @@ impl Moments {
         let own = latest(&actions[index]);
         let mut between = usize::MAX;
         for (at, action) in actions.iter().enumerate().skip(index + 1) {
-            if is_operation(action) && received(program, action).is_none() && !is_head_recv(action) {
+            if is_operation(action) && received(program, action).is_none() && !is_head_recv(action)
+            {
                 between = between.min(at);
             } else if action.computes().next().is_some() {
                 let first = (between < at).then(|| (self.clocks[rank][between], rank, between));

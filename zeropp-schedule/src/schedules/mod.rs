@@ -38,7 +38,7 @@ pub use costs::{Costs, Limits, Objective};
 pub use forms::{FewestHeld, Forms, MeanTimes, Planning};
 pub use forward::{FORWARD, forwards_of};
 pub use interleaved::interleaved_as_printed;
-pub use kinds::{DEFAULT, KINDS, Kind, Rate, StagesPerRank, StepForm, WithUnit};
+pub use kinds::{Ahead, DEFAULT, KINDS, Kind, Rate, StagesPerRank, StepForm, WithUnit};
 pub use kinds::{generate, generate_split, generate_with_costs};
 pub use shape::{ACTIONS_MAX, ScheduleError, Shape};
 pub use timing::{NoProgress, Timing, own_span, time};

@@ -177,7 +177,10 @@ fn a_slice_is_gathered_freed_and_reduced_by_units() {
     let said = moved(2, Action::ReduceScatter { stage: WIDE }, slice(Compute::W, 2));
     assert!(said.contains("too early"), "{said}");
     let said = without(2, Action::ReduceScatter { stage: WIDE });
-    assert!(said.contains("not reduced") || said.contains("missing") || said.contains("way"), "{said}");
+    assert!(
+        said.contains("not reduced") || said.contains("missing") || said.contains("way"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -25,7 +25,8 @@ pub(super) fn check(
             for compute in action.computes() {
                 faults.note(both_ends(schedule, tables, rank, index, compute))?;
             }
-            let of_head = tables.head.as_ref().and_then(|head| Some((head, head.end(rank, action)?)));
+            let of_head =
+                tables.head.as_ref().and_then(|head| Some((head, head.end(rank, action)?)));
             if let Some((head, Ok(end))) = of_head {
                 let sent = head_sent(schedule, tables, (head, end), (rank, index));
                 faults.note(sent.or_else(|f| fault(schedule, rank, index, f)))?;

@@ -52,9 +52,10 @@ pub(super) fn check(
         };
         for (index, action) in actions.iter().enumerate() {
             for compute in action.computes() {
+                let kept = before(schedule, tables, compute, (rank, index))
+                    .and_then(|()| walk.step(compute));
                 let kept =
-                    before(schedule, tables, compute, (rank, index)).and_then(|()| walk.step(compute));
-                let kept = kept.or_else(|f| if gaps && is_told(rank, &f) { Ok(()) } else { Err(f) });
+                    kept.or_else(|f| if gaps && is_told(rank, &f) { Ok(()) } else { Err(f) });
                 faults.note(kept.or_else(|f| fault(schedule, rank, index, f)))?;
             }
         }

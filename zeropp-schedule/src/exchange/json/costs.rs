@@ -214,9 +214,12 @@ impl From<&simulate::Costs> for Costs {
             mem_weights: memory(|m| m.weights as i64),
             mem_gradient: memory(|m| m.gradient as i64),
             mem_message: memory(|m| m.message as i64),
-            mem_head: costs.memory.last().map(|m| m.head).filter(|h| h.longest() > 0).map(|head| {
-                HeadMessage::ALL.map(|message| head.of(message))
-            }),
+            mem_head: costs
+                .memory
+                .last()
+                .map(|m| m.head)
+                .filter(|h| h.longest() > 0)
+                .map(|head| HeadMessage::ALL.map(|message| head.of(message))),
         }
     }
 }

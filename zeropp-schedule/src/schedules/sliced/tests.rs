@@ -53,7 +53,8 @@ fn sizes(cells: usize) -> Vec<StageBytes> {
 fn check_all(compact: &Schedule) {
     verify(compact, &VerifyLimits::default()).unwrap();
     let cells = compact.cells();
-    let costs = simulate::Costs { memory: sizes(cells), ..simulate::Costs::uniform(cells, 5, 6, 4, 1) };
+    let costs =
+        simulate::Costs { memory: sizes(cells), ..simulate::Costs::uniform(cells, 5, 6, 4, 1) };
     simulate(compact, &costs).unwrap();
     for (recompute, replicas) in [(false, false), (true, true)] {
         for sync in [OptimizerSync::Barrier, OptimizerSync::Late] {
@@ -92,8 +93,7 @@ fn read_back(program: &Schedule) {
     let back = csv::read(std::str::from_utf8(&text).unwrap()).unwrap();
     assert_eq!(back, Schedule { kind: "file".into(), ..program.clone() });
     let mut text = Vec::new();
-    let document =
-        json::Document { schedule: program.clone(), costs: None, measures: None };
+    let document = json::Document { schedule: program.clone(), costs: None, measures: None };
     json::write(&document, &mut text).unwrap();
     assert_eq!(json::read(std::str::from_utf8(&text).unwrap()).unwrap(), document);
     text.flush().unwrap();
