@@ -40,6 +40,7 @@ fn own(pp: usize, micro_batches: usize) -> Schedule {
         placement: (0..pp).collect(),
         units: vec![micro_batches],
         ranks: (0..pp).map(|rank| order(rank, pp, micro_batches)).collect(),
+        ..Schedule::default()
     }
 }
 

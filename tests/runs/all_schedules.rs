@@ -197,7 +197,8 @@ fn uneven() -> Schedule {
         forward.chain(stages.iter().rev().flat_map(|s| all(Compute::BW, *s))).collect()
     };
     let ranks = vec![rank(&[0, 2]), rank(&[1])];
-    Schedule { kind: "file".into(), placement: vec![0, 1, 0], units: vec![MICRO_BATCHES], ranks }
+    let (placement, units) = (vec![0, 1, 0], vec![MICRO_BATCHES]);
+    Schedule { kind: "file".into(), placement, units, ranks, ..Schedule::default() }
 }
 
 /// A program that ends in an optimizer step runs as it stands, not as this run would lower it.

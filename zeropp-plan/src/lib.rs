@@ -24,6 +24,7 @@ pub mod race;
 pub mod recompute;
 pub mod search;
 pub(crate) mod shared;
+pub mod split;
 pub mod stages;
 pub mod text;
 

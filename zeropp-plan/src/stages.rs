@@ -8,7 +8,8 @@ use zeropp_model::layer::BatchShape;
 use zeropp_model::optimizer::{Cut, Shares};
 use zeropp_model::parts::{DecoderPart, PartKind};
 use zeropp_schedule::costs::Machine;
-use zeropp_schedule::memory::StageBytes;
+use zeropp_schedule::head::gradients_to as messages_to;
+use zeropp_schedule::memory::{HeadBytes, StageBytes};
 use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
 
 use crate::bytes::{self, StageForm, StageState};
@@ -17,6 +18,7 @@ use crate::layout::{Compute, Job, Layout, Recompute};
 use crate::links::{Links, Sent};
 use crate::matrices::OfBlock;
 use crate::parts::{Parts, recomputing};
+use crate::split::rows_of_block;
 
 /// A model's layers with their costs for one size of micro-batch, from which stages of any number
 /// follow.
@@ -98,6 +100,97 @@ impl Model {
         groups.stages(blocks.iter().copied()).into_iter().enumerate().map(stage).collect()
     }
 
+    /// The same with a head that is split into `slices`, blocks of rows of each rank: the stages,
+    /// the last one without it, and behind them the slice of each rank.
+    pub fn with_slices(
+        &mut self,
+        job: &Job,
+        layout: &Layout,
+        (blocks, slices): (&[usize], &[usize]),
+    ) -> Vec<Stage> {
+        let mut stages = self.stages(job, layout, blocks);
+        let links = Links::new(&job.machine, layout);
+        let (cut, shares) = (layout.cut(), self.shares(job, layout.cut()));
+        let head = self.layers.len() - 1;
+        let ranges = self.parts.groups().stages(blocks.iter().copied());
+        let last = ranges.len() - 1;
+        let range = ranges[last].start..head;
+        let of_head = shares[head].state_of_all(cut.pieces());
+        let state = self.parts.stage_state(range.clone(), cut, |part| shares[part].clone());
+        let (kept, matrices_ns) = (stages[last].kept - of_head, stages[last].matrices_ns);
+        let stage = self.stage(job, layout, &links, (last, range));
+        stages[last] = Stage { state, kept, matrices_ns, ..stage };
+        let mut first = 0;
+        for (rank, n) in slices.iter().enumerate() {
+            let root = layout.placement()[last];
+            let slice = Slice { first, n: *n, all: slices, rank, root };
+            stages.push(self.slice(job, layout, &links, &slice, of_head));
+            first += n;
+        }
+        stages
+    }
+
+    /// A rank's slice of the head: F, B and W take as long as one another, each a product of all
+    /// tokens with its rows. F makes logits, B their gradient in place of them and the sum over
+    /// its blocks; the sums that come from other ranks are added to that.
+    fn slice(
+        &self,
+        job: &Job,
+        layout: &Layout,
+        links: &Links,
+        slice: &Slice,
+        kept_of_head: u64,
+    ) -> Stage {
+        let (decoder, machine) = (&job.model.decoder, &job.machine);
+        let head = self.layers.last().expect("a model has a head");
+        let (rows, hidden) = (decoder.rows(), decoder.hidden);
+        let of_block = rows_of_block(rows);
+        let own = (slice.n * of_block).min(rows.saturating_sub(slice.first * of_block));
+        let share = own as f64 / rows as f64;
+        let batch = job.batch(self.samples);
+        let tokens = batch.tokens();
+        let input = (tokens * hidden * batch.element_bytes) as u64;
+        let logits = (tokens * own * batch.element_bytes) as u64;
+        let sums = (4 * tokens * hidden) as u64;
+        let (weights, elements) = ((own * hidden * batch.element_bytes) as u64, own * hidden);
+        let bytes = StageBytes {
+            input,
+            activation: input + logits,
+            stash: input + logits,
+            weights,
+            gradient: 4 * elements as u64,
+            gradient_shard: (4 * elements / layout.zero3) as u64,
+            message: input,
+            head: HeadBytes {
+                input,
+                sums: 8 * tokens as u64,
+                lse: 4 * tokens as u64,
+                gradient: sums,
+            },
+            ..StageBytes::default()
+        };
+        let rate = machine.head_flops_per_s.unwrap_or(machine.flops_per_s * machine.flops_share);
+        let product = head.flops[..3].iter().sum::<f64>() / 3.0 / rate * share;
+        let passes = share * head.traffic / machine.memory_bytes_per_s;
+        let received = messages_to(slice.all, slice.root, slice.rank);
+        let adding = (received * 3 * sums) as f64 / machine.memory_bytes_per_s;
+        let mut costs = times(&[], machine, (&bytes, elements as u64), links, layout);
+        costs.f_ns = ns(product + passes);
+        costs.b_ns = ns(product + passes + adding);
+        costs.w_ns = ns(product);
+        costs.r_ns = 0;
+        if own == 0 {
+            costs = StageCosts::default();
+        }
+        let state = StageState {
+            elements: elements as u64,
+            trained: elements as u64,
+            ..StageState::default()
+        };
+        let kept = (kept_of_head as f64 * share) as u64;
+        Stage { costs, bytes, state, kept, ..Stage::default() }
+    }
+
     fn stage(
         &self,
         job: &Job,
@@ -132,6 +225,15 @@ impl Model {
         costs.b_ns += again_ns;
         Stage { costs, again_ns, bytes, ..Stage::default() }
     }
+}
+
+/// A rank's blocks of a head's rows, of those of all ranks.
+struct Slice<'a> {
+    first: usize,
+    n: usize,
+    all: &'a [usize],
+    rank: usize,
+    root: usize,
 }
 
 /// One stage.

@@ -53,6 +53,25 @@ pub enum Message {
     Gradient,
 }
 
+/// What passes between the ranks that a head is split over, which is stage S.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum HeadMessage {
+    /// The head's input, down from the rank of the last stage.
+    Input,
+    /// Maxima and sums of exponentials of blocks, up to that rank.
+    Sums,
+    /// The logarithms of the sums over all ids, down from it.
+    Lse,
+    /// Sums of the blocks' gradients of the input, up to it.
+    Gradient,
+}
+
+impl HeadMessage {
+    /// All of them, in the order in which a micro-batch has them.
+    pub const ALL: [HeadMessage; 4] =
+        [HeadMessage::Input, HeadMessage::Sums, HeadMessage::Lse, HeadMessage::Gradient];
+}
+
 /// One instruction of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Action {
@@ -90,6 +109,29 @@ pub enum Action {
         stage: usize,
         /// Micro-batch.
         micro_batch: usize,
+    },
+    /// Sends to `peer` what a split head has for it; returns at once. What is passed on from other
+    /// ranks goes when it has arrived.
+    SendHead {
+        /// What is sent.
+        message: HeadMessage,
+        /// The head's stage, S.
+        stage: usize,
+        /// Micro-batch.
+        micro_batch: usize,
+        /// The rank that takes it.
+        peer: usize,
+    },
+    /// Posts the receive of what a split head has from `peer`.
+    RecvHead {
+        /// What is received.
+        message: HeadMessage,
+        /// The head's stage, S.
+        stage: usize,
+        /// Micro-batch.
+        micro_batch: usize,
+        /// The rank that sends it.
+        peer: usize,
     },
     /// Starts gathering a stage's weights inside the ZeRO-3 group; the first use waits for it.
     AllGather {
@@ -136,6 +178,8 @@ pub enum Place {
     Stage(usize),
     /// A stage and a micro-batch.
     MicroBatch(usize, usize),
+    /// A stage, a micro-batch and another rank.
+    Peer(usize, usize, usize),
     /// Those of a forward and of a backward.
     Pair((usize, usize), (usize, usize)),
 }
@@ -175,6 +219,23 @@ impl Action {
         let recv = |message| {
             one().map(|(stage, micro_batch)| Action::Recv { message, stage, micro_batch })
         };
+        let peer = || if let Place::Peer(s, m, peer) = place { Some((s, m, peer)) } else { None };
+        let send_head = |message| {
+            peer().map(|(stage, micro_batch, peer)| Action::SendHead {
+                message,
+                stage,
+                micro_batch,
+                peer,
+            })
+        };
+        let recv_head = |message| {
+            peer().map(|(stage, micro_batch, peer)| Action::RecvHead {
+                message,
+                stage,
+                micro_batch,
+                peer,
+            })
+        };
         match kind {
             ActionKind::F => compute(Compute::F),
             ActionKind::B => compute(Compute::B),
@@ -183,12 +244,20 @@ impl Action {
             ActionKind::R => compute(Compute::R),
             ActionKind::Overlap => match place {
                 Place::Pair(forward, backward) => Some(Action::Overlap { forward, backward }),
-                Place::Nothing | Place::Stage(_) | Place::MicroBatch(..) => None,
+                Place::Nothing | Place::Stage(_) | Place::MicroBatch(..) | Place::Peer(..) => None,
             },
             ActionKind::SendActivation => send(Message::Activation),
             ActionKind::SendGradient => send(Message::Gradient),
             ActionKind::RecvActivation => recv(Message::Activation),
             ActionKind::RecvGradient => recv(Message::Gradient),
+            ActionKind::SendInput => send_head(HeadMessage::Input),
+            ActionKind::SendSums => send_head(HeadMessage::Sums),
+            ActionKind::SendLse => send_head(HeadMessage::Lse),
+            ActionKind::SendHeadGradient => send_head(HeadMessage::Gradient),
+            ActionKind::RecvInput => recv_head(HeadMessage::Input),
+            ActionKind::RecvSums => recv_head(HeadMessage::Sums),
+            ActionKind::RecvLse => recv_head(HeadMessage::Lse),
+            ActionKind::RecvHeadGradient => recv_head(HeadMessage::Gradient),
             ActionKind::AllGather => stage().map(|stage| Action::AllGather { stage }),
             ActionKind::Free => stage().map(|stage| Action::Free { stage }),
             ActionKind::ReduceScatter => stage().map(|stage| Action::ReduceScatter { stage }),
@@ -222,6 +291,24 @@ impl Action {
                 };
                 (kind, Place::MicroBatch(stage, micro_batch))
             }
+            Action::SendHead { message, stage, micro_batch, peer } => {
+                let kind = match message {
+                    HeadMessage::Input => ActionKind::SendInput,
+                    HeadMessage::Sums => ActionKind::SendSums,
+                    HeadMessage::Lse => ActionKind::SendLse,
+                    HeadMessage::Gradient => ActionKind::SendHeadGradient,
+                };
+                (kind, Place::Peer(stage, micro_batch, peer))
+            }
+            Action::RecvHead { message, stage, micro_batch, peer } => {
+                let kind = match message {
+                    HeadMessage::Input => ActionKind::RecvInput,
+                    HeadMessage::Sums => ActionKind::RecvSums,
+                    HeadMessage::Lse => ActionKind::RecvLse,
+                    HeadMessage::Gradient => ActionKind::RecvHeadGradient,
+                };
+                (kind, Place::Peer(stage, micro_batch, peer))
+            }
             Action::AllGather { stage } => (ActionKind::AllGather, Place::Stage(stage)),
             Action::Free { stage } => (ActionKind::Free, Place::Stage(stage)),
             Action::ReduceScatter { stage } => (ActionKind::ReduceScatter, Place::Stage(stage)),
@@ -252,9 +339,10 @@ impl Action {
     pub fn stage(&self) -> Option<usize> {
         match self.parts().1 {
             Place::Nothing => None,
-            Place::Stage(stage) | Place::MicroBatch(stage, _) | Place::Pair((stage, _), _) => {
-                Some(stage)
-            }
+            Place::Stage(stage)
+            | Place::MicroBatch(stage, _)
+            | Place::Peer(stage, ..)
+            | Place::Pair((stage, _), _) => Some(stage),
         }
     }
 
@@ -262,9 +350,9 @@ impl Action {
     pub fn micro_batch(&self) -> Option<usize> {
         match self.parts().1 {
             Place::Nothing | Place::Stage(_) => None,
-            Place::MicroBatch(_, micro_batch) | Place::Pair((_, micro_batch), _) => {
-                Some(micro_batch)
-            }
+            Place::MicroBatch(_, micro_batch)
+            | Place::Peer(_, micro_batch, _)
+            | Place::Pair((_, micro_batch), _) => Some(micro_batch),
         }
     }
 
@@ -274,7 +362,9 @@ impl Action {
         let (first, second) = match self.parts().1 {
             Place::Nothing => (None, None),
             Place::Stage(stage) => (Some((stage, None)), None),
-            Place::MicroBatch(stage, i) => (Some((stage, Some(i))), None),
+            Place::MicroBatch(stage, i) | Place::Peer(stage, i, _) => {
+                (Some((stage, Some(i))), None)
+            }
             Place::Pair(f, b) => (Some((f.0, Some(f.1))), Some((b.0, Some(b.1)))),
         };
         first.into_iter().chain(second)
@@ -292,6 +382,8 @@ impl Action {
             }
             Action::Send { .. }
             | Action::Recv { .. }
+            | Action::SendHead { .. }
+            | Action::RecvHead { .. }
             | Action::AllGather { .. }
             | Action::Free { .. }
             | Action::ReduceScatter { .. }
@@ -303,13 +395,15 @@ impl Action {
         first.into_iter().chain(second)
     }
 
-    /// The end of a message that it is, if it is one.
+    /// The end of a message between neighbouring stages that it is, if it is one.
     pub(crate) fn message(&self) -> Option<MessageEnd> {
         let (is_send, message, stage, micro_batch) = match *self {
             Action::Send { message, stage, micro_batch } => (true, message, stage, micro_batch),
             Action::Recv { message, stage, micro_batch } => (false, message, stage, micro_batch),
             Action::Compute { .. }
             | Action::Overlap { .. }
+            | Action::SendHead { .. }
+            | Action::RecvHead { .. }
             | Action::AllGather { .. }
             | Action::Free { .. }
             | Action::ReduceScatter { .. }
@@ -347,6 +441,7 @@ impl fmt::Display for Action {
                 write!(f, "{stage}{short}{i}")
             }
             Place::MicroBatch(stage, i) => write!(f, "{short}{stage}.{i}"),
+            Place::Peer(stage, i, peer) => write!(f, "{short}{stage}.{i}@{peer}"),
             Place::Pair(forward, backward) => {
                 write!(f, "{}F{}{short}{}BW{}", forward.0, forward.1, backward.0, backward.1)
             }

@@ -4,7 +4,7 @@
 //! receives, the verifier proves the result, the executor runs it as it stands.
 
 use crate::action::Lowering;
-pub use crate::action::{Action, Compute, Message, Task};
+pub use crate::action::{Action, Compute, HeadMessage, Message, Task};
 
 /// A schedule of one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,7 +18,14 @@ pub struct Schedule {
     pub units: Vec<usize>,
     /// Actions of each pipeline rank, in program order.
     pub ranks: Vec<Vec<Action>>,
+    /// How many of the head's row blocks each rank has, in rank order, where the head is split over
+    /// ranks: it is a stage S of its own then, which every rank with blocks computes a slice of.
+    /// Empty: the head is whole, and part of the last stage.
+    pub slices: Vec<usize>,
 }
+
+/// The most row blocks of a head.
+pub const BLOCKS_MAX: usize = 64;
 
 impl Schedule {
     /// Pipeline ranks.
@@ -29,6 +36,30 @@ impl Schedule {
     /// Stages.
     pub fn stages(&self) -> usize {
         self.placement.len()
+    }
+
+    /// The stage that is split over ranks, S, if there is one.
+    pub fn wide_stage(&self) -> Option<usize> {
+        (!self.slices.is_empty()).then_some(self.stages())
+    }
+
+    /// Entries of lists that have one for each stage, as costs have: the stages and, where the head
+    /// is split, the slice of each rank.
+    pub fn cells(&self) -> usize {
+        self.stages() + self.slices.len()
+    }
+
+    /// The place in such lists of `stage` as `rank` has it.
+    pub fn cell(&self, rank: usize, stage: usize) -> usize {
+        if self.wide_stage() == Some(stage) { stage + rank } else { stage }
+    }
+
+    /// Whether `rank` computes `stage`.
+    pub(crate) fn has(&self, rank: usize, stage: usize) -> bool {
+        match self.wide_stage() {
+            Some(wide) if wide == stage => self.slices.get(rank).is_some_and(|n| *n > 0),
+            _ => self.placement.get(stage) == Some(&rank),
+        }
     }
 
     /// Micro-batches per step.

@@ -6,6 +6,7 @@ pub mod check;
 pub mod costs;
 pub mod draw;
 pub mod exchange;
+pub mod head;
 pub mod ir;
 pub mod links;
 pub mod lower;

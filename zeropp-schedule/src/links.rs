@@ -1,7 +1,31 @@
 //! Which compute needs which message, and between which stages a message passes.
 
 use crate::action::MessageEnd;
-use crate::ir::{Action, Compute, Message, Schedule};
+use crate::ir::{Action, Compute, HeadMessage, Message, Schedule};
+
+/// A message on the link between two ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Named {
+    /// Of a stage to its neighbour: what it is, the producing stage, the micro-batch.
+    Stage(Message, usize, usize),
+    /// Of a split head: what it is, and the micro-batch.
+    Head(HeadMessage, usize),
+}
+
+impl Named {
+    /// Its send to rank `to`.
+    pub(crate) fn sent(self, schedule: &Schedule, to: usize) -> Action {
+        match self {
+            Named::Stage(message, stage, micro_batch) => {
+                Action::Send { message, stage, micro_batch }
+            }
+            Named::Head(message, micro_batch) => {
+                let stage = schedule.stages();
+                Action::SendHead { message, stage, micro_batch, peer: to }
+            }
+        }
+    }
+}
 
 impl Compute {
     /// True for what reads the stage's weights; W needs none.
@@ -9,10 +33,11 @@ impl Compute {
         self != Compute::W
     }
 
-    /// What this compute of `stage` takes from a neighbouring stage, if anything.
+    /// What this compute of `stage` takes from a neighbouring stage, if anything. A split head's
+    /// messages are others ([`crate::head`]).
     pub fn needs(self, stage: usize, stages: usize) -> Option<Message> {
         match self {
-            Compute::F if stage > 0 => Some(Message::Activation),
+            Compute::F if stage > 0 && stage < stages => Some(Message::Activation),
             Compute::B | Compute::BW if stage + 1 < stages => Some(Message::Gradient),
             _ => None,
         }
@@ -22,7 +47,7 @@ impl Compute {
     pub fn gives(self, stage: usize, stages: usize) -> Option<Message> {
         match self {
             Compute::F if stage + 1 < stages => Some(Message::Activation),
-            Compute::B | Compute::BW if stage > 0 => Some(Message::Gradient),
+            Compute::B | Compute::BW if stage > 0 && stage < stages => Some(Message::Gradient),
             _ => None,
         }
     }
@@ -61,21 +86,26 @@ impl Schedule {
         (from != self.placement[stage]).then_some(from)
     }
 
-    /// The rank at the other end of a message, and the message by its producing stage; none for
-    /// what is no message.
-    pub(crate) fn other_end(&self, action: &Action) -> Option<(usize, (Message, usize, usize))> {
+    /// The rank at the other end of a message, and the message; none for what is no message.
+    pub(crate) fn other_end(&self, action: &Action) -> Option<(usize, Named)> {
+        if let Action::SendHead { message, micro_batch, peer, .. }
+        | Action::RecvHead { message, micro_batch, peer, .. } = *action
+        {
+            return Some((peer, Named::Head(message, micro_batch)));
+        }
         let MessageEnd { is_send, message, stage, micro_batch } = action.message()?;
         if is_send {
             let peer = self.destination(message, stage)?;
-            return Some((peer, (message, stage, micro_batch)));
+            return Some((peer, Named::Stage(message, stage, micro_batch)));
         }
         let producer = message.producer(stage, self.stages())?;
-        Some((self.source(message, stage)?, (message, producer, micro_batch)))
+        Some((self.source(message, stage)?, Named::Stage(message, producer, micro_batch)))
     }
 
-    /// True where some backward is split into B and W.
+    /// True where some backward is split into B and W, but for a split head's, which always is.
     pub(crate) fn splits_backward(&self) -> bool {
-        let is_b = |a: &Action| a.computes().any(|t| t.kind == Compute::B);
+        let stages = self.stages();
+        let is_b = |a: &Action| a.computes().any(|t| t.kind == Compute::B && t.stage < stages);
         self.ranks.iter().flatten().any(is_b)
     }
 }

@@ -9,6 +9,7 @@ use crate::action::Lowering;
 use crate::ir::{Action, Compute, Message, Schedule, Task};
 use crate::schedules::{Kind, Objective, StepForm};
 
+mod head;
 mod issue;
 mod replicas;
 mod warm_up;
@@ -125,6 +126,9 @@ pub enum Residency {
 /// * a send right after what it sends was computed; a receive posted one compute action before the
 ///   one that takes it, or earlier where the order of the peer's sends wants it. Neighbouring
 ///   stages on one rank hand over without either;
+/// * of a split head: AG before the first F of a unit's slice and FREE after its last B, beside the
+///   stages; a send where what it sends was made or, if it is passed on, right after its receive;
+///   a receive one compute action before the one that takes it;
 /// * R where `recompute` asks for it, and one optimizer step at the end, unless there are forwards
 ///   only;
 /// * with [`OptimizerSync::Late`] a VALID after each rank's warm-up: its forwards before the first
@@ -151,14 +155,17 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
             let program = &programs.ranks[rank];
             let mut inserts = Inserts::default();
             programs.add_messages(rank, warm_ups.as_deref(), &mut inserts);
+            if let Some(wide) = schedule.wide_stage().filter(|_| !kept) {
+                weights::add_slice_gathers(schedule, program, wide, &mut inserts);
+            }
             keep_written(&schedule.ranks[rank], program, kept, &mut inserts);
             if !kept {
                 let visits = weights::visits(schedule, program);
                 weights::add_gathers(&visits, options.prefetch, residency, &mut inserts);
             }
-            let gradients = gradients(schedule, program);
+            let gradients = gradients(schedule, program, rank);
             add_reductions(&gradients, options.replicas, &mut inserts);
-            let last = add_retirements(program, &gradients, in_units, &mut inserts);
+            let last = add_retirements((schedule, program), &gradients, in_units, &mut inserts);
             if let Some(warm_ups) = &warm_ups {
                 inserts.before(warm_ups[rank], Action::Validate);
             }
@@ -218,6 +225,7 @@ struct Programs<'a> {
     /// Where the consumer of each message is in its rank's program, by [`Programs::slot`]: places
     /// in a list, as a plan lowers hundreds of programs and hashing was a fifth of its time.
     consumers: Vec<usize>,
+    head: Option<head::Places>,
 }
 
 /// Whether a rank's backwards are in micro-batch order, in which a head that is done again before
@@ -252,7 +260,8 @@ impl<'a> Programs<'a> {
             for action in actions {
                 for Task { kind, stage, micro_batch } in action.computes() {
                     let backward = matches!(kind, Compute::B | Compute::BW);
-                    let stays = written || kept == Some(stage);
+                    let is_slice = schedule.wide_stage() == Some(stage);
+                    let stays = written || is_slice || kept == Some(stage);
                     if backward && !stays && is_redone(stage, micro_batch) {
                         program.push(Action::compute(Compute::R, stage, micro_batch));
                     }
@@ -270,8 +279,10 @@ impl<'a> Programs<'a> {
         });
         let micro_batches = schedule.micro_batches();
         let ranks = ranks.collect();
-        let mut programs = Programs { schedule, micro_batches, ranks, consumers: Vec::new() };
+        let (consumers, head) = (Vec::new(), None);
+        let mut programs = Programs { schedule, micro_batches, ranks, consumers, head };
         programs.consumers = programs.consumers();
+        programs.head = head::Places::new(schedule, &programs.ranks);
         programs
     }
 
@@ -314,6 +325,10 @@ impl<'a> Programs<'a> {
     fn add_messages(&self, rank: usize, warm_ups: Option<&[usize]>, inserts: &mut Inserts) {
         let stages = self.schedule.stages();
         let mut peers = Vec::new();
+        let after = |warm_up: usize| warm_ups.map_or(0, |ends| ends[warm_up]);
+        if let Some(head) = &self.head {
+            peers = head.senders_to(rank);
+        }
         for (position, action) in self.ranks[rank].iter().enumerate() {
             for Task { kind, stage, micro_batch } in action.computes() {
                 if let Some(message) = kind.gives(stage, stages)
@@ -333,23 +348,39 @@ impl<'a> Programs<'a> {
             // From the last message to the first, so that none is posted after a later one.
             let mut receives = Vec::new();
             let mut post = usize::MAX;
-            for (made, key) in self.channel(peer, rank).collect::<Vec<_>>().into_iter().rev() {
+            let own = self.channel(peer, rank).map(|(made, key)| {
                 let (message, stage, micro_batch) = key;
                 let position = self.consumers[self.slot(message, stage, micro_batch)];
-                if position != NOBODY {
-                    post = post.min(position.saturating_sub(1));
-                    let is_warm_up = warm_ups.map(|ends| (made < ends[peer], ends[rank]));
-                    receives.push((post, is_warm_up, key));
+                let wanted = Some(position.saturating_sub(1)).filter(|_| position != NOBODY);
+                let is_warm_up = warm_ups.map(|ends| (made < ends[peer], ends[rank]));
+                (wanted, is_warm_up, Action::Recv { message, stage, micro_batch }, 2 * made + 1)
+            });
+            let mut all: Vec<_> = own.collect();
+            if let Some(head) = &self.head {
+                let is_warm_up = warm_ups.map(|ends| (false, ends[rank]));
+                let of_head = head.receives(peer, after(peer), rank);
+                all.extend(
+                    of_head.map(|(sent, wanted, recv)| (Some(wanted), is_warm_up, recv, sent)),
+                );
+                all.sort_by_key(|(.., sent)| *sent);
+            }
+            for (wanted, is_warm_up, recv, _) in all.into_iter().rev() {
+                if let Some(wanted) = wanted {
+                    post = post.min(wanted);
+                    receives.push((post, is_warm_up, recv));
                 }
             }
-            for (post, warm_up, (message, stage, micro_batch)) in receives.into_iter().rev() {
-                let recv = Action::Recv { message, stage, micro_batch };
+            for (post, warm_up, recv) in receives.into_iter().rev() {
                 match warm_up {
                     Some((true, end)) => inserts.before(post.min(end), recv),
                     Some((false, end)) if post <= end => inserts.just_before(end, recv),
                     _ => inserts.before(post, recv),
                 }
             }
+        }
+        // Behind the receives of what they pass on.
+        if let Some(head) = &self.head {
+            head.add_sends((rank, after(rank)), inserts);
         }
     }
 }
@@ -362,15 +393,15 @@ struct Gradient {
 }
 
 /// The gradients of one rank's program, in the order in which they become whole.
-fn gradients(schedule: &Schedule, program: &[Action]) -> Vec<Gradient> {
+fn gradients(schedule: &Schedule, program: &[Action], rank: usize) -> Vec<Gradient> {
     let units = schedule.unit_table();
     let count = schedule.units.len();
-    let mut places = vec![None; schedule.stages() * count];
+    let mut places = vec![None; schedule.cells() * count];
     let mut gradients: Vec<Gradient> = Vec::new();
     for (position, action) in program.iter().enumerate() {
         let adds = |task: &Task| matches!(task.kind, Compute::W | Compute::BW);
         for Task { stage, micro_batch, .. } in action.computes().filter(adds) {
-            let place = &mut places[stage * count + units[micro_batch]];
+            let place = &mut places[schedule.cell(rank, stage) * count + units[micro_batch]];
             let at = *place.get_or_insert(gradients.len());
             match gradients.get_mut(at) {
                 Some(gradient) => gradient.last = position,
@@ -394,20 +425,27 @@ fn add_reductions(gradients: &[Gradient], replicas: bool, inserts: &mut Inserts)
 
 /// The end of each reduction: before the next one or, in kinds that take a step in units and where
 /// a rank's gradients come one after the other, before the next gradient is begun: others were
-/// timed without that wait. The last one's is given back.
+/// timed without that wait. A split head's gradient is beside those of the stages. The last one's is
+/// given back.
 fn add_retirements(
-    program: &[Action],
+    (schedule, program): (&Schedule, &[Action]),
     gradients: &[Gradient],
     in_units: bool,
     inserts: &mut Inserts,
 ) -> Option<Action> {
-    let in_order = in_units && gradients.windows(2).all(|pair| pair[0].last < pair[1].first);
-    for pair in gradients.windows(2) {
+    let is_own = |gradient: &&Gradient| schedule.wide_stage() != Some(gradient.stage);
+    let own: Vec<&Gradient> = gradients.iter().filter(is_own).collect();
+    let in_order = in_units && own.windows(2).all(|pair| pair[0].last < pair[1].first);
+    for (at, pair) in gradients.windows(2).enumerate() {
         let (retire, next) = (Action::Retire { stage: pair[0].stage }, &pair[1]);
-        let is_w = program[next.first].computes().all(|task| task.kind == Compute::W);
-        match in_order && is_w {
-            true => inserts.before(next.first, retire),
-            false => inserts.after(next.last, retire),
+        let is_w = |at: usize| program[at].computes().all(|task| task.kind == Compute::W);
+        let begun = gradients[at + 1..].iter().find(is_own).map(|begun| begun.first);
+        let begun = begun.filter(|begun| {
+            in_order && is_own(&&pair[0]) && *begun < next.last.max(next.first + 1) && is_w(*begun)
+        });
+        match begun {
+            Some(begun) => inserts.before(begun, retire),
+            None => inserts.after(next.last, retire),
         }
     }
     gradients.last().map(|gradient| Action::Retire { stage: gradient.stage })

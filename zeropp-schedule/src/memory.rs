@@ -21,7 +21,8 @@
 //!   retires (where no other rank shares the stage, from the first W, as above) to the optimizer
 //!   step;
 //! * *communication*: a message from the posting of its receive to the action that takes it; what
-//!   a stage hands to another one of the same rank until that one takes it; the copy of the shard
+//!   a stage hands to another one of the same rank until that one takes it; what a split head has
+//!   to send on; the copy of the shard
 //!   that a gather of another precision sends, until the gathered weights are used or freed; what
 //!   a reduction gives, until it retires; and what a reduction over replicas gives, until the
 //!   optimizer.
@@ -31,13 +32,17 @@
 
 pub use kind::{MemoryBytes, MemoryKind};
 pub use over_time::{KindPoint, over_time};
-pub use stage::{LayerwiseBytes, StageBytes};
+pub use stage::{HeadBytes, LayerwiseBytes, StageBytes};
 
+mod head;
 mod kind;
 mod over_time;
 mod places;
 mod stage;
 
+use std::borrow::Cow;
+
+use head::HeadLedger;
 use places::Places;
 
 use crate::ir::{Action, Compute, Message, Schedule, Task};
@@ -70,13 +75,13 @@ pub fn predict_at_once(schedule: &Schedule, stages: &[StageBytes]) -> Vec<Memory
 /// # Panics
 /// Panics as [`predict`] does.
 pub fn predict_warm_up(schedule: &Schedule, stages: &[StageBytes]) -> Vec<MemoryBytes> {
-    let walk = |actions: &Vec<Action>| {
+    let walk = |(rank, actions): (usize, &Vec<Action>)| {
         let end = actions.iter().position(|action| *action == Action::Validate).unwrap_or(0);
-        let mut ledger = Ledger::new(actions, stages);
+        let mut ledger = Ledger::of(schedule, rank, stages);
         actions[..end].iter().for_each(|a| ledger.run(a));
         ledger.at_once
     };
-    schedule.ranks.iter().map(walk).collect()
+    schedule.ranks.iter().enumerate().map(walk).collect()
 }
 
 /// What [`predict`] and [`predict_at_once`] say, of each rank.
@@ -88,17 +93,21 @@ pub fn predict_both(schedule: &Schedule, stages: &[StageBytes]) -> Vec<[MemoryBy
 }
 
 fn walked<T>(schedule: &Schedule, stages: &[StageBytes], of: fn(&Ledger) -> T) -> Vec<T> {
-    let walk = |actions: &Vec<Action>| {
-        let mut ledger = Ledger::new(actions, stages);
+    let walk = |(rank, actions): (usize, &Vec<Action>)| {
+        let mut ledger = Ledger::of(schedule, rank, stages);
         actions.iter().for_each(|a| ledger.run(a));
         of(&ledger)
     };
-    schedule.ranks.iter().map(walk).collect()
+    schedule.ranks.iter().enumerate().map(walk).collect()
 }
 
 /// What one rank holds while it goes through its program.
 pub struct Ledger<'a> {
-    stages: &'a [StageBytes],
+    stages: Cow<'a, [StageBytes]>,
+    /// Stages without a split head.
+    own: usize,
+    /// What there is of a split head's messages.
+    head: Option<HeadLedger>,
     /// Where each stage and micro-batch of this rank is in the lists below.
     places: Places,
     /// Which of them recompute.
@@ -143,6 +152,24 @@ pub struct Ledger<'a> {
 impl<'a> Ledger<'a> {
     /// An empty ledger for the rank with this program.
     pub fn new(program: &[Action], stages: &'a [StageBytes]) -> Ledger<'a> {
+        Ledger::with(program, Cow::Borrowed(stages), None)
+    }
+
+    /// One for `rank` of `schedule`; `stages` has an entry for each stage and, where the head is
+    /// split, for each rank's slice.
+    pub fn of(schedule: &Schedule, rank: usize, stages: &'a [StageBytes]) -> Ledger<'a> {
+        let program = &schedule.ranks[rank];
+        let Some(wide) = schedule.wide_stage() else { return Ledger::new(program, stages) };
+        let mut own = stages[..wide].to_vec();
+        own.push(stages[schedule.cell(rank, wide)]);
+        Ledger::with(program, Cow::Owned(own), HeadLedger::new(schedule, rank))
+    }
+
+    fn with(
+        program: &[Action],
+        stages: Cow<'a, [StageBytes]>,
+        head: Option<HeadLedger>,
+    ) -> Ledger<'a> {
         let places = Places::new(program, stages.len());
         let mut recomputed = vec![false; places.len()];
         let mut forward_only = true;
@@ -152,11 +179,12 @@ impl<'a> Ledger<'a> {
                 recomputed[places.of(stage, micro_batch)] = true;
             }
         }
-        let units = places::units(program, stages, &places);
+        let units = places::units(program, &stages, &places);
         Ledger {
+            own: stages.len() - usize::from(head.is_some()),
+            head,
             ahead: vec![None; units.len()],
             units,
-            stages,
             recomputed,
             forward_only,
             activations: vec![false; places.len()],
@@ -169,6 +197,7 @@ impl<'a> Ledger<'a> {
             reducing: None,
             gathering: vec![false; stages.len()],
             packed: vec![None; stages.len()],
+            stages,
             replica_reduced: 0,
             now: MemoryBytes::default(),
             peak: MemoryBytes::default(),
@@ -200,6 +229,9 @@ impl<'a> Ledger<'a> {
             }
             Action::Recv { message, stage, micro_batch } => {
                 self.arrive(message, stage, micro_batch);
+            }
+            Action::SendHead { .. } | Action::RecvHead { .. } => {
+                self.of_head(|head, sizes| head.message(action, sizes));
             }
             Action::ReduceScatter { stage } => {
                 self.retire();
@@ -269,6 +301,7 @@ impl<'a> Ledger<'a> {
             }
             Compute::B | Compute::W | Compute::BW => {}
         }
+        self.of_head(|head, _| head.start(kind, stage, micro_batch));
         if matches!(kind, Compute::B | Compute::BW) {
             self.pack(stage, &[PACKED_BACKWARD]);
             self.mark_inside(bytes, self.recomputed[place]);
@@ -345,9 +378,10 @@ impl<'a> Ledger<'a> {
                 self.now.activation -= bytes.input;
             }
         }
-        let gives = kind.gives(stage, self.stages.len());
+        self.of_head(|head, sizes| head.end(kind, stage, micro_batch, sizes));
+        let gives = kind.gives(stage, self.own);
         if let Some(message) = gives
-            && let Some(consumer) = message.consumer(stage, self.stages.len())
+            && let Some(consumer) = message.consumer(stage, self.own)
             && self.places.has(consumer)
         {
             self.arrive(message, consumer, micro_batch);
@@ -368,6 +402,15 @@ impl<'a> Ledger<'a> {
         if matches!(kind, Compute::W | Compute::BW) {
             self.now.weight_stash -= bytes.stash;
         }
+    }
+
+    /// A change of what there is of a split head's messages.
+    fn of_head(&mut self, change: impl FnOnce(&mut HeadLedger, &HeadBytes)) {
+        let Some(head) = &mut self.head else { return };
+        let before = head.held;
+        change(head, &self.stages[self.own].head);
+        self.now.communication = self.now.communication + head.held - before;
+        self.mark();
     }
 
     /// What is held now.

@@ -57,8 +57,8 @@ impl Metrics {
         let count = |of: fn(&Action) -> bool| {
             schedule.ranks.iter().flatten().filter(|action| of(action)).count()
         };
-        let peak = |program: &Vec<Action>| {
-            let mut ledger = Ledger::new(program, &costs.memory);
+        let peak = |(rank, program): (usize, &Vec<Action>)| {
+            let mut ledger = Ledger::of(schedule, rank, &costs.memory);
             program.iter().for_each(|a| ledger.run(a));
             ledger.kept_peak()
         };
@@ -73,7 +73,7 @@ impl Metrics {
                 let sum = busy.iter().map(|ns| u128::from(*ns)).sum();
                 idle_share(sum, all)
             },
-            peak_activation: schedule.ranks.iter().map(peak).collect(),
+            peak_activation: schedule.ranks.iter().enumerate().map(peak).collect(),
             all_gathers: count(|a| matches!(a, Action::AllGather { .. })),
             reduce_scatters: count(|a| matches!(a, Action::ReduceScatter { .. })),
         }

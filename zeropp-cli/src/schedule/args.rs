@@ -108,6 +108,8 @@ pub(crate) struct Request {
     pub(super) virtual_stages: Option<usize>,
     pub(super) micro_batches: Option<usize>,
     pub(super) unit: Option<usize>,
+    /// Blocks of a split head on each rank; none where it is whole.
+    pub(super) slices: Vec<usize>,
     pub(super) costs: CostFlags,
     pub(super) limit: Option<Limit>,
     /// All kinds are wanted side by side: none searches for long.
@@ -154,6 +156,7 @@ pub(crate) fn command() -> Command {
                 ),
             ),
         ])
+        .arg(head_split_arg())
         .args(cost_args())
         .arg(
             Arg::new("mem-limit")
@@ -174,6 +177,22 @@ pub(crate) fn command() -> Command {
         .args(limit_args())
         .args(program_args())
         .args(output_args())
+}
+
+fn head_split_arg() -> Arg {
+    let kinds = Kind::names(|k| k.ahead.is_some());
+    Arg::new("head-split")
+        .long("head-split")
+        .value_name("N,N,..")
+        .conflicts_with("all")
+        .value_delimiter(',')
+        .value_parser(whole::<usize>(0))
+        .help("Split the head over ranks: its row blocks on each of them, 64 in all at most")
+        .long_help(format!(
+            "Split the head over ranks: its row blocks on each of them, 64 in all at most. It is a \
+             stage of its own then, whose slices take together what the last stage takes. For \
+             {kinds}. Runs cannot do it yet."
+        ))
 }
 
 /// The flags for all kinds side by side.
@@ -326,6 +345,10 @@ impl Request {
             virtual_stages: size("virtual"),
             micro_batches: size("micro-batches"),
             unit: size("unit"),
+            slices: matches
+                .get_many::<usize>("head-split")
+                .map(|blocks| blocks.copied().collect())
+                .unwrap_or_default(),
             costs: CostFlags::new(matches),
             limit: matches.get_one::<Limit>("mem-limit").copied(),
             all: matches.get_flag("all"),

@@ -112,6 +112,7 @@ impl Priced {
             b,
             w,
             send: times.comm.nanos(),
+            head: [times.comm.nanos(); 4],
             gather,
             reduce,
             mem_f: change.f,
@@ -124,6 +125,43 @@ impl Priced {
         let simulator = simulator(&generator, &change.input, times.overlap.map(Micros::nanos));
         let memory_unit = if memory.in_bytes { MemoryUnit::Bytes } else { MemoryUnit::Units };
         Ok(Priced { generator, simulator, note: None, memory_unit, is_of_file: false })
+    }
+
+    /// Adds those of a split head's slices of so many blocks, which take together what the last
+    /// stage takes. Their messages take as long as any, of no bytes.
+    pub(super) fn add_slices(&mut self, slices: &[usize]) {
+        let blocks = slices.iter().fold(0usize, |sum, n| sum.saturating_add(*n)).max(1);
+        let last = self.simulator.stages.len() - 1;
+        for n in slices {
+            let part = |whole: u64| {
+                let part = u128::from(whole) * *n as u128 / blocks as u128;
+                u64::try_from(part).expect("a part of it")
+            };
+            let of = self.simulator.stages[last];
+            self.simulator.stages.push(StageCosts {
+                f_ns: part(of.f_ns),
+                b_ns: part(of.b_ns),
+                w_ns: part(of.w_ns),
+                r_ns: part(of.r_ns),
+                all_gather_ns: part(of.all_gather_ns),
+                reduce_scatter_ns: part(of.reduce_scatter_ns),
+                replica_reduce_ns: part(of.replica_reduce_ns),
+            });
+            let of = self.simulator.memory[last];
+            self.simulator.memory.push(StageBytes {
+                input: part(of.input),
+                activation: part(of.activation),
+                stash: part(of.stash),
+                weights: part(of.weights),
+                gradient: part(of.gradient),
+                ..StageBytes::default()
+            });
+        }
+        if !slices.is_empty() {
+            let generator = schedules::Costs::from(&self.simulator);
+            let schedules::Costs { mem_limit, limits, objective, .. } = self.generator;
+            self.generator = schedules::Costs { mem_limit, limits, objective, ..generator };
+        }
     }
 
     /// The costs as a file has them.

@@ -5,7 +5,9 @@ use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::lower::lower;
 use zeropp::pipeline::metrics::Metrics;
 use zeropp::pipeline::report::measures;
-use zeropp::pipeline::schedules::{Costs, Kind, Limits, Objective, Shape, StepForm, default_unit};
+use zeropp::pipeline::schedules::{
+    Costs, Kind, Limits, Objective, Shape, StepForm, default_unit, generate_split,
+};
 use zeropp::pipeline::simulate::{simulate, simulate_steps};
 use zeropp::pipeline::timeline::Timeline;
 use zeropp::pipeline::verify::{VerifyLimits, verify};
@@ -118,6 +120,7 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
     })?;
     searches_for_hours_at_most(request, kind, &shape)?;
     let mut priced = Priced::new(&request.costs, stages, shape.micro_batches)?;
+    priced.add_slices(&request.slices);
     large::announce(shape.pp, shape.virtual_stages, shape.micro_batches);
     let limit = request.limit.map(|limit| units_of(limit, &shape, &priced));
     priced.generator.mem_limit = limit;
@@ -175,7 +178,7 @@ fn generated(
     priced: &Priced,
 ) -> Result<(Shape, Schedule, Option<String>), Failure> {
     let costs = &priced.generator;
-    if is_searched(kind) && !request.all {
+    if is_searched(kind) && !request.all && request.slices.is_empty() {
         let evaluations = costs.limits.evaluations.unwrap_or_else(|| default_evaluations(&shape));
         let limits = Limits { evaluations: Some(evaluations), ..costs.limits };
         let costs = Costs { limits, ..costs.clone() };
@@ -188,13 +191,18 @@ fn generated(
         return Ok((shape, found.schedule, Some(line)));
     }
     let with_unit = Kind::find(kind).and_then(|kind| kind.with_unit);
-    let with_unit = with_unit.filter(|_| request.unit.is_none() && costs.mem_limit.is_some());
+    let with_unit = with_unit.filter(|_| {
+        request.unit.is_none() && costs.mem_limit.is_some() && request.slices.is_empty()
+    });
     if let Some(with_unit) = with_unit {
         let (unit, schedule) = with_unit(&shape, costs).map_err(Failure::bad_input)?;
         return Ok((Shape { unit, ..shape }, schedule, None));
     }
-    let schedule = generate_with_costs(kind, &shape, costs).map_err(Failure::bad_input)?;
-    Ok((shape, schedule, None))
+    let schedule = match request.slices.is_empty() {
+        true => generate_with_costs(kind, &shape, costs),
+        false => generate_split(kind, &shape, &request.slices, Some(costs)),
+    };
+    Ok((shape, schedule.map_err(Failure::bad_input)?, None))
 }
 
 fn units_of(limit: Limit, shape: &Shape, priced: &Priced) -> i64 {

@@ -165,7 +165,7 @@ impl<W: Worker> Executor<W> {
         let program = schedule.ranks[pipeline.rank()].clone();
         let late = program.contains(&Action::Validate);
         let Schedule { kind, placement, units, .. } = schedule.clone();
-        let stages = Schedule { kind, placement, units, ranks: Vec::new() };
+        let stages = Schedule { kind, placement, units, ..Schedule::default() };
         Self { program, late, stages, pipeline, world_rank, meter, status, epoch, worker }
     }
 
@@ -279,6 +279,9 @@ impl<W: Worker> Executor<W> {
             Action::Recv { message, stage, micro_batch } => {
                 self.receive(f, (message, stage, micro_batch), span);
                 false
+            }
+            Action::SendHead { .. } | Action::RecvHead { .. } => {
+                unreachable!("a run whose head is split is refused before ranks start")
             }
             Action::AllGather { stage } => {
                 self.worker.start_gather(stage);

@@ -24,7 +24,9 @@ pub enum Names {
     Stage,
     /// A stage and a micro-batch.
     MicroBatch,
-    /// Two of these: a forward's and a backward's.
+    /// These, and another rank.
+    Peer,
+    /// Two of the former: a forward's and a backward's.
     Pair,
 }
 
@@ -73,7 +75,7 @@ pub enum Cost {
 pub enum Partners {
     /// Its own rank alone.
     Nobody,
-    /// The rank of a neighbouring stage.
+    /// The rank of a neighbouring stage, or the one that it names.
     Neighbour,
     /// The ranks of a stage: of its ZeRO-3 group, or of all replicas.
     Group,
@@ -296,6 +298,38 @@ actions! {
         spelled "retire" "END" "RETIRE_GRAD" Unknown;
         takes [GradientShard] gives [Gradient, Communication];
         looks 14 "retire" "end of a reduction, whose buffer goes" 0xb3a2c7 Solid.
+    SendInput: Peer, Communication, Message, Neighbour, true, Makes at 6;
+        spelled "send input" ">X" "SEND_INPUT" Unknown;
+        takes [] gives [];
+        looks 6 "send" "send" 0xcc79a7 Solid.
+    SendSums: Peer, Communication, Message, Neighbour, true, Makes at 6;
+        spelled "send sums" ">S" "SEND_SUMS" Unknown;
+        takes [] gives [Communication];
+        looks 6 "send" "send" 0xcc79a7 Solid.
+    SendLse: Peer, Communication, Message, Neighbour, false, Makes at 6;
+        spelled "send log-sum-exp" ">L" "SEND_LSE" Unknown;
+        takes [] gives [Communication];
+        looks 6 "send" "send" 0xcc79a7 Solid.
+    SendHeadGradient: Peer, Communication, Message, Neighbour, false, Makes at 6;
+        spelled "send head's gradient" ">D" "SEND_HEAD_GRAD" Unknown;
+        takes [] gives [Communication];
+        looks 6 "send" "send" 0xcc79a7 Solid.
+    RecvInput: Peer, Communication, Nothing, Neighbour, true, Makes at 5;
+        spelled "receive input" "<X" "RECV_INPUT" Unknown;
+        takes [Communication] gives [];
+        looks 7 "receive" "receive" 0xe3b0cc Solid.
+    RecvSums: Peer, Communication, Nothing, Neighbour, true, Makes at 5;
+        spelled "receive sums" "<S" "RECV_SUMS" Unknown;
+        takes [Communication] gives [];
+        looks 7 "receive" "receive" 0xe3b0cc Solid.
+    RecvLse: Peer, Communication, Nothing, Neighbour, false, Makes at 5;
+        spelled "receive log-sum-exp" "<L" "RECV_LSE" Unknown;
+        takes [Communication] gives [];
+        looks 7 "receive" "receive" 0xe3b0cc Solid.
+    RecvHeadGradient: Peer, Communication, Nothing, Neighbour, false, Makes at 5;
+        spelled "receive head's gradient" "<D" "RECV_HEAD_GRAD" Unknown;
+        takes [Communication] gives [];
+        looks 7 "receive" "receive" 0xe3b0cc Solid.
 }
 
 impl ActionKind {

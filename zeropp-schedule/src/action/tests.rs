@@ -8,6 +8,7 @@ fn place(names: Names) -> Place {
         Names::Nothing => Place::Nothing,
         Names::Stage => Place::Stage(3),
         Names::MicroBatch => Place::MicroBatch(3, 17),
+        Names::Peer => Place::Peer(3, 17, 2),
         Names::Pair => Place::Pair((3, 17), (10, 4)),
     }
 }

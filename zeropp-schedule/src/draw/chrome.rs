@@ -95,11 +95,13 @@ fn thread(lane: Lane, row: usize) -> usize {
 fn name(action: &Action) -> String {
     let (kind, place) = action.parts();
     let ActionRow { words, lane, .. } = kind.row();
-    let of = if matches!(action, Action::Recv { .. }) { "for" } else { "of" };
+    let of = if let Action::Recv { .. } = action { "for" } else { "of" };
+    let way = if let Action::SendHead { .. } = action { "to" } else { "from" };
     match place {
         Place::Pair(..) => action.to_string(),
         Place::MicroBatch(..) if *lane == Lane::Compute => action.to_string(),
         Place::MicroBatch(stage, i) => format!("{words} {of} stage {stage}, micro-batch {i}"),
+        Place::Peer(_, i, peer) => format!("{words} of micro-batch {i} {way} rank {peer}"),
         Place::Stage(stage) => format!("{words} {of} stage {stage}"),
         Place::Nothing => words.to_string(),
     }
@@ -169,8 +171,9 @@ impl<W: Write> Events<W> {
         let kind = action.row().words;
         let backward = match place {
             Place::Pair(_, backward) => Some(backward),
-            Place::Nothing | Place::Stage(_) | Place::MicroBatch(..) => None,
+            Place::Nothing | Place::Stage(_) | Place::MicroBatch(..) | Place::Peer(..) => None,
         };
+        let peer = if let Place::Peer(.., peer) = place { Some(peer) } else { None };
         let category = match span.lane {
             Lane::Compute => "compute",
             Lane::Communication => "communication",
@@ -186,6 +189,7 @@ impl<W: Write> Events<W> {
         for (key, value) in [
             ("stage", span.action.stage()),
             ("micro_batch", span.action.micro_batch()),
+            ("peer", peer),
             ("backward_stage", backward_stage),
             ("backward_micro_batch", backward_micro_batch),
         ] {

@@ -85,6 +85,7 @@ struct Args {
     kind: Option<String>,
     stage: Option<usize>,
     micro_batch: Option<usize>,
+    peer: Option<usize>,
     backward_stage: Option<usize>,
     backward_micro_batch: Option<usize>,
     step: Option<u64>,
@@ -196,6 +197,10 @@ fn action(args: &Args) -> Option<Action> {
         Names::Nothing => Place::Nothing,
         Names::Stage => Place::Stage(args.stage?),
         Names::MicroBatch => stage_and_batch.map(|(stage, i)| Place::MicroBatch(stage, i))?,
+        Names::Peer => {
+            let (stage, micro_batch) = stage_and_batch?;
+            Place::Peer(stage, micro_batch, args.peer?)
+        }
         Names::Pair => {
             let backward = args.backward_stage.zip(args.backward_micro_batch)?;
             Place::Pair(stage_and_batch?, backward)

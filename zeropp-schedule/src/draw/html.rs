@@ -312,7 +312,7 @@ fn rank(timeline: &Timeline, index: usize, bubble: f64, start: u64) -> Rank {
                 pairs.push(backward);
                 pairs.len() as i64 - 1
             }
-            Place::Nothing | Place::Stage(_) | Place::MicroBatch(..) => -1,
+            Place::Nothing | Place::Stage(_) | Place::MicroBatch(..) | Place::Peer(..) => -1,
         };
         let number = |n: Option<usize>| n.map_or(-1, |n| n as i64);
         rows[lane][p.row].extend([

@@ -190,6 +190,7 @@ pub(crate) fn any_action(stages: usize, micro_batches: usize) -> impl Strategy<V
             Names::Nothing => Place::Nothing,
             Names::Stage => Place::Stage(one.0),
             Names::MicroBatch => Place::MicroBatch(one.0, one.1),
+            Names::Peer => Place::Peer(one.0, one.1, other.0),
             Names::Pair => Place::Pair(one, other),
         };
         Action::new(row.kind, place).expect("its row says what it names")

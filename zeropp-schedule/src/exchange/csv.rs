@@ -11,7 +11,7 @@ use std::io::{self, Write};
 
 use super::{check_places, clip, parse, spell};
 use crate::action::{Cost, Torch};
-use crate::ir::{Action, Compute, Schedule, Task};
+use crate::ir::{Action, BLOCKS_MAX, Compute, Schedule, Task};
 
 /// Who will read the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,6 +31,8 @@ pub enum Dialect {
 pub struct CsvTable {
     /// The line `#units,…`, if there is one.
     pub units: Option<Vec<usize>>,
+    /// The line `#slices,…`, of a split head.
+    pub slices: Option<Vec<usize>>,
     /// The cells of each rank; `None` is idle.
     pub ranks: Vec<Vec<Option<Action>>>,
 }
@@ -67,7 +69,8 @@ pub enum CsvError {
 /// What writing to `out` returns.
 pub fn write(schedule: &Schedule, dialect: Dialect, out: impl Write) -> io::Result<()> {
     let whole = schedule.ranks.iter().map(|rank| rank.iter().copied().map(Some).collect());
-    let mut table = CsvTable { units: None, ranks: whole.collect() };
+    let slices = Some(&schedule.slices).filter(|slices| !slices.is_empty()).cloned();
+    let mut table = CsvTable { units: None, slices, ranks: whole.collect() };
     if dialect == Dialect::Torch {
         table.ranks.iter_mut().for_each(keep_what_torch_knows);
     } else if units(&schedule.ranks, schedule.micro_batches()).as_ref() != Ok(&schedule.units) {
@@ -85,6 +88,11 @@ pub fn write_table(table: &CsvTable, out: impl Write) -> io::Result<()> {
     if let Some(units) = &table.units {
         write!(out, "#units")?;
         units.iter().try_for_each(|n| write!(out, ",{n}"))?;
+        writeln!(out)?;
+    }
+    if let Some(slices) = &table.slices {
+        write!(out, "#slices")?;
+        slices.iter().try_for_each(|n| write!(out, ",{n}"))?;
         writeln!(out)?;
     }
     for rank in &table.ranks {
@@ -110,13 +118,14 @@ pub fn write_table(table: &CsvTable, out: impl Write) -> io::Result<()> {
 /// only, and stages and micro-batches be numbered without a gap. The error names row and column.
 pub fn read(text: &str) -> Result<Schedule, CsvError> {
     let table = read_table(text)?;
-    let first_row = if table.units.is_some() { 2 } else { 1 };
+    let first_row = table.first_row();
     let ranks: Vec<Vec<Action>> =
         table.ranks.iter().map(|cells| cells.iter().flatten().copied().collect()).collect();
     if let Some(rank) = ranks.iter().position(Vec::is_empty) {
         let problem = "a rank without an action; every row is a rank".into();
         return Err(CsvError::Row { row: first_row + rank, problem });
     }
+    let slices = table.slices.clone().unwrap_or_default();
     let placement = placement(&table, first_row)?;
     let micro_batches = micro_batches(&ranks)?;
     let units = match table.units {
@@ -128,7 +137,16 @@ pub fn read(text: &str) -> Result<Schedule, CsvError> {
         let problem = format!("units {units:?} do not sum to the {micro_batches} micro-batches");
         return Err(CsvError::Row { row: 1, problem });
     }
-    let schedule = Schedule { kind: "file".into(), placement, units, ranks };
+    let blocks = slices.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
+    let fit = |n: usize| (1..=BLOCKS_MAX).contains(&n) && slices.len() == ranks.len();
+    if !slices.is_empty() && !blocks.is_some_and(fit) {
+        let (row, pp) = (first_row - 1, ranks.len());
+        let problem = format!(
+            "slices {slices:?}: blocks of each of {pp} ranks are wanted, 1 to {BLOCKS_MAX} in all"
+        );
+        return Err(CsvError::Row { row, problem });
+    }
+    let schedule = Schedule { kind: "file".into(), placement, units, ranks, slices };
     check_places(&schedule).map_err(|misfit| CsvError::Cell {
         row: first_row + misfit.rank,
         column: column(&table.ranks[misfit.rank], misfit.index),
@@ -149,7 +167,11 @@ pub fn read_table(text: &str) -> Result<CsvTable, CsvError> {
         let row = index + 1;
         let line = line.strip_suffix('\r').unwrap_or(line);
         if let Some(header) = line.strip_prefix('#') {
-            table.units = Some(read_header(header, row)?);
+            if let Some(slices) = header.strip_prefix("slices,").filter(|_| table.is_begun(row)) {
+                table.slices = Some(numbers("slices", slices, row, 0)?);
+            } else {
+                table.units = Some(read_header(header, row)?);
+            }
             continue;
         }
         if line.trim().is_empty() {
@@ -196,20 +218,40 @@ fn read_header(header: &str, row: usize) -> Result<Vec<usize>, CsvError> {
     if row != 1 {
         return Err(fail("a line that starts with # can only be the first".into()));
     }
-    let mut cells = header.split(',').map(str::trim);
-    if cells.next() != Some("units") {
+    let (name, units) = header.split_once(',').unwrap_or((header, ""));
+    if name.trim() != "units" {
         let found = clip(header);
         return Err(fail(format!("found {found:?} after #; #units,3,3,2 is known")));
     }
-    let number = |cell: &str| match cell.parse() {
-        Ok(n) if n > 0 => Ok(n),
-        _ => Err(fail(format!("units: found {:?}, not a number above 0", clip(cell)))),
-    };
-    let units = cells.map(number).collect::<Result<Vec<usize>, _>>()?;
     if units.is_empty() {
         return Err(fail("units: none given, as in #units,3,3,2".into()));
     }
-    Ok(units)
+    numbers("units", units, row, 1)
+}
+
+/// Numbers of a first line, none below `least`.
+fn numbers(name: &str, list: &str, row: usize, least: usize) -> Result<Vec<usize>, CsvError> {
+    let number = |cell: &str| match cell.parse() {
+        Ok(n) if n >= least => Ok(n),
+        _ => {
+            let (found, least) = (clip(cell), if least > 0 { " above 0" } else { "" });
+            let problem = format!("{name}: found {found:?}, not a number{least}");
+            Err(CsvError::Row { row, problem })
+        }
+    };
+    list.split(',').map(str::trim).map(number).collect()
+}
+
+impl CsvTable {
+    /// The row of the first rank, from 1.
+    pub(crate) fn first_row(&self) -> usize {
+        1 + usize::from(self.units.is_some()) + usize::from(self.slices.is_some())
+    }
+
+    /// Whether a line before the ranks may be `row`: the first, or one after the units.
+    fn is_begun(&self, row: usize) -> bool {
+        self.slices.is_none() && self.ranks.is_empty() && row == self.first_row()
+    }
 }
 
 /// The column, from 1, of the action that is the `index`-th of its row.
@@ -218,14 +260,17 @@ fn column(cells: &[Option<Action>], index: usize) -> usize {
     actions.map(|(column, _)| column + 1).nth(index).unwrap_or(cells.len())
 }
 
-/// The rank of each stage: the one that computes it.
+/// The rank of each stage: the one that computes it. The last one is a split head, where there are
+/// slices.
 fn placement(table: &CsvTable, first_row: usize) -> Result<Vec<usize>, CsvError> {
     let tasks = table.ranks.iter().flatten().flatten().flat_map(Action::computes);
-    let stages = distinct(tasks.map(|task| task.stage));
+    let mut stages = distinct(tasks.map(|task| task.stage));
+    let wide = if table.slices.is_some() { stages.pop() } else { None };
     let mut home = vec![None; stages.len()];
     for (rank, cells) in table.ranks.iter().enumerate() {
         for (column, cell) in cells.iter().enumerate() {
-            for Task { stage, .. } in cell.iter().flat_map(Action::computes) {
+            let tasks = cell.iter().flat_map(Action::computes);
+            for Task { stage, .. } in tasks.filter(|task| Some(task.stage) != wide) {
                 let first = *home[place(&stages, stage)].get_or_insert(rank);
                 if first != rank {
                     return Err(CsvError::Cell {

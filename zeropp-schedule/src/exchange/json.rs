@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::{check_places, clip, parse, spell};
 use crate::{
-    ir::{Action, Schedule},
+    ir::{Action, BLOCKS_MAX, Schedule},
     metrics::Metrics,
 };
 
@@ -110,6 +110,7 @@ struct Raw {
     micro_batches: Value,
     units: Option<Value>,
     placement: Value,
+    slices: Option<Value>,
     costs: Option<Value>,
     makespan: Option<Value>,
     own_span_max: Option<Value>,
@@ -142,7 +143,11 @@ pub fn read(text: &str) -> Result<Document, JsonError> {
     };
     let ranks = read_actions(&rows)?;
     let kind = field("kind", &raw.kind, "the schedule's name as text")?;
-    let schedule = Schedule { kind, placement, units, ranks };
+    let slices = match &raw.slices {
+        Some(slices) => field("slices", slices, "the head's blocks of each rank")?,
+        None => Vec::new(),
+    };
+    let schedule = Schedule { kind, placement, units, ranks, slices };
     check_numbers(&schedule, pp, stages, micro_batches)?;
     check_places(&schedule).map_err(|misfit| JsonError::Field {
         field: format!("actions[{}][{}]", misfit.rank, misfit.index),
@@ -150,7 +155,7 @@ pub fn read(text: &str) -> Result<Document, JsonError> {
         works: misfit.problem,
     })?;
     let costs = match &raw.costs {
-        Some(costs) => Some(read_costs(costs, stages)?),
+        Some(costs) => Some(read_costs(costs, schedule.cells())?),
         None => None,
     };
     let measures = read_measures(&raw, pp)?;
@@ -220,6 +225,12 @@ fn check_numbers(
     if let Some(rank) = (0..pp).find(|rank| !placement.contains(rank)) {
         let works = format!("every rank holds a stage, but rank {rank} holds none");
         return fail("placement", format!("{placement:?}"), works);
+    }
+    let blocks = schedule.slices.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
+    let fit = |n: usize| (1..=BLOCKS_MAX).contains(&n) && schedule.slices.len() == pp;
+    if !schedule.slices.is_empty() && !blocks.is_some_and(fit) {
+        let works = format!("blocks of each of pp = {pp} ranks, 1 to {BLOCKS_MAX} in all");
+        return fail("slices", format!("{:?}", schedule.slices), works);
     }
     let sum = schedule.units.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
     if sum != Some(micro_batches) || schedule.units.contains(&0) {
@@ -318,6 +329,9 @@ pub fn write(document: &Document, out: impl Write) -> io::Result<()> {
     out.key("micro_batches", &schedule.micro_batches())?;
     out.key("units", &schedule.units)?;
     out.key("placement", &schedule.placement)?;
+    if !schedule.slices.is_empty() {
+        out.key("slices", &schedule.slices)?;
+    }
     if let Some(costs) = costs {
         out.key("costs", costs)?;
     }

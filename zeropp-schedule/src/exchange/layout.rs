@@ -27,7 +27,7 @@ impl Layout {
 
 fn of_csv(text: &str) -> Vec<Vec<(usize, usize)>> {
     let Ok(table) = csv::read_table(text) else { return Vec::new() };
-    let first_row = if table.units.is_some() { 2 } else { 1 };
+    let first_row = table.first_row();
     let of_rank = |(rank, cells): (usize, &Vec<Option<_>>)| {
         let actions = cells.iter().enumerate().filter(|(_, cell)| cell.is_some());
         actions.map(|(column, _)| (first_row + rank, column + 1)).collect()

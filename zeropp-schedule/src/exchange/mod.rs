@@ -18,8 +18,12 @@
 //! | `0RETIRE_GRAD` | end of a reduce-scatter, whose buffer goes | zeropp only |
 //! | `OPTIMIZER_STEP` | optimizer step | zeropp only |
 //! | `VALIDATE_UPDATE` | validation of the update before this step | zeropp only |
+//! | `0SEND_INPUT1@2`, `0RECV_INPUT1@2` | a split head's input to, or from, rank 2 | zeropp only |
+//! | `0SEND_SUMS1@2`, `0RECV_SUMS1@2` | its blocks' sums | zeropp only |
+//! | `0SEND_LSE1@2`, `0RECV_LSE1@2` | their log-sum-exp | zeropp only |
+//! | `0SEND_HEAD_GRAD1@2`, `0RECV_HEAD_GRAD1@2` | gradients of its input | zeropp only |
 //!
-//! PyTorch refuses the last five with an error, it never reads them as something else.
+//! PyTorch refuses what is zeropp's only with an error, it never reads it as something else.
 
 pub mod csv;
 pub mod json;
@@ -76,6 +80,7 @@ pub fn spell(action: &Action) -> String {
         Place::Nothing => file.to_string(),
         Place::Stage(stage) => format!("{stage}{file}"),
         Place::MicroBatch(stage, i) => format!("{stage}{file}{i}"),
+        Place::Peer(stage, i, peer) => format!("{stage}{file}{i}@{peer}"),
         Place::Pair(forward, backward) => {
             let compute = |kind, (stage, i)| spell(&Action::compute(kind, stage, i));
             let [f, b] = [compute(Compute::F, forward), compute(Compute::BW, backward)];
@@ -106,7 +111,8 @@ pub fn parse(text: &str) -> Result<Action, SpellingError> {
     }
     let (kind, number) = rest
         .split_at(rest.find(|c: char| !c.is_ascii_uppercase() && c != '_').unwrap_or(rest.len()));
-    let (micro_batch, junk) = digits(number);
+    let (micro_batch, rest) = digits(number);
+    let (peer, junk) = rest.strip_prefix('@').map_or(("", rest), digits);
     if !junk.is_empty() {
         return Err(fail(format!("{:?} does not belong to the action", clip(junk))));
     }
@@ -115,17 +121,26 @@ pub fn parse(text: &str) -> Result<Action, SpellingError> {
         "" => None,
         m => Some(m.parse().map_err(|_| fail("the micro-batch is too large".into()))?),
     };
-    let of_stage = || named(Names::MicroBatch).chain(named(Names::Stage));
+    let peer = match peer {
+        "" => None,
+        peer => Some(peer.parse().map_err(|_| fail("the rank is too large".into()))?),
+    };
+    let of_stage = || named(Names::MicroBatch).chain(named(Names::Stage)).chain(named(Names::Peer));
     let Some(row) = of_stage().find(|row| row.file == kind) else {
         let known: Vec<&str> = of_stage().map(|row| row.file).collect();
         let (found, known) = (clip(kind), known.join(", "));
         return Err(fail(format!("unknown kind {found:?}; known kinds: {known}")));
     };
-    let place = match micro_batch {
-        None => Place::Stage(stage),
-        Some(micro_batch) => Place::MicroBatch(stage, micro_batch),
+    let place = match (micro_batch, peer) {
+        (None, _) => Place::Stage(stage),
+        (Some(micro_batch), None) => Place::MicroBatch(stage, micro_batch),
+        (Some(micro_batch), Some(peer)) => Place::Peer(stage, micro_batch, peer),
     };
     Action::new(row.kind, place).ok_or_else(|| match micro_batch {
+        _ if row.names == Names::Peer => {
+            fail(format!("{kind} needs a micro-batch and a rank, as in 8{kind}1@3"))
+        }
+        _ if peer.is_some() => fail(format!("{kind} takes no rank")),
         Some(_) => fail(format!("{kind} takes no micro-batch")),
         None => fail(format!("{kind} needs a micro-batch, as in 0{kind}1")),
     })
@@ -192,7 +207,8 @@ impl fmt::Display for Misfit {
 /// Checks what every user of a [`Schedule`] may rely on: stages and micro-batches in range, and
 /// computes on the rank that holds the stage. All else is the verifier's.
 fn check_places(schedule: &Schedule) -> Result<(), Misfit> {
-    let (stages, micro_batches) = (schedule.stages(), schedule.micro_batches());
+    let stages = schedule.stages() + usize::from(schedule.wide_stage().is_some());
+    let micro_batches = schedule.micro_batches();
     for (rank, actions) in schedule.ranks.iter().enumerate() {
         for (index, action) in actions.iter().enumerate() {
             let fail = |problem| Err(Misfit { rank, index, problem });
@@ -205,8 +221,11 @@ fn check_places(schedule: &Schedule) -> Result<(), Misfit> {
                     return fail(format!("{}: micro-batch {m} of {micro_batches}", spell(action)));
                 }
             }
-            for Task { stage, .. } in action.computes() {
-                let home = schedule.placement[stage];
+            for Task { stage, .. } in action.computes().filter(|t| !schedule.has(rank, t.stage)) {
+                let Some(home) = schedule.placement.get(stage).copied() else {
+                    let what = spell(action);
+                    return fail(format!("{what}: rank {rank} has no blocks of the split head"));
+                };
                 if home != rank {
                     let what = spell(action);
                     return fail(format!("{what}: stage {stage} is on rank {home}, not {rank}"));

@@ -38,7 +38,7 @@ pub(super) fn any_schedule(compute_only: bool) -> impl Strategy<Value = Schedule
                     }
                 }
                 ranks.iter_mut().for_each(|rank| shuffle(rank, seed));
-                Schedule { kind: "file".into(), placement, units, ranks }
+                Schedule { kind: "file".into(), placement, units, ranks, ..Schedule::default() }
             })
     })
 }

@@ -10,10 +10,12 @@
 use std::collections::HashMap;
 
 use crate::action::Partners;
-use crate::ir::{Action, Message, Schedule, Task};
+use crate::head::{End, Head};
+use crate::ir::{Action, Schedule, Task};
+use crate::links::Named;
 
-/// A message by its producing stage.
-type Key = (Message, usize, usize);
+/// A message, and its two ends where it is one of a split head.
+type Key = (Named, Option<(usize, usize)>);
 
 /// When an operation takes place: the computes before it on the longest way to it, the rank that
 /// decides (a message's sender), and its place there.
@@ -33,6 +35,7 @@ pub fn in_issue_order(program: &Schedule) -> Schedule {
 
 /// The moments of all actions of all ranks.
 struct Moments {
+    head: Option<Head>,
     /// By rank, of each action: the computes before it.
     clocks: Vec<Vec<usize>>,
     /// Of each message.
@@ -42,7 +45,8 @@ struct Moments {
 impl Moments {
     /// Walks all ranks' programs with computes that take one each; messages take nothing.
     fn new(program: &Schedule) -> Moments {
-        let stages = program.stages();
+        let head = Head::of(program);
+        let mut passed_on = PassedOn::new(head.as_ref());
         let mut clocks: Vec<Vec<usize>> = vec![Vec::new(); program.pp()];
         let mut now = vec![0usize; program.pp()];
         let mut messages: HashMap<Key, Moment> = HashMap::new();
@@ -50,31 +54,42 @@ impl Moments {
         let mut ready: Vec<usize> = (0..program.pp()).collect();
         while let Some(rank) = ready.pop() {
             while let Some(action) = program.ranks[rank].get(clocks[rank].len()) {
-                let missing = action
-                    .computes()
-                    .filter_map(|c| taken(program, c))
-                    .find(|key| !messages.contains_key(key));
-                if let Some(key) = missing {
-                    waiting.insert(key, rank);
+                let inputs: Vec<Key> = taken(program, head.as_ref(), rank, action);
+                if let Some(key) = inputs.iter().find(|key| !messages.contains_key(key)) {
+                    waiting.insert(*key, rank);
                     break;
                 }
-                let inputs = action.computes().filter_map(|c| taken(program, c));
-                let there = inputs.map(|key| messages[&key].0).max().unwrap_or(0);
+                let there = inputs.iter().map(|key| messages[key].0).max().unwrap_or(0);
                 now[rank] = now[rank].max(there);
                 let index = clocks[rank].len();
                 clocks[rank].push(now[rank]);
                 now[rank] += action.computes().count();
                 if let Action::Send { message, stage, micro_batch } = *action {
-                    debug_assert!(stage < stages);
-                    let key = (message, stage, micro_batch);
+                    let key = (Named::Stage(message, stage, micro_batch), None);
                     messages.insert(key, (now[rank], rank, index));
                     ready.extend(waiting.remove(&key));
+                }
+                let of_head = head.as_ref().and_then(|head| head.end(rank, action));
+                if let Some(Ok(End { edge, is_send: true, micro_batch })) = of_head {
+                    passed_on.offer(edge, micro_batch, (now[rank], rank, index));
+                    for key in passed_on.send(edge, micro_batch, &mut messages) {
+                        ready.extend(waiting.remove(&key));
+                    }
                 }
             }
         }
         let whole = |(clocks, actions): (&Vec<usize>, &Vec<Action>)| clocks.len() == actions.len();
         assert!(clocks.iter().zip(&program.ranks).all(whole), "a verified program runs through");
-        Moments { clocks, messages }
+        Moments { head, clocks, messages }
+    }
+
+    /// The message whose place is to be found: of a receive, or of what a split head sends.
+    fn moved(&self, program: &Schedule, rank: usize, action: &Action) -> Option<Key> {
+        let end = self.head.as_ref().and_then(|head| Some((head, head.end(rank, action)?)));
+        match end {
+            Some((head, Ok(end))) => Some(key(head, end.edge, end.micro_batch)),
+            _ => received(program, action),
+        }
     }
 
     /// The program of `rank` with its receives where their moments are.
@@ -83,20 +98,26 @@ impl Moments {
         let moment = |index: usize| (self.clocks[rank][index], rank, index);
         let mut receives: Vec<(Moment, Action)> = actions
             .iter()
-            .filter_map(|action| Some((self.messages[&received(program, action)?], *action)))
+            .filter_map(|a| Some((self.messages[&self.moved(program, rank, a)?], *a)))
             .collect();
         receives.sort_by_key(|(moment, _)| *moment);
+        let moving = receives.clone();
         let mut receives = receives.into_iter().peekable();
         let mut ordered = Vec::with_capacity(actions.len());
         for (index, action) in actions.iter().enumerate() {
-            if received(program, action).is_some() {
+            if self.moved(program, rank, action).is_some() {
                 continue;
             }
             // Everything up to this moment comes before it.
             let until = if is_operation(action) {
                 Some(moment(index))
             } else {
-                self.wanted_by(program, rank, index)
+                // What a split head sends by then, other ranks wait for.
+                let is_by_now = |(at, action): &&(Moment, Action)| {
+                    matches!(action, Action::SendHead { .. }) && at.0 <= self.clocks[rank][index]
+                };
+                let sent = moving.iter().rfind(is_by_now).map(|(at, _)| *at);
+                sent.max(self.wanted_by(program, rank, index))
             };
             while let Some((_, receive)) =
                 receives.next_if(|(moment, _)| until.is_some_and(|until| *moment <= until))
@@ -105,6 +126,8 @@ impl Moments {
             }
             ordered.push(*action);
         }
+        // What no compute takes, as the sums of a validation loss.
+        ordered.extend(receives.map(|(_, action)| action));
         ordered
     }
 
@@ -113,13 +136,14 @@ impl Moments {
     fn wanted_by(&self, program: &Schedule, rank: usize, index: usize) -> Option<Moment> {
         let actions = &program.ranks[rank];
         let latest = |action: &Action| {
-            let taken = action.computes().filter_map(|c| taken(program, c));
+            let taken = taken(program, self.head.as_ref(), rank, action).into_iter();
             taken.map(|key| self.messages[&key]).max()
         };
         let own = latest(&actions[index]);
         let mut between = usize::MAX;
         for (at, action) in actions.iter().enumerate().skip(index + 1) {
-            if is_operation(action) && received(program, action).is_none() {
+            if is_operation(action) && received(program, action).is_none() && !is_head_recv(action)
+            {
                 between = between.min(at);
             } else if action.computes().next().is_some() {
                 let first = (between < at).then(|| (self.clocks[rank][between], rank, between));
@@ -131,17 +155,78 @@ impl Moments {
     }
 }
 
-/// The message that a compute takes from another rank.
-fn taken(program: &Schedule, Task { kind, stage, micro_batch }: Task) -> Option<Key> {
-    let message = kind.needs(stage, program.stages())?;
-    program.source(message, stage)?;
-    Some((message, message.producer(stage, program.stages())?, micro_batch))
+/// What a split head passes on when it has come.
+struct PassedOn<'a> {
+    head: Option<&'a Head>,
+    waiting: Vec<Vec<usize>>,
+    /// Where senders have come to messages, by edge and micro-batch.
+    offered: HashMap<(usize, usize), Moment>,
+}
+
+impl<'a> PassedOn<'a> {
+    fn new(head: Option<&'a Head>) -> PassedOn<'a> {
+        let waiting = head.map(Head::waiting).unwrap_or_default();
+        PassedOn { head, waiting, offered: HashMap::new() }
+    }
+
+    fn offer(&mut self, edge: usize, micro_batch: usize, moment: Moment) {
+        self.offered.insert((edge, micro_batch), moment);
+    }
+
+    /// Sends a message, and all that pass it on, if they can go: those that have gone.
+    fn send(&self, edge: usize, i: usize, messages: &mut HashMap<Key, Moment>) -> Vec<Key> {
+        let Some(head) = self.head else { return Vec::new() };
+        let mut gone = Vec::new();
+        let mut left = vec![edge];
+        while let Some(edge) = left.pop() {
+            let Some(moment) = self.offered.get(&(edge, i)) else { continue };
+            let needs = head.edges[edge].needs.iter();
+            let needs: Option<Vec<_>> =
+                needs.map(|before| messages.get(&key(head, *before, i)).copied()).collect();
+            let Some(needs) = needs else { continue };
+            // Later than what it passes on by all that decides.
+            let there = needs.into_iter().map(|(clock, ..)| clock + 1).max().unwrap_or(0);
+            let key = key(head, edge, i);
+            if !messages.contains_key(&key) {
+                messages.insert(key, (moment.0.max(there), moment.1, moment.2));
+                gone.push(key);
+                left.extend(&self.waiting[edge]);
+            }
+        }
+        gone
+    }
+}
+
+fn key(head: &Head, edge: usize, micro_batch: usize) -> Key {
+    let of = &head.edges[edge];
+    (Named::Head(of.message, micro_batch), Some((of.from, of.to)))
+}
+
+/// The messages that an action's computes take from other ranks.
+fn taken(program: &Schedule, head: Option<&Head>, rank: usize, action: &Action) -> Vec<Key> {
+    let mut all = Vec::new();
+    for Task { kind, stage, micro_batch } in action.computes() {
+        if let Some(head) = head {
+            let needs = head.needs(rank, kind, stage).iter();
+            all.extend(needs.map(|edge| key(head, *edge, micro_batch)));
+        }
+        let message = kind.needs(stage, program.stages());
+        let message = message.filter(|message| program.source(*message, stage).is_some());
+        let producer = message.and_then(|m| Some((m, m.producer(stage, program.stages())?)));
+        all.extend(producer.map(|(m, from)| (Named::Stage(m, from, micro_batch), None)));
+    }
+    all
 }
 
 /// The message that a receive is for.
 fn received(program: &Schedule, action: &Action) -> Option<Key> {
     let Action::Recv { message, stage, micro_batch } = *action else { return None };
-    Some((message, message.producer(stage, program.stages())?, micro_batch))
+    let producer = message.producer(stage, program.stages())?;
+    Some((Named::Stage(message, producer, micro_batch), None))
+}
+
+fn is_head_recv(action: &Action) -> bool {
+    matches!(action, Action::RecvHead { .. })
 }
 
 /// Whether other ranks take part.
@@ -170,7 +255,7 @@ mod tests {
                     now += 1;
                     most = most.max(now);
                 }
-                now -= action.computes().filter_map(|c| taken(program, c)).count();
+                now -= taken(program, None, 0, action).len();
             }
             most
         };

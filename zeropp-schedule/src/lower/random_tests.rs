@@ -89,7 +89,13 @@ impl Builder<'_> {
             action.computes().for_each(|c| self.finish(c));
             self.ranks[rank].push(action);
         }
-        Schedule { kind: "file".into(), placement: self.placement, units, ranks: self.ranks }
+        Schedule {
+            kind: "file".into(),
+            placement: self.placement,
+            units,
+            ranks: self.ranks,
+            ..Schedule::default()
+        }
     }
 }
 

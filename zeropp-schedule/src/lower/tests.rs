@@ -112,6 +112,7 @@ fn look_ahead_keeps_stages_that_alternate() {
         placement: vec![0, 0],
         units: vec![2, 1],
         ranks: vec![program],
+        ..Schedule::default()
     };
     insta::assert_snapshot!(text(&lower(&alternating, &LowerOptions::default()).ranks[0]), @r"
     AG0 AG1 0F0 1F0 1BW0 0BW0 0F1 1F1 1BW1 FREE1 RS1 0BW1 FREE0 END1
@@ -140,6 +141,7 @@ fn receives_of_one_peer_are_posted_in_the_order_of_its_sends() {
             vec![c(F, 0, 0), c(F, 0, 1), c(F, 0, 2), c(BW, 0, 0), c(BW, 0, 1), c(BW, 0, 2)],
             vec![c(F, 1, 2), c(F, 1, 1), c(F, 1, 0), c(BW, 1, 0), c(BW, 1, 1), c(BW, 1, 2)],
         ],
+        ..Schedule::default()
     };
     insta::assert_snapshot!(text(&lower(&crossed, &LowerOptions::default()).ranks[1]), @r"
     AG1 <A1.0 <A1.1 <A1.2 1F2 1F1 1F0 1BW0 >G1.0 1BW1 >G1.1 1BW2 >G1.2 FREE1

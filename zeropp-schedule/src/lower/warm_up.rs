@@ -7,13 +7,17 @@ use crate::ir::{Action, Compute, Task};
 /// which none needs, by any way, what a rank does after its own warm-up. So all ranks' warm-ups
 /// together can run, and run again, without any of what follows them.
 pub(super) fn warm_ups(programs: &Programs) -> Vec<usize> {
-    let is_forward = |action: &Action| action.computes().all(|task| task.kind == Compute::F);
+    // Of a split head nothing stands in a warm-up, nor what makes its input.
+    let first_out = programs.schedule.wide_stage().map_or(usize::MAX, |wide| wide - 1);
+    let is_forward = |action: &Action| {
+        action.computes().all(|task| task.kind == Compute::F && task.stage < first_out)
+    };
     let until_backward = |program: &Vec<Action>| {
         program.iter().position(|action| !is_forward(action)).unwrap_or(program.len())
     };
     let mut ends: Vec<usize> = programs.ranks.iter().map(until_backward).collect();
     let micro_batches = programs.schedule.micro_batches();
-    let mut made = vec![None; programs.schedule.stages() * micro_batches];
+    let mut made = vec![None; (programs.schedule.stages() + 1) * micro_batches];
     for (rank, program) in programs.ranks.iter().enumerate() {
         for (at, action) in program.iter().enumerate() {
             for Task { kind, stage, micro_batch } in action.computes() {

@@ -21,8 +21,8 @@ pub(super) fn visits(schedule: &Schedule, program: &[Action]) -> Vec<Visit> {
     let units = schedule.unit_table();
     let mut visits: Vec<Visit> = Vec::new();
     for (position, action) in program.iter().enumerate() {
-        for Task { stage, micro_batch, .. } in action.computes().filter(|t| t.kind.needs_weights())
-        {
+        let is_own = |t: &Task| t.kind.needs_weights() && schedule.wide_stage() != Some(t.stage);
+        for Task { stage, micro_batch, .. } in action.computes().filter(is_own) {
             let unit = units[micro_batch];
             match visits.last_mut() {
                 Some(v) if v.stage == stage && (v.unit == unit || v.last == position) => {
@@ -59,6 +59,35 @@ pub(super) fn add_gathers(
         Residency::Auto | Residency::AsWritten | Residency::PerVisit => {
             per_visit(visits, prefetch, inserts)
         }
+    }
+}
+
+/// AG before the first F of each unit's slice of a split head, FREE after its last B; where the next
+/// unit's F begin before that, they have what is there.
+pub(super) fn add_slice_gathers(
+    schedule: &Schedule,
+    program: &[Action],
+    wide: usize,
+    inserts: &mut Inserts,
+) {
+    let units = schedule.unit_table();
+    let mut all: Vec<Option<(usize, usize)>> = vec![None; schedule.units.len()];
+    for (position, action) in program.iter().enumerate() {
+        let needs = |t: &Task| t.kind.needs_weights() && t.stage == wide;
+        for task in action.computes().filter(needs) {
+            all[units[task.micro_batch]].get_or_insert((position, position)).1 = position;
+        }
+    }
+    let mut spans: Vec<(usize, usize)> = Vec::new();
+    for (first, last) in all.into_iter().flatten() {
+        match spans.last_mut().filter(|span| first <= span.1) {
+            Some(span) => span.1 = span.1.max(last),
+            None => spans.push((first, last)),
+        }
+    }
+    for (first, last) in spans {
+        inserts.before(first.saturating_sub(1), Action::AllGather { stage: wide });
+        inserts.after(last, Action::Free { stage: wide });
     }
 }
 

@@ -1,5 +1,7 @@
 //! What predictions take of a stage.
 
+use crate::ir::HeadMessage;
+
 /// Bytes of one stage, for one micro-batch where that applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StageBytes {
@@ -45,6 +47,38 @@ pub struct StageBytes {
     pub reduced: u64,
     /// What a reduction over replicas gives.
     pub replica_reduced: u64,
+    /// What the messages of a split head take, where this is a slice of it.
+    pub head: HeadBytes,
+}
+
+/// Bytes of the messages of a split head for a micro-batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeadBytes {
+    /// The head's input.
+    pub input: u64,
+    /// Maxima and sums of one block.
+    pub sums: u64,
+    /// The logarithms of the sums over all ids.
+    pub lse: u64,
+    /// One sum of gradients of the input.
+    pub gradient: u64,
+}
+
+impl HeadBytes {
+    /// One tensor of a message.
+    pub fn of(&self, message: HeadMessage) -> u64 {
+        match message {
+            HeadMessage::Input => self.input,
+            HeadMessage::Sums => self.sums,
+            HeadMessage::Lse => self.lse,
+            HeadMessage::Gradient => self.gradient,
+        }
+    }
+
+    /// The largest of them.
+    pub fn longest(&self) -> u64 {
+        HeadMessage::ALL.into_iter().map(|message| self.of(message)).max().unwrap_or(0)
+    }
 }
 
 /// A micro-batch of a stage of several layers, each of which is done again by itself.

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::action::{ACTIONS, Held, Names};
 use crate::lower::{LowerOptions, OptimizerSync, lower};
-use crate::schedules::{KINDS, Shape, generate};
+use crate::schedules::{KINDS, Shape, generate, generate_split};
 
 /// One kind of byte a power of 1000 apart from the next, so that sums can be read.
 const BYTES: StageBytes = StageBytes {
@@ -28,6 +28,7 @@ const BYTES: StageBytes = StageBytes {
     gather_input: 0,
     reduced: 0,
     replica_reduced: 0,
+    head: HeadBytes { input: 0, sums: 0, lse: 0, gradient: 0 },
 };
 
 fn peaks(kind: &str, shape: Shape, options: &LowerOptions) -> Vec<MemoryBytes> {
@@ -145,6 +146,7 @@ fn gradients_made_in_forward_exist_from_the_first_forward() {
             Action::ReduceScatter { stage: 0 },
             Action::OptimizerStep,
         ]],
+        ..Schedule::default()
     };
     assert_eq!(predict(&ahead, &stages[..1])[0].gradient, 2000);
     let mut ledger = Ledger::new(&ahead.ranks[0], &stages);
@@ -354,8 +356,7 @@ fn every_action_takes_and_gives_the_memory_that_its_row_says() {
         ..BYTES
     };
     let mut seen = vec![(Vec::new(), Vec::new()); ACTIONS.len()];
-    let mut walk = |program: &[Action], stages: &[StageBytes]| {
-        let mut ledger = Ledger::new(program, stages);
+    let mut walk = |program: &[Action], mut ledger: Ledger| {
         for action in program {
             let before = of(&ledger.now());
             ledger.run(action);
@@ -381,12 +382,23 @@ fn every_action_takes_and_gives_the_memory_that_its_row_says() {
             let stages: Vec<_> = (0..shape.stages() as u64).map(stage).collect();
             // And as programs of before had it.
             let mut before = lower(&compact, &options).ranks;
-            before.iter().for_each(|program| walk(program, &stages));
+            before.iter().for_each(|program| walk(program, Ledger::new(program, &stages)));
             before.iter_mut().for_each(|p| p.retain(|a| !matches!(a, Action::Retire { .. })));
-            before.iter().for_each(|program| walk(program, &stages));
+            before.iter().for_each(|program| walk(program, Ledger::new(program, &stages)));
         }
     }
-    walk(&[Action::AllGather { stage: 0 }, Action::Free { stage: 0 }], &[bytes]);
+    let gather = [Action::AllGather { stage: 0 }, Action::Free { stage: 0 }];
+    walk(&gather, Ledger::new(&gather, &[bytes]));
+    let shape = Shape { pp: 4, virtual_stages: 2, micro_batches: 4, unit: 2 };
+    for slices in [[3, 1, 5, 2], [3, 1, 5, 0]] {
+        let split = generate_split("zeropp", &shape, &slices, None).unwrap();
+        let split = lower(&split, &LowerOptions::default());
+        let head = HeadBytes { input: 7, sums: 3, lse: 5, gradient: 19 };
+        let stages = vec![StageBytes { gradient_in_forward: 0, head, ..bytes }; split.cells()];
+        for (rank, program) in split.ranks.iter().enumerate() {
+            walk(program, Ledger::of(&split, rank, &stages));
+        }
+    }
     let mut wrong = Vec::new();
     for (row, (takes, gives)) in ACTIONS.iter().zip(seen) {
         for (verb, said, seen) in [("takes", row.takes, takes), ("gives", row.gives, gives)] {

@@ -158,7 +158,7 @@ proptest! {
         let placement = crate::ir::looping(shape.pp, shape.virtual_stages);
         let ranks = steps.write(&policy).unwrap();
         let units = shape.units();
-        let written = Schedule { kind, placement, units, ranks };
+        let written = Schedule { kind, placement, units, ranks, ..Schedule::default() };
         complete(&written);
         let timing = zeropp_auto::lowered_timing(&shape, &costs, &written);
         prop_assert_eq!(score, zeropp_auto::score(&timing));

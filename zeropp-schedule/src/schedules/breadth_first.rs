@@ -27,5 +27,6 @@ pub(super) fn generate(kind: &str, shape: &Shape) -> Result<Schedule, ScheduleEr
         placement: looping(pp, virtual_stages),
         units: vec![micro_batches],
         ranks,
+        ..Schedule::default()
     })
 }

@@ -2,10 +2,12 @@
 //! another.
 
 use super::ScheduleError;
+use crate::ir::HeadMessage;
 use crate::simulate;
 
 /// Durations, in any one integer unit of time, and memory, in any one integer unit of space, of
-/// every stage. All vectors have one entry a stage.
+/// every stage. All vectors have one entry a stage and, where the head is split, one for each
+/// rank's slice behind them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Costs {
     /// T_F, a forward.
@@ -16,6 +18,8 @@ pub struct Costs {
     pub w: Vec<u64>,
     /// c, the time between the end of an action and the arrival of its result on another rank.
     pub send: u64,
+    /// The same for one tensor of each of a split head's messages, in their order.
+    pub head: [u64; 4],
     /// Gathering a stage's weights inside its ZeRO-3 group.
     pub gather: Vec<u64>,
     /// Reducing and scattering a stage's gradients inside its ZeRO-3 group.
@@ -67,6 +71,7 @@ impl Costs {
             b: vec![b; stages],
             w: vec![w; stages],
             send,
+            head: [send; 4],
             gather: vec![0; stages],
             reduce: vec![0; stages],
             mem_f: vec![2; stages],
@@ -101,6 +106,7 @@ impl Costs {
             b: times(&self.b),
             w: times(&self.w),
             send: self.send,
+            head: self.head,
             gather: times(&self.gather),
             reduce: times(&self.reduce),
             mem_f: memory(&self.mem_f),
@@ -150,16 +156,21 @@ impl From<&simulate::Costs> for Costs {
         let memory = |of: &dyn Fn(i64, i64) -> i64| {
             costs.memory.iter().map(|m| of(kept(m.activation), kept(m.stash))).collect()
         };
+        let transfer = |bytes: u64| {
+            costs.link.bytes_per_s.filter(|rate| *rate > 0).map_or(0, |rate| {
+                let ns = (u128::from(bytes) * 1_000_000_000).div_ceil(u128::from(rate));
+                u64::try_from(ns).unwrap_or(u64::MAX / 8)
+            })
+        };
+        let sent = |bytes: u64| costs.link.latency_ns.saturating_add(transfer(bytes));
         let message = costs.memory.iter().map(|m| m.message).max().unwrap_or(0);
-        let transfer = costs.link.bytes_per_s.filter(|rate| *rate > 0).map_or(0, |rate| {
-            let ns = (u128::from(message) * 1_000_000_000).div_ceil(u128::from(rate));
-            u64::try_from(ns).unwrap_or(u64::MAX / 8)
-        });
+        let head = costs.memory.last().map(|m| m.head).unwrap_or_default();
         Costs {
             f: times(|s| s.f_ns),
             b: times(|s| s.b_ns),
             w: times(|s| s.w_ns),
-            send: costs.link.latency_ns.saturating_add(transfer),
+            send: sent(message),
+            head: HeadMessage::ALL.map(|message| sent(head.of(message))),
             gather: times(|s| s.all_gather_ns),
             reduce: times(|s| s.reduce_scatter_ns),
             mem_f: memory(&|activation, _| activation),

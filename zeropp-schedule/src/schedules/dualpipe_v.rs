@@ -24,6 +24,7 @@ pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
         placement: vee(pp, 2),
         units: vec![micro_batches],
         ranks: (0..pp).map(|rank| rank_order(rank, pp, micro_batches)).collect(),
+        ..Schedule::default()
     })
 }
 

@@ -21,6 +21,7 @@ pub const FORWARD: Kind = Kind {
     planning: Planning::Not("it trains nothing"),
     note: |_| None,
     with_unit: None,
+    ahead: None,
     generate: |shape, _| Ok(forward(&looping(shape.pp, shape.virtual_stages), &shape.units())),
 };
 
@@ -32,11 +33,13 @@ fn forward(placement: &[usize], units: &[usize]) -> Schedule {
 
 /// The forwards of the stages of `schedule`, where and in what units they are there.
 pub fn forwards_of(schedule: &Schedule) -> Schedule {
-    let Schedule { placement, units, .. } = schedule.clone();
+    let Schedule { placement, units, slices, .. } = schedule.clone();
     let pp = placement.iter().max().map_or(0, |last| last + 1);
-    let mut forwards = Schedule { kind: FORWARD.name.into(), placement, units, ranks: Vec::new() };
+    let kind = FORWARD.name.into();
+    let mut forwards = Schedule { kind, placement, units, slices, ranks: Vec::new() };
     let program = |rank: usize| {
-        let stages = forwards.stages_of(rank);
+        let slice = forwards.wide_stage().filter(|wide| forwards.has(rank, *wide));
+        let stages: Vec<usize> = forwards.stages_of(rank).into_iter().chain(slice).collect();
         let mut program = Vec::new();
         let mut first = 0;
         for size in &forwards.units {

@@ -23,7 +23,8 @@ pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
     }
     let placement = vee(pp, virtual_stages);
     let ranks = Waves::new(&placement, pp, micro_batches).run();
-    Ok(Schedule { kind: NAME.into(), placement, units: vec![micro_batches], ranks })
+    let units = vec![micro_batches];
+    Ok(Schedule { kind: NAME.into(), placement, units, ranks, ..Schedule::default() })
 }
 
 /// The step as far as it has run.

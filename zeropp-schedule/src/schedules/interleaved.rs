@@ -92,6 +92,7 @@ fn all_ranks(
         placement: looping(pp, virtual_stages),
         units: vec![micro_batches],
         ranks: (0..pp).map(|rank| order(&rounds(rank))).collect(),
+        ..Schedule::default()
     })
 }
 

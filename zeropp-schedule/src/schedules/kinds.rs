@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{Costs, FORWARD, Forms, Planning, ScheduleError, Shape, unit_note};
 use super::{breadth_first, dualpipe_v, interleaved, one_f_one_b, v_blocks, zb_auto, zb_h, zb_v};
-use super::{zeropp, zeropp_auto};
+use super::{sliced, zeropp, zeropp_auto};
 use crate::ir::{Schedule, looping, vee};
 
 /// A schedule that can be asked for by name.
@@ -31,6 +31,9 @@ pub struct Kind {
     pub note: fn(&Shape) -> Option<String>,
     /// Chooses U as well, where it can do that within a memory limit.
     pub with_unit: Option<WithUnit>,
+    /// Makes the order that slices of a split head are put into, with so many micro-batches more
+    /// ahead than it has of its own; none where its head is always whole.
+    pub ahead: Option<Ahead>,
     /// Makes the compute actions, for a shape that is nowhere zero: for given costs where there are
     /// any and the kind weighs one order against another, else for equal ones.
     pub generate: fn(&Shape, Option<&Costs>) -> Result<Schedule, ScheduleError>,
@@ -38,6 +41,9 @@ pub struct Kind {
 
 /// Chooses U for costs; returns it with the schedule.
 pub type WithUnit = fn(&Shape, &Costs) -> Result<(usize, Schedule), ScheduleError>;
+
+/// The compute actions of a kind with so many micro-batches more ahead.
+pub type Ahead = fn(&Shape, usize) -> Result<Schedule, ScheduleError>;
 
 /// Stages on each rank of a schedule, V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,6 +154,7 @@ pub const KINDS: &[Kind] = &[
         planning: Planning::With(Forms::ZEROPP),
         note: unit_note,
         with_unit: None,
+        ahead: Some(zeropp::ahead),
         generate: |shape, _| zeropp::generate(shape),
     },
     Kind {
@@ -162,6 +169,7 @@ pub const KINDS: &[Kind] = &[
         planning: Planning::Not("bf-pp has the same order"),
         note: |_| None,
         with_unit: None,
+        ahead: None,
         generate: |shape, _| breadth_first::generate("gpipe", shape),
     },
     Kind {
@@ -176,6 +184,7 @@ pub const KINDS: &[Kind] = &[
         planning: Planning::With(Forms::ONE_F_ONE_B),
         note: |_| None,
         with_unit: None,
+        ahead: Some(one_f_one_b::ahead),
         generate: |shape, _| one_f_one_b::generate(shape),
     },
     Kind {
@@ -190,6 +199,7 @@ pub const KINDS: &[Kind] = &[
         planning: Planning::With(Forms::INTERLEAVED),
         note: |_| None,
         with_unit: None,
+        ahead: None,
         generate: |shape, _| interleaved::generate(shape),
     },
     Kind {
@@ -204,6 +214,7 @@ pub const KINDS: &[Kind] = &[
         planning: Planning::With(Forms::BREADTH_FIRST),
         note: |_| None,
         with_unit: None,
+        ahead: None,
         generate: |shape, _| breadth_first::generate("bf-pp", shape),
     },
     Kind {
@@ -218,6 +229,7 @@ pub const KINDS: &[Kind] = &[
         planning: Planning::With(Forms::INTERLEAVED_ZB),
         note: |_| None,
         with_unit: None,
+        ahead: None,
         generate: |shape, _| interleaved::generate_zb(shape),
     },
     Kind {
@@ -232,6 +244,7 @@ pub const KINDS: &[Kind] = &[
         planning: Planning::With(Forms::ZB_H1),
         note: |_| None,
         with_unit: None,
+        ahead: Some(zb_h::ahead),
         generate: |shape, _| zb_h::h1(shape),
     },
     Kind {
@@ -246,6 +259,7 @@ pub const KINDS: &[Kind] = &[
         planning: Planning::Not(UNTRIED),
         note: |_| None,
         with_unit: None,
+        ahead: None,
         generate: |shape, _| zb_h::h2(shape),
     },
     Kind {
@@ -260,6 +274,7 @@ pub const KINDS: &[Kind] = &[
         planning: Planning::Not(SEARCHED),
         note: |_| None,
         with_unit: None,
+        ahead: None,
         generate: |shape, costs| zb_auto::within("zb-1p", shape, costs, 1),
     },
     Kind {
@@ -274,6 +289,7 @@ pub const KINDS: &[Kind] = &[
         planning: Planning::Not(SEARCHED),
         note: |_| None,
         with_unit: None,
+        ahead: None,
         generate: |shape, costs| zb_auto::within("zb-2p", shape, costs, 2),
     },
     Kind {
@@ -288,6 +304,7 @@ pub const KINDS: &[Kind] = &[
         planning: Planning::With(Forms::ZB_V),
         note: |_| None,
         with_unit: None,
+        ahead: None,
         generate: |shape, costs| match costs {
             Some(costs) => zb_v::zb_v(shape, costs),
             None => zb_v::generate(shape),
@@ -305,6 +322,7 @@ pub const KINDS: &[Kind] = &[
         planning: Planning::With(Forms::V_HALF),
         note: |_| None,
         with_unit: None,
+        ahead: None,
         generate: |shape, costs| v_blocks::v_half(shape, &or_equal(costs, shape)),
     },
     Kind {
@@ -319,6 +337,7 @@ pub const KINDS: &[Kind] = &[
         planning: Planning::With(Forms::V_MIN),
         note: |_| None,
         with_unit: None,
+        ahead: None,
         generate: |shape, costs| v_blocks::v_min(shape, &or_equal(costs, shape)),
     },
     Kind {
@@ -333,6 +352,7 @@ pub const KINDS: &[Kind] = &[
         planning: Planning::Not(SEARCHED),
         note: |_| None,
         with_unit: None,
+        ahead: None,
         generate: |_, _| Err(ScheduleError::Searched { kind: "auto" }),
     },
     Kind {
@@ -347,6 +367,7 @@ pub const KINDS: &[Kind] = &[
         planning: Planning::Not(SEARCHED),
         note: |_| None,
         with_unit: Some(zeropp_auto::zeropp_auto_unit),
+        ahead: None,
         generate: |shape, costs| zeropp_auto::zeropp_auto(shape, &or_equal(costs, shape)),
     },
     Kind {
@@ -361,6 +382,7 @@ pub const KINDS: &[Kind] = &[
         planning: Planning::Not(UNTRIED),
         note: |_| None,
         with_unit: None,
+        ahead: None,
         generate: |shape, _| dualpipe_v::generate(shape),
     },
     Kind {
@@ -375,6 +397,7 @@ pub const KINDS: &[Kind] = &[
         planning: Planning::Not(UNTRIED),
         note: |_| None,
         with_unit: None,
+        ahead: None,
         generate: |shape, _| super::hanayo::generate(shape),
     },
 ];
@@ -460,6 +483,39 @@ fn made(kind: &str, shape: &Shape, costs: Option<&Costs>) -> Result<Schedule, Sc
     })?;
     shape.check(found.name)?;
     (found.generate)(shape, costs)
+}
+
+/// Like [`generate`] with a head that is split into `slices`, blocks of each rank
+/// ([`Schedule::slices`]): `costs` has entries for stages and slices; without, stages are equal and
+/// the head is one of them. Without slices the head is whole.
+///
+/// # Errors
+/// As [`generate`]; also a kind whose head is always whole, and slices that are none for this many
+/// ranks.
+pub fn generate_split(
+    kind: &str,
+    shape: &Shape,
+    slices: &[usize],
+    costs: Option<&Costs>,
+) -> Result<Schedule, ScheduleError> {
+    if slices.is_empty() {
+        return made(kind, shape, costs);
+    }
+    // What the kind itself refuses comes first.
+    let name = Kind::find(kind).map_or("", |kind| kind.name);
+    let ahead = Kind::find(kind).and_then(|kind| kind.ahead);
+    let Some(ahead) = ahead else {
+        made(kind, shape, None)?;
+        return Err(ScheduleError::WholeHead {
+            kind: name,
+            split: Kind::names(|kind| kind.ahead.is_some()),
+        });
+    };
+    shape.check(name)?;
+    sliced::check(name, shape.pp, slices)?;
+    let equal = || sliced::equal(shape, slices);
+    let costs = costs.cloned().unwrap_or_else(equal);
+    sliced::fastest(name, shape, slices, &costs, |more| ahead(shape, more))
 }
 
 #[cfg(test)]

@@ -5,11 +5,16 @@ use crate::ir::{Action, Compute, Schedule, looping};
 
 /// 1F1B for any P and B; V must be 1. One unit of B, whole backwards.
 pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
+    ahead(shape, 0)
+}
+
+/// The same with so many forwards more before each rank's first backward.
+pub(super) fn ahead(shape: &Shape, more: usize) -> Result<Schedule, ScheduleError> {
     shape.one_stage_a_rank("1f1b", "`gpipe` or `zeropp`")?;
     let Shape { pp, micro_batches, .. } = *shape;
     let ranks = (0..pp)
         .map(|rank| {
-            let warm_up = micro_batches.min(pp - 1 - rank);
+            let warm_up = micro_batches.min(pp - 1 - rank + more);
             let mut actions = Vec::with_capacity(2 * micro_batches);
             actions.extend((0..warm_up).map(|i| Action::compute(Compute::F, rank, i)));
             for i in 0..micro_batches {
@@ -26,5 +31,6 @@ pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
         placement: looping(pp, 1),
         units: vec![micro_batches],
         ranks,
+        ..Schedule::default()
     })
 }

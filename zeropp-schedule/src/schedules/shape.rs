@@ -40,6 +40,14 @@ pub enum ScheduleError {
         /// What would work.
         works: String,
     },
+    /// A head that is to be split in a kind that has no order for that.
+    #[error("schedule {kind}: its head is always whole; split heads are for {split}")]
+    WholeHead {
+        /// The schedule.
+        kind: &'static str,
+        /// The kinds that have one.
+        split: String,
+    },
     /// Its orders are searched for by another crate.
     #[error("schedule {kind}: it is searched for; use zeropp_search::generate_with_costs")]
     Searched {

@@ -148,6 +148,8 @@ impl<'a> Clock<'a> {
             // What these take is not among the costs that an order is found with.
             Action::Send { .. }
             | Action::Recv { .. }
+            | Action::SendHead { .. }
+            | Action::RecvHead { .. }
             | Action::Free { .. }
             | Action::ReplicaReduce { .. }
             | Action::Retire { .. }

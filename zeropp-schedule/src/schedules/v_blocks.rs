@@ -85,6 +85,7 @@ fn generate(
         placement: vee(shape.pp, 2),
         units: vec![shape.micro_batches],
         ranks,
+        ..Schedule::default()
     })
 }
 

@@ -101,6 +101,7 @@ pub fn zb(kind: &'static str, shape: &Shape, costs: &Costs) -> Result<Schedule, 
         placement: looping(shape.pp, 1),
         units: vec![shape.micro_batches],
         ranks: best.into_iter().map(|s| s.order).collect(),
+        ..Schedule::default()
     })
 }
 

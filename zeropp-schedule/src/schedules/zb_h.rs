@@ -12,6 +12,11 @@ pub(super) fn h1(shape: &Shape) -> Result<Schedule, ScheduleError> {
     generate("zb-h1", shape, 1)
 }
 
+/// ZB-H1 with so many forwards more before each rank's first backward.
+pub(super) fn ahead(shape: &Shape, more: usize) -> Result<Schedule, ScheduleError> {
+    made("zb-h1", shape, (1, more))
+}
+
 /// ZB-H2 for any P and B; V must be 1. One unit of B.
 pub(super) fn h2(shape: &Shape) -> Result<Schedule, ScheduleError> {
     generate("zb-h2", shape, 2)
@@ -23,6 +28,14 @@ pub(super) fn generate(
     shape: &Shape,
     depth: usize,
 ) -> Result<Schedule, ScheduleError> {
+    made(kind, shape, (depth, 0))
+}
+
+fn made(
+    kind: &'static str,
+    shape: &Shape,
+    depth: (usize, usize),
+) -> Result<Schedule, ScheduleError> {
     shape.one_stage_a_rank(kind, "`interleaved-zb`, or `zb-v` with two")?;
     let Shape { pp, micro_batches, .. } = *shape;
     Ok(Schedule {
@@ -30,14 +43,15 @@ pub(super) fn generate(
         placement: looping(pp, 1),
         units: vec![micro_batches],
         ranks: (0..pp).map(|rank| rank_order(rank, pp, micro_batches, depth)).collect(),
+        ..Schedule::default()
     })
 }
 
 /// Rank r runs `depth · (p − 1 − r)` forwards, then for every micro-batch F (while any is left) and
 /// B, and a W once it is `depth · r` backwards behind. Any number of micro-batches gives a valid
 /// order; the closed forms of the papers hold from m ≥ 2p on.
-fn rank_order(rank: usize, pp: usize, m: usize, depth: usize) -> Vec<Action> {
-    let warm_up = (depth * (pp - 1 - rank)).min(m);
+fn rank_order(rank: usize, pp: usize, m: usize, (depth, more): (usize, usize)) -> Vec<Action> {
+    let warm_up = (depth * (pp - 1 - rank) + more).min(m);
     let delay = depth * rank;
     let mut order = Vec::with_capacity(3 * m);
     order.extend((0..warm_up).map(|i| Action::compute(Compute::F, rank, i)));

@@ -50,7 +50,8 @@ pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
             order
         })
         .collect();
-    Ok(Schedule { kind: "zb-v".into(), placement: vee(pp, 2), units: vec![micro_batches], ranks })
+    let (placement, units) = (vee(pp, 2), vec![micro_batches]);
+    Ok(Schedule { kind: "zb-v".into(), placement, units, ranks, ..Schedule::default() })
 }
 
 fn rank_order(rank: usize, pp: usize, n: usize) -> Vec<Action> {

@@ -8,24 +8,35 @@ use crate::ir::{Action, Compute, Schedule, looping};
 
 /// ZeroPP for any P, V and U; the last unit of the step may be short.
 pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
+    ahead(shape, 0)
+}
+
+/// The same with so many forwards more before the first gradient of each unit.
+pub(super) fn ahead(shape: &Shape, more: usize) -> Result<Schedule, ScheduleError> {
     let units = shape.units();
     let ranks = (0..shape.pp)
         .map(|rank| {
             let mut actions = Vec::with_capacity(3 * shape.virtual_stages * shape.micro_batches);
             let mut first = 0;
             for &size in &units {
-                unit(&mut actions, shape, rank, first, size);
+                unit(&mut actions, shape, (rank, more), first, size);
                 first += size;
             }
             actions
         })
         .collect();
     let placement = looping(shape.pp, shape.virtual_stages);
-    Ok(Schedule { kind: "zeropp".into(), placement, units, ranks })
+    Ok(Schedule { kind: "zeropp".into(), placement, units, ranks, ..Schedule::default() })
 }
 
 /// The actions of one rank for the micro-batches `first..first + size`.
-fn unit(actions: &mut Vec<Action>, shape: &Shape, rank: usize, first: usize, size: usize) {
+fn unit(
+    actions: &mut Vec<Action>,
+    shape: &Shape,
+    (rank, more): (usize, usize),
+    first: usize,
+    size: usize,
+) {
     let Shape { pp, virtual_stages, .. } = *shape;
     let mut push = |kind, v: usize, i: usize| {
         actions.push(Action::compute(kind, v * pp + rank, first + i));
@@ -39,7 +50,7 @@ fn unit(actions: &mut Vec<Action>, shape: &Shape, rank: usize, first: usize, siz
 
     // 2. The last stage: as many F as it takes the first gradient to come back, then each B is
     // followed by one F while there is one, by one W after that.
-    let warm_up = size.min(2 * (pp - rank) - 1);
+    let warm_up = size.min(2 * (pp - rank) - 1 + more);
     (0..warm_up).for_each(|i| push(Compute::F, last, i));
     let mut next_f = warm_up;
     // W in the order of their B: the gradient of one stage is whole, and on its way, before that of

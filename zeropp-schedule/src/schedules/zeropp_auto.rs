@@ -67,7 +67,8 @@ fn units(shape: &Shape) -> Vec<usize> {
 
 fn schedule(shape: &Shape, ranks: Vec<Vec<Action>>) -> Schedule {
     let placement = looping(shape.pp, shape.virtual_stages);
-    Schedule { kind: KIND.into(), placement, units: shape.units(), ranks }
+    let units = shape.units();
+    Schedule { kind: KIND.into(), placement, units, ranks, ..Schedule::default() }
 }
 
 fn no_memory(shape: &Shape, costs: &Costs) -> ScheduleError {

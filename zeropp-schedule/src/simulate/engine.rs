@@ -1,5 +1,6 @@
 //! The run itself: every rank goes as far as its messages let it, then waits for a peer.
 
+use crate::head::{End, Head};
 use crate::ir::{Action, Compute, Message, Schedule, Task};
 use crate::memory::{Ledger, MemoryBytes};
 use crate::timeline::{MemoryPoint, RankTimeline, Span, Timeline};
@@ -50,13 +51,17 @@ pub(super) fn run(
         if let Some((slot, from)) = ranks[rank].advance(&mut world) {
             waiting[from].push((slot, rank));
         }
-        waiting[rank].retain(|(slot, waiter)| {
-            let waits = world.arrival[*slot] == NEVER;
-            if !waits {
-                ready.push(*waiter);
-            }
-            waits
-        });
+        // Others may have passed on what this one has sent.
+        let passed_on = std::mem::take(&mut world.passed_on);
+        for from in [rank].into_iter().chain(passed_on) {
+            waiting[from].retain(|(slot, waiter)| {
+                let waits = world.arrival[*slot] == NEVER;
+                if !waits {
+                    ready.push(*waiter);
+                }
+                waits
+            });
+        }
     }
     let own: Vec<u64> = ranks.iter().map(Rank::at_step).collect();
     let meet = own.iter().copied().max().unwrap_or(0);
@@ -66,12 +71,60 @@ pub(super) fn run(
     let title = format!("{}, simulated", schedule.kind);
     let timeline = Timeline {
         title,
-        placement: schedule.placement.clone(),
+        placement: placement(schedule),
         ranks: ranks.collect(),
         ..Timeline::default()
     };
     let free = at_step.into_iter().map(|at| at + costs.step_ns).collect();
     (timeline, Begin { free, validated: meet })
+}
+
+/// The rank of each stage; of a split head, the one that has the stage before it.
+fn placement(schedule: &Schedule) -> Vec<usize> {
+    let placement = schedule.placement.iter();
+    let head = schedule.wide_stage().and(schedule.placement.last());
+    placement.chain(head).copied().collect()
+}
+
+/// A split head's messages on their way.
+struct HeadWorld {
+    head: Head,
+    /// The messages that wait for each one.
+    waiting: Vec<Vec<usize>>,
+    /// The messages that come after each compute, by rank: F of the last stage and of the slice, B
+    /// of the slice.
+    after: Vec<[Vec<usize>; 3]>,
+    /// When each message's sender came to it; when it left.
+    offered: Vec<u64>,
+    left: Vec<u64>,
+}
+
+/// Which of the computes that a split head's messages come after.
+fn after_which(head: &Head, kind: Compute, stage: usize) -> Option<usize> {
+    match kind {
+        Compute::F if stage + 1 == head.stage => Some(0),
+        Compute::F if stage == head.stage => Some(1),
+        Compute::B if stage == head.stage => Some(2),
+        _ => None,
+    }
+}
+
+impl HeadWorld {
+    fn new(head: Head, schedule: &Schedule, program: bool) -> HeadWorld {
+        let micro_batches = schedule.micro_batches();
+        let mut after: Vec<[Vec<usize>; 3]> = vec![Default::default(); schedule.pp()];
+        let mut offered = vec![NEVER; head.edges.len() * micro_batches];
+        for (at, edge) in head.edges.iter().enumerate() {
+            match edge.after.and_then(|(kind, stage)| after_which(&head, kind, stage)) {
+                Some(which) => after[edge.from][which].push(at),
+                // Without sends of its own a message that is passed on goes by itself.
+                None if !program => offered[at * micro_batches..][..micro_batches].fill(0),
+                None => {}
+            }
+        }
+        let left = offered.clone();
+        HeadWorld { waiting: head.waiting(), after, offered, left, head }
+    }
 }
 
 /// What all ranks share.
@@ -80,8 +133,13 @@ struct World<'a> {
     costs: &'a Costs,
     program: bool,
     micro_batches: usize,
-    /// When each message arrives, by [`World::slot`].
+    /// When each message arrives, by [`World::slot`]; behind them those of a split head.
     arrival: Vec<u64>,
+    /// When each rank's links are free; empty without a limit.
+    links: Vec<Vec<u64>>,
+    head: Option<HeadWorld>,
+    /// Ranks whose messages went when others' arrived.
+    passed_on: Vec<usize>,
     /// When all ranks know the global norm of the step before.
     validated: u64,
 }
@@ -89,12 +147,23 @@ struct World<'a> {
 impl<'a> World<'a> {
     fn new(schedule: &'a Schedule, costs: &'a Costs, validated: u64) -> World<'a> {
         let micro_batches = schedule.micro_batches();
+        let program = is_program(schedule);
+        let head = Head::of(schedule).map(|head| HeadWorld::new(head, schedule, program));
+        let edges = head.as_ref().map_or(0, |of| of.head.edges.len());
+        // More links than actions are never used.
+        let links = |rank: &Vec<Action>| {
+            let of_head = if program { 0 } else { edges * micro_batches };
+            vec![0; costs.link.parallel_max.map_or(0, |n| n.min(rank.len() + of_head))]
+        };
         World {
             schedule,
             costs,
-            program: is_program(schedule),
+            program,
             micro_batches,
-            arrival: vec![NEVER; 2 * schedule.stages() * micro_batches],
+            arrival: vec![NEVER; (2 * schedule.stages() + edges) * micro_batches],
+            links: schedule.ranks.iter().map(links).collect(),
+            head,
+            passed_on: Vec::new(),
             validated,
         }
     }
@@ -103,6 +172,73 @@ impl<'a> World<'a> {
     fn slot(&self, message: Message, producer: usize, micro_batch: usize) -> usize {
         let stage = 2 * producer + usize::from(message == Message::Gradient);
         stage * self.micro_batches + micro_batch
+    }
+
+    /// The place of a split head's message in `arrival`.
+    fn head_slot(&self, edge: usize, micro_batch: usize) -> usize {
+        (2 * self.schedule.stages() + edge) * self.micro_batches + micro_batch
+    }
+
+    /// The first of these messages that has not arrived, and its sender; else when all have.
+    fn arrived(&self, edges: &[usize], micro_batch: usize) -> Result<u64, (usize, usize)> {
+        let mut at = 0;
+        for edge in edges {
+            let slot = self.head_slot(*edge, micro_batch);
+            match self.arrival[slot] {
+                NEVER => {
+                    let head = &self.head.as_ref().expect("it has edges").head;
+                    return Err((slot, head.edges[*edge].from));
+                }
+                time => at = at.max(time),
+            }
+        }
+        Ok(at)
+    }
+
+    /// The sender of a split head's message has come to it.
+    fn offer(&mut self, edge: usize, micro_batch: usize, now: u64) {
+        if let Some(of) = &mut self.head {
+            of.offered[edge * self.micro_batches + micro_batch] = now;
+        }
+        self.try_head(edge, micro_batch);
+    }
+
+    /// Sends a split head's message if its sender has come to it and has what it passes on.
+    fn try_head(&mut self, edge: usize, micro_batch: usize) {
+        let Some(of) = &self.head else { return };
+        let at = edge * self.micro_batches + micro_batch;
+        let slot = self.head_slot(edge, micro_batch);
+        let of_edge = &of.head.edges[edge];
+        let Ok(there) = self.arrived(&of_edge.needs, micro_batch) else { return };
+        if of.offered[at] == NEVER || self.arrival[slot] != NEVER {
+            return;
+        }
+        let sizes = self.costs.memory[self.schedule.cell(of_edge.from, of.head.stage)].head;
+        let bytes = sizes.of(of_edge.message) * of_edge.tensors;
+        let (from, now) = (of_edge.from, of.offered[at].max(there));
+        let waiting = of.waiting[edge].clone();
+        let (start, arrival) = self.transfer(from, now, bytes);
+        self.arrival[slot] = arrival;
+        self.passed_on.push(from);
+        if let Some(of) = &mut self.head {
+            of.left[at] = start;
+        }
+        waiting.into_iter().for_each(|next| self.try_head(next, micro_batch));
+    }
+
+    /// Puts bytes on a link of `rank`: the start of the transfer and the arrival.
+    fn transfer(&mut self, rank: usize, now: u64, bytes: u64) -> (u64, u64) {
+        let link = &self.costs.link;
+        let transfer = link.transfer_ns(bytes) as u64;
+        let start = match self.links[rank].iter_mut().min() {
+            Some(free) => {
+                let start = now.max(*free);
+                *free = start + transfer;
+                start
+            }
+            None => now,
+        };
+        (start, start + transfer + link.latency_ns)
     }
 
     /// The slot and the sending rank of what a consumer takes from another rank.
@@ -117,19 +253,12 @@ impl<'a> World<'a> {
         Some((self.slot(message, producer, micro_batch), from))
     }
 
-    fn duration(&self, action: &Action) -> u64 {
+    fn duration(&self, rank: usize, action: &Action) -> u64 {
         if let (Action::Overlap { .. }, Some(ns)) = (action, self.costs.overlap_ns) {
             return ns;
         }
         let one = |Task { kind, stage, .. }: Task| {
-            let c = &self.costs.stages[stage];
-            match kind {
-                Compute::F => c.f_ns,
-                Compute::B => c.b_ns,
-                Compute::W => c.w_ns,
-                Compute::BW => c.b_ns + c.w_ns,
-                Compute::R => c.r_ns,
-            }
+            self.costs.stages[self.schedule.cell(rank, stage)].of(kind)
         };
         action.computes().map(one).sum()
     }
@@ -149,8 +278,6 @@ struct Rank<'a> {
     zero3_free: u64,
     /// When the queue of the replica group is empty.
     replica_free: u64,
-    /// When each link is free; empty without a limit.
-    links: Vec<u64>,
     /// When the last RS is done.
     reduced: u64,
     /// Per stage, when its weights are there and when its gradient is reduced.
@@ -160,20 +287,18 @@ struct Rank<'a> {
 impl<'a> Rank<'a> {
     fn new(schedule: &'a Schedule, costs: &'a Costs, rank: usize, follow: bool) -> Rank<'a> {
         let program = &schedule.ranks[rank];
-        // More links than actions are never used.
-        let links = costs.link.parallel_max.map_or(0, |n| n.min(program.len()));
+        let stages = schedule.stages() + usize::from(schedule.wide_stage().is_some());
         Rank {
             rank,
             program,
-            ledger: follow.then(|| Ledger::new(program, &costs.memory)),
+            ledger: follow.then(|| Ledger::of(schedule, rank, &costs.memory)),
             spans: Vec::with_capacity(program.len()),
             memory: Vec::new(),
             clock: 0,
             zero3_free: 0,
             replica_free: 0,
-            links: vec![0; links],
             reduced: 0,
-            stages: vec![(0, 0); schedule.stages()],
+            stages: vec![(0, 0); stages],
         }
     }
 
@@ -195,21 +320,32 @@ impl<'a> Rank<'a> {
                 Action::Send { message, stage, micro_batch } => {
                     self.send(world, message, stage, micro_batch)
                 }
+                Action::SendHead { .. } => {
+                    let head = world.head.as_ref().map(|of| &of.head);
+                    let end = head.and_then(|head| head.end(self.rank, action));
+                    if let Some(Ok(End { edge, micro_batch, .. })) = end {
+                        world.offer(edge, micro_batch, self.clock);
+                    }
+                    (self.clock, self.clock)
+                }
                 Action::AllGather { stage } => {
-                    let end = self.zero3(world.costs.stages[stage].all_gather_ns);
+                    let cell = world.schedule.cell(self.rank, stage);
+                    let end = self.zero3(world.costs.stages[cell].all_gather_ns);
                     self.stages[stage].0 = end.1;
                     end
                 }
                 Action::ReduceScatter { stage } => {
                     self.clock = self.clock.max(self.reduced);
-                    let times = self.zero3(world.costs.stages[stage].reduce_scatter_ns);
+                    let cell = world.schedule.cell(self.rank, stage);
+                    let times = self.zero3(world.costs.stages[cell].reduce_scatter_ns);
                     self.reduced = times.1;
                     self.stages[stage].1 = times.1;
                     times
                 }
                 Action::ReplicaReduce { stage } => {
                     let start = self.clock.max(self.replica_free).max(self.stages[stage].1);
-                    self.replica_free = start + world.costs.stages[stage].replica_reduce_ns;
+                    let cell = world.schedule.cell(self.rank, stage);
+                    self.replica_free = start + world.costs.stages[cell].replica_reduce_ns;
                     (start, self.replica_free)
                 }
                 Action::Retire { stage } => {
@@ -223,9 +359,10 @@ impl<'a> Rank<'a> {
                     (start, self.clock)
                 }
                 // A receive's end and the optimizer step's times are filled in at the end.
-                Action::Free { .. } | Action::Recv { .. } | Action::OptimizerStep => {
-                    (self.clock, self.clock)
-                }
+                Action::Free { .. }
+                | Action::Recv { .. }
+                | Action::RecvHead { .. }
+                | Action::OptimizerStep => (self.clock, self.clock),
             };
             self.spans.push(Span {
                 lane: action.lane(),
@@ -249,6 +386,10 @@ impl<'a> Rank<'a> {
             if kind.needs_weights() {
                 start = start.max(self.stages[stage].0);
             }
+            if let Some(of) = &world.head {
+                let needs = of.head.needs(self.rank, kind, stage);
+                start = start.max(world.arrived(needs, micro_batch)?);
+            }
             let message = kind.needs(stage, stages);
             if let Some((slot, from)) = message.and_then(|m| world.incoming(m, stage, micro_batch))
             {
@@ -258,11 +399,17 @@ impl<'a> Rank<'a> {
                 }
             }
         }
-        let end = start + world.duration(action);
+        let end = start + world.duration(self.rank, action);
         self.clock = end;
         self.account(action, start, end);
         if !world.program {
             for Task { kind, stage, micro_batch } in action.computes() {
+                let of_head = world.head.as_ref().and_then(|of| {
+                    Some(of.after[self.rank][after_which(&of.head, kind, stage)?].clone())
+                });
+                for edge in of_head.unwrap_or_default() {
+                    world.offer(edge, micro_batch, end);
+                }
                 if let Some(message) = kind.gives(stage, stages)
                     && world.schedule.destination(message, stage).is_some()
                 {
@@ -283,17 +430,8 @@ impl<'a> Rank<'a> {
     ) -> (u64, u64) {
         // A message has the size of the activation that crosses the same boundary.
         let boundary = if message == Message::Activation { stage } else { stage - 1 };
-        let link = &world.costs.link;
-        let transfer = link.transfer_ns(world.costs.memory[boundary].message) as u64;
-        let start = match self.links.iter_mut().min() {
-            Some(free) => {
-                let start = self.clock.max(*free);
-                *free = start + transfer;
-                start
-            }
-            None => self.clock,
-        };
-        let arrival = start + transfer + link.latency_ns;
+        let bytes = world.costs.memory[boundary].message;
+        let (start, arrival) = world.transfer(self.rank, self.clock, bytes);
         let slot = world.slot(message, stage, micro_batch);
         world.arrival[slot] = arrival;
         (start, arrival)
@@ -339,6 +477,18 @@ impl<'a> Rank<'a> {
                 Action::Recv { message, stage, micro_batch } => {
                     if let Some((slot, _)) = world.incoming(message, stage, micro_batch) {
                         span.end_ns = span.start_ns.max(world.arrival[slot]);
+                    }
+                }
+                Action::SendHead { .. } | Action::RecvHead { .. } => {
+                    let Some(of) = &world.head else { continue };
+                    if let Some(Ok(end)) = of.head.end(self.rank, &span.action) {
+                        let End { edge, is_send, micro_batch } = end;
+                        let arrival = world.arrival[world.head_slot(edge, micro_batch)];
+                        if is_send && arrival != NEVER {
+                            span.start_ns = of.left[edge * world.micro_batches + micro_batch];
+                        }
+                        let there = if arrival == NEVER { 0 } else { arrival };
+                        span.end_ns = span.start_ns.max(there);
                     }
                 }
                 Action::OptimizerStep => {

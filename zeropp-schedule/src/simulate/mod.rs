@@ -8,7 +8,7 @@
 //! ranks of a ZeRO-3 group are alike and run as one. Times are whole nanoseconds, so that results
 //! are exact.
 
-use crate::ir::Schedule;
+use crate::ir::{Compute, Schedule};
 use crate::memory::StageBytes;
 use crate::timeline::Timeline;
 use crate::verify::VerifyError;
@@ -37,6 +37,19 @@ pub struct StageCosts {
     pub replica_reduce_ns: u64,
 }
 
+impl StageCosts {
+    /// What a compute of the stage takes.
+    pub fn of(&self, kind: Compute) -> u64 {
+        match kind {
+            Compute::F => self.f_ns,
+            Compute::B => self.b_ns,
+            Compute::W => self.w_ns,
+            Compute::BW => self.b_ns + self.w_ns,
+            Compute::R => self.r_ns,
+        }
+    }
+}
+
 /// What sending to another rank takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkCosts {
@@ -51,9 +64,9 @@ pub struct LinkCosts {
 /// Everything the simulator needs to know besides the schedule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
-    /// Times of each stage.
+    /// Times of each stage; where the head is split, each rank's slice behind them.
     pub stages: Vec<StageCosts>,
-    /// Bytes of each stage, or any other unit.
+    /// Bytes of each stage, or any other unit; and of the slices.
     pub memory: Vec<StageBytes>,
     /// Times of messages between ranks.
     pub link: LinkCosts,
@@ -79,7 +92,7 @@ impl Costs {
 
     /// Checks that the costs fit the schedule and that no sum of times can overflow.
     fn check(&self, schedule: &Schedule, steps: usize) -> Result<(), SimulateError> {
-        let stages = schedule.stages();
+        let stages = schedule.cells();
         for (field, found) in [("stages", self.stages.len()), ("memory", self.memory.len())] {
             if found != stages {
                 return Err(SimulateError::Stages { field, found, stages });
@@ -91,7 +104,11 @@ impl Costs {
         if self.link.bytes_per_s == Some(0) {
             return Err(SimulateError::Zero { field: "bytes_per_s" });
         }
-        let transfer = |m: &StageBytes| self.link.transfer_ns(m.message);
+        let transfer = |m: &StageBytes| {
+            let blocks = schedule.slices.iter().sum::<usize>() as u64;
+            let of_head = m.head.longest().saturating_mul(blocks);
+            self.link.transfer_ns(m.message.max(of_head))
+        };
         let longest = self.stages.iter().flat_map(|s| {
             [s.f_ns, s.b_ns, s.w_ns, s.r_ns, s.all_gather_ns, s.reduce_scatter_ns]
                 .into_iter()
@@ -135,7 +152,7 @@ pub enum SimulateError {
         field: &'static str,
         /// Its entries.
         found: usize,
-        /// The schedule's stages.
+        /// The schedule's stages, and slices of a split head.
         stages: usize,
     },
     /// A limit is zero, which would stop all messages.

@@ -3,7 +3,8 @@
 use super::order::producer;
 use super::tables::Tables;
 use super::{Stuck, VerifyError, is_program, place};
-use crate::ir::{Schedule, Task};
+use crate::head::{Edge, End, Head};
+use crate::ir::{Compute, Schedule, Task};
 
 /// What a rank waits for: the rank it comes from, the index there that releases it, and the compute
 /// action that makes it.
@@ -18,6 +19,7 @@ struct Wait {
 pub(super) fn check(schedule: &Schedule, tables: &Tables) -> Result<(), VerifyError> {
     let program = is_program(schedule);
     let pp = schedule.pp();
+    let awaited = tables.head.as_ref().map(|head| Awaited::new(head, schedule));
     // The next action of each rank, and who waits for that rank to get on.
     let mut next = vec![0usize; pp];
     let mut waiting: Vec<Vec<(usize, usize)>> = vec![Vec::new(); pp];
@@ -28,7 +30,11 @@ pub(super) fn check(schedule: &Schedule, tables: &Tables) -> Result<(), VerifyEr
         while let Some(action) = schedule.ranks[rank].get(next[rank]) {
             let blocked = action
                 .computes()
-                .filter_map(|c| wait(schedule, tables, program, c))
+                .flat_map(|c| {
+                    let of_head = awaited.iter().flat_map(move |head| head.waits(rank, c));
+                    let of_head = of_head.map(|w| w.indexed(schedule, tables, program));
+                    of_head.chain(wait(schedule, tables, program, c))
+                })
                 .find(|w| next[w.rank] <= w.index);
             if let Some(wait) = blocked {
                 waits[rank] = Some(wait);
@@ -48,6 +54,67 @@ pub(super) fn check(schedule: &Schedule, tables: &Tables) -> Result<(), VerifyEr
     match waits.iter().position(Option::is_some) {
         Some(stuck) => Err(circle(schedule, &next, &waits, stuck)),
         None => Ok(()),
+    }
+}
+
+/// What the computes of a split head wait for.
+struct Awaited<'a> {
+    head: &'a Head,
+    /// By compute: F and B of each rank's slice, B of the stage before; all messages that have to
+    /// be sent for it.
+    f: Vec<Vec<usize>>,
+    b: Vec<Vec<usize>>,
+    before: Vec<usize>,
+    program: bool,
+}
+
+/// A message of a split head that has to be sent, or the compute that it takes in a schedule without
+/// messages.
+struct Of<'a> {
+    head: &'a Head,
+    edge: usize,
+    micro_batch: usize,
+}
+
+impl<'a> Awaited<'a> {
+    fn new(head: &'a Head, schedule: &Schedule) -> Awaited<'a> {
+        let all = |kind, stage| {
+            let needs = |rank| head.with_all_before(head.needs(rank, kind, stage));
+            (0..schedule.pp()).map(needs).collect::<Vec<_>>()
+        };
+        let before = head.with_all_before(head.needs(head.root, Compute::B, head.stage - 1));
+        let program = is_program(schedule);
+        let (f, b) = (all(Compute::F, head.stage), all(Compute::B, head.stage));
+        Awaited { head, f, b, before, program }
+    }
+
+    fn waits(&self, rank: usize, task: Task) -> impl Iterator<Item = Of<'_>> {
+        let Head { stage, .. } = *self.head;
+        let needs: &[usize] = match task.kind {
+            Compute::F if task.stage == stage => &self.f[rank],
+            Compute::B if task.stage == stage => &self.b[rank],
+            Compute::B | Compute::BW if task.stage + 1 == stage => &self.before,
+            _ => &[],
+        };
+        let (head, micro_batch) = (self.head, task.micro_batch);
+        let is_made = move |edge: &&usize| self.program || head.edges[**edge].after.is_some();
+        needs.iter().filter(is_made).map(move |edge| Of { head, edge: *edge, micro_batch })
+    }
+}
+
+impl Of<'_> {
+    fn indexed(&self, schedule: &Schedule, tables: &Tables, program: bool) -> Wait {
+        let Of { head, edge, micro_batch } = *self;
+        let Edge { from: rank, after, .. } = head.edges[edge];
+        // What is passed on was made by the stage before the head.
+        let (kind, stage) = after.unwrap_or((Compute::F, head.stage - 1));
+        let end = End { edge, is_send: true, micro_batch };
+        let index = match program {
+            true => tables.head_end(end),
+            false => tables.compute(kind, schedule.cell(rank, stage), micro_batch),
+        };
+        let task = Task { kind, stage, micro_batch };
+        Wait { rank, index: index.expect("completeness was checked"), task }
     }
 }
 

@@ -3,10 +3,12 @@
 
 use super::tables::Tables;
 use super::{Enough, Fault, Faults, VerifyError, fault};
+use crate::head::{End, Head};
 use crate::ir::{Action, Compute, Message, Schedule, Task};
+use crate::links::Named;
 
 /// A message on a link: rank-local index of the action, and what it carries, named by its producer.
-type Entry = (usize, (Message, usize, usize));
+type Entry = (usize, Named);
 
 /// The messages of every link (from, to), of each in program order.
 type Links = Vec<((usize, usize), Entry)>;
@@ -23,6 +25,17 @@ pub(super) fn check(
             for compute in action.computes() {
                 faults.note(both_ends(schedule, tables, rank, index, compute))?;
             }
+            let of_head =
+                tables.head.as_ref().and_then(|head| Some((head, head.end(rank, action)?)));
+            if let Some((head, Ok(end))) = of_head {
+                let sent = head_sent(schedule, tables, (head, end), (rank, index));
+                faults.note(sent.or_else(|f| fault(schedule, rank, index, f)))?;
+                let edge = &head.edges[end.edge];
+                let named = Named::Head(edge.message, end.micro_batch);
+                let list = if end.is_send { &mut sends } else { &mut receives };
+                list.push(((edge.from, edge.to), (index, named)));
+                continue;
+            }
             let Some(end) = action.message() else { continue };
             let Some((peer, named)) = schedule.other_end(action) else {
                 faults.note(fault(schedule, rank, index, Fault::NoNeighbour))?;
@@ -37,6 +50,14 @@ pub(super) fn check(
             }
         }
     }
+    for (head, end) in tables.head.iter().flat_map(|head| all_ends(head, schedule)) {
+        if tables.head_end(end).is_none() {
+            let edge = &head.edges[end.edge];
+            let rank = if end.is_send { edge.from } else { edge.to };
+            let action = head.action(end);
+            faults.note(Err(VerifyError::Missing { rank, action, unit: None }))?;
+        }
+    }
     faults.none_yet()?;
     // Every message that some compute makes or takes has both ends by now, so that the lists of a
     // link are equally long.
@@ -49,8 +70,7 @@ pub(super) fn check(
         let sent = sent.iter().take_while(|(other, _)| *other == link);
         for ((_, (_, what)), (_, (index, wanted))) in sent.zip(received) {
             if what != wanted {
-                let (message, stage, micro_batch) = *what;
-                let next = Action::Send { message, stage, micro_batch };
+                let next = what.sent(schedule, link.1);
                 faults.note(fault(schedule, link.1, *index, Fault::Crossed(next)))?;
                 // From here on the two ends are out of step.
                 break;
@@ -69,6 +89,13 @@ fn both_ends(
     Task { kind, stage, micro_batch }: Task,
 ) -> Result<(), VerifyError> {
     let stages = schedule.stages();
+    for edge in tables.head.iter().flat_map(|head| head.needs(rank, kind, stage)) {
+        let end = End { edge: *edge, is_send: false, micro_batch };
+        if tables.head_end(end).is_none_or(|posted| posted > index) {
+            let recv = tables.head.as_ref().expect("it has edges").action(end);
+            return fault(schedule, rank, index, Fault::NoActionBefore(recv));
+        }
+    }
     if let Some(message) = kind.gives(stage, stages)
         && schedule.destination(message, stage).is_some()
         && tables.send(message, stage, micro_batch).is_none()
@@ -82,6 +109,47 @@ fn both_ends(
     {
         let recv = Action::Recv { message, stage, micro_batch };
         return fault(schedule, rank, index, Fault::NoActionBefore(recv));
+    }
+    Ok(())
+}
+
+/// Both ends of all messages of a split head.
+fn all_ends<'a>(
+    head: &'a Head,
+    schedule: &Schedule,
+) -> impl Iterator<Item = (&'a Head, End)> + use<'a> {
+    let micro_batches = schedule.micro_batches();
+    (0..head.edges.len()).flat_map(move |edge| {
+        (0..micro_batches).flat_map(move |micro_batch| {
+            [true, false].map(move |is_send| (head, End { edge, is_send, micro_batch }))
+        })
+    })
+}
+
+/// A send of a split head comes after what makes its message, and after the receives of what it
+/// passes on.
+fn head_sent(
+    schedule: &Schedule,
+    tables: &Tables,
+    (head, end): (&Head, End),
+    (rank, index): (usize, usize),
+) -> Result<(), Fault> {
+    let micro_batch = end.micro_batch;
+    let edge = &head.edges[end.edge];
+    if !end.is_send {
+        return Ok(());
+    }
+    if let Some((kind, stage)) = edge.after {
+        let made = tables.compute(kind, schedule.cell(rank, stage), micro_batch);
+        if made.is_none_or(|made| made > index) {
+            return Err(Fault::NothingBefore(Task { kind, stage, micro_batch }));
+        }
+    }
+    for before in &edge.needs {
+        let end = End { edge: *before, is_send: false, micro_batch };
+        if tables.head_end(end).is_none_or(|posted| posted > index) {
+            return Err(Fault::NotThere(head.action(end)));
+        }
     }
     Ok(())
 }

@@ -8,7 +8,7 @@
 //! message, and collectives involve no other pipeline rank.
 
 use crate::action::Lowering;
-use crate::ir::{Action, Schedule, Task};
+use crate::ir::{Action, BLOCKS_MAX, Schedule, Task};
 
 mod deadlock;
 mod issue;
@@ -28,8 +28,8 @@ pub use words::Words;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VerifyLimits {
     /// The W of a stage must run in micro-batch order, and so must the F of the last one (its R
-    /// where it recomputes), in which a head makes its weight gradient; the bits of a gradient
-    /// depend on it.
+    /// where it recomputes), in which a head makes its weight gradient, or those of a split head;
+    /// the bits of a gradient depend on it.
     pub w_in_order: bool,
     /// A program must end with an optimizer step (programs of other tools have none).
     pub optimizer_step: bool,
@@ -113,6 +113,9 @@ pub enum Fault {
     UnknownStage { stages: usize },
     UnknownMicroBatch { micro_batches: usize },
     WrongRank { stage: usize, home: usize },
+    NoBlocks,
+    NotOfHead,
+    NotThere(Action),
     Duplicate { first: usize },
     WholeAndSplit { other: usize },
     NothingBefore(Task),
@@ -243,6 +246,7 @@ fn header(schedule: &Schedule) -> Result<(), VerifyError> {
     if let Some(unit) = schedule.units.iter().position(|n| *n == 0) {
         return fail(format!("unit {unit} has no micro-batches; give it one or leave it out"));
     }
+    slices(schedule)?;
     if schedule.units.is_empty() {
         return fail("there are no units; at least one is needed".into());
     }
@@ -257,6 +261,22 @@ fn header(schedule: &Schedule) -> Result<(), VerifyError> {
             schedule.stages(),
             micro_batches.map_or("too many".into(), |b| b.to_string()),
         )),
+    }
+}
+
+/// A split head has blocks, and a number of them for each rank.
+fn slices(schedule: &Schedule) -> Result<(), VerifyError> {
+    let (slices, pp) = (&schedule.slices, schedule.pp());
+    if slices.is_empty() {
+        return Ok(());
+    }
+    let sum = slices.iter().try_fold(0usize, |sum, n| sum.checked_add(*n)).unwrap_or(usize::MAX);
+    match slices.len() == pp && (1..=BLOCKS_MAX).contains(&sum) {
+        true => Ok(()),
+        false => Err(VerifyError::Header(format!(
+            "slices = {slices:?}; a split head has a number of blocks for each of {pp} ranks, and \
+             1 to {BLOCKS_MAX} of them in all"
+        ))),
     }
 }
 
@@ -275,6 +295,8 @@ fn fault<T>(
     Err(VerifyError::Action { place: place(schedule, rank, index), fault })
 }
 
+#[cfg(test)]
+mod head_tests;
 #[cfg(test)]
 mod mutation_tests;
 #[cfg(test)]

@@ -150,6 +150,9 @@ impl Literal<'_> {
                 let reducing = self.reducing.get(&rank).is_some_and(|all| !all.is_empty());
                 self.stepped.insert(rank) && !(self.retires && reducing)
             }
+            Action::SendHead { .. } | Action::RecvHead { .. } => {
+                unreachable!("heads are whole here")
+            }
             Action::Overlap { .. } | Action::Validate => unreachable!("not in these schedules"),
         };
         if right { Try::Ran } else { Try::Wrong }

@@ -26,29 +26,36 @@ pub(super) fn check(
     faults: &mut Faults,
 ) -> Result<(), Enough> {
     let gaps = !faults.found.is_empty();
-    let is_told = |fault: &Fault| match fault {
+    let is_told = |rank: usize, fault: &Fault| match fault {
         Fault::NothingBefore(task) => {
-            tables.compute(task.kind, task.stage, task.micro_batch).is_none()
+            let cell = schedule.cell(rank, task.stage);
+            tables.compute(task.kind, cell, task.micro_batch).is_none()
         }
         Fault::ActivationLimit { .. } => true,
         _ => false,
     };
-    let mut last_w = vec![None; schedule.stages()];
+    let mut last_w = vec![None; schedule.cells()];
     let mut last_head = None;
     for (rank, actions) in schedule.ranks.iter().enumerate() {
+        if schedule.wide_stage().is_some() {
+            last_head = None;
+        }
         let mut walk = Walk {
+            schedule,
+            rank,
             tables,
             limits,
             last_w: &mut last_w,
-            head: schedule.stages() - 1,
+            head: schedule.wide_stage().unwrap_or(schedule.stages() - 1),
             last_head: &mut last_head,
             alive: 0,
         };
         for (index, action) in actions.iter().enumerate() {
             for compute in action.computes() {
+                let kept = before(schedule, tables, compute, (rank, index))
+                    .and_then(|()| walk.step(compute));
                 let kept =
-                    before(schedule, tables, compute, index).and_then(|()| walk.step(compute));
-                let kept = kept.or_else(|f| if gaps && is_told(&f) { Ok(()) } else { Err(f) });
+                    kept.or_else(|f| if gaps && is_told(rank, &f) { Ok(()) } else { Err(f) });
                 faults.note(kept.or_else(|f| fault(schedule, rank, index, f)))?;
             }
         }
@@ -58,11 +65,14 @@ pub(super) fn check(
 
 /// One rank's walk.
 struct Walk<'a> {
+    schedule: &'a Schedule,
+    rank: usize,
     tables: &'a Tables,
     limits: &'a VerifyLimits,
     /// The last W of each stage.
     last_w: &'a mut [Option<usize>],
-    /// The last stage, and the last of its forwards with gradients.
+    /// The stage that has the head, and the last of its forwards with gradients, on this rank where
+    /// it is split.
     head: usize,
     last_head: &'a mut Option<usize>,
     /// Micro-batches, counted per stage, whose activations are kept.
@@ -71,18 +81,20 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     fn step(&mut self, Task { kind, stage, micro_batch }: Task) -> Result<(), Fault> {
+        let cell = self.schedule.cell(self.rank, stage);
         if self.limits.w_in_order && matches!(kind, Compute::W | Compute::BW) {
-            match self.last_w[stage].replace(micro_batch) {
+            match self.last_w[cell].replace(micro_batch) {
                 Some(after) if after > micro_batch => {
                     return Err(Fault::WeightOrder { stage, after });
                 }
                 _ => {}
             }
         }
-        let recomputes = self.tables.compute(Compute::R, stage, micro_batch).is_some();
+        let recomputes = self.tables.compute(Compute::R, cell, micro_batch).is_some();
         let with_gradients =
             kind == Compute::R || kind == Compute::F && !recomputes && !self.limits.forward_only;
-        if self.limits.w_in_order && with_gradients && stage == self.head {
+        let is_head = stage == self.head;
+        if self.limits.w_in_order && with_gradients && is_head {
             match self.last_head.replace(micro_batch) {
                 Some(after) if after > micro_batch => {
                     return Err(Fault::HeadOrder { stage, after });
@@ -110,9 +122,9 @@ fn before(
     schedule: &Schedule,
     tables: &Tables,
     Task { kind, stage, micro_batch: i }: Task,
-    index: usize,
+    (rank, index): (usize, usize),
 ) -> Result<(), Fault> {
-    let at = |kind| tables.compute(kind, stage, i);
+    let at = |kind| tables.compute(kind, schedule.cell(rank, stage), i);
     let f_before = || match at(Compute::F) {
         Some(f) if f <= index => Ok(()),
         _ => Err(Fault::NothingBefore(Task { kind: Compute::F, stage, micro_batch: i })),
@@ -134,6 +146,14 @@ fn before(
         }
     }
     // The neighbour on the same rank must have run before.
+    let here = tables.head.as_ref().and_then(|head| head.takes_here(rank, kind, stage));
+    if let Some(taken) = here {
+        let stage = if taken == Compute::F { stage - 1 } else { stage + 1 };
+        return match tables.compute(taken, schedule.cell(rank, stage), i) {
+            Some(p) if p < index => Ok(()),
+            _ => Err(Fault::NothingBefore(Task { kind: taken, stage, micro_batch: i })),
+        };
+    }
     let Some(message) = kind.needs(stage, schedule.stages()) else { return Ok(()) };
     if schedule.source(message, stage).is_some() {
         return Ok(());

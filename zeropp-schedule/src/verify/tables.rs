@@ -2,6 +2,7 @@
 
 use super::{Enough, Fault, Faults, VerifyError, fault};
 use crate::action::{ACTIONS, ActionKind, Place};
+use crate::head::{End, Head};
 use crate::ir::{Action, Compute, Message, Schedule};
 
 const NOWHERE: u32 = u32::MAX;
@@ -11,6 +12,10 @@ pub(super) struct Tables {
     micro_batches: usize,
     /// A table for each kind of action, by its row.
     index: Vec<Vec<u32>>,
+    /// The messages of a split head.
+    pub(super) head: Option<Head>,
+    /// Where each is sent, and where it is received.
+    head_ends: [Vec<u32>; 2],
 }
 
 fn end_of(is_send: bool, message: Message) -> ActionKind {
@@ -33,7 +38,10 @@ impl Tables {
     ) -> Result<Tables, Enough> {
         // A table costs nothing until its kind occurs.
         let index = vec![Vec::new(); ACTIONS.len()];
-        let mut tables = Tables { micro_batches: schedule.micro_batches(), index };
+        let (head, micro_batches) = (Head::of(schedule), schedule.micro_batches());
+        let edges = head.as_ref().map_or(0, |head| head.edges.len());
+        let head_ends = [(); 2].map(|()| vec![NOWHERE; edges * micro_batches]);
+        let mut tables = Tables { micro_batches, index, head, head_ends };
         for (rank, actions) in schedule.ranks.iter().enumerate() {
             for (index, action) in actions.iter().enumerate() {
                 let entered = tables.enter(schedule, rank, index, action);
@@ -51,36 +59,44 @@ impl Tables {
         index: usize,
         action: &Action,
     ) -> Result<(), Fault> {
-        let size = schedule.stages() * self.micro_batches;
-        let at_home = |stage: usize| match schedule.placement[stage] {
-            home if home == rank => Ok(()),
-            home => Err(Fault::WrongRank { stage, home }),
+        let size = schedule.cells() * self.micro_batches;
+        let at_home = |stage: usize| match schedule.placement.get(stage) {
+            _ if schedule.has(rank, stage) => Ok(()),
+            Some(home) => Err(Fault::WrongRank { stage, home: *home }),
+            None => Err(Fault::NoBlocks),
         };
+        if let Some(end) = self.head.as_ref().and_then(|head| head.end(rank, action)) {
+            let End { edge, is_send, micro_batch } = end.map_err(|()| Fault::NotOfHead)?;
+            self.known(schedule, 0, micro_batch)?;
+            let ends = &mut self.head_ends[usize::from(!is_send)];
+            return enter(&mut ends[edge * self.micro_batches + micro_batch], index);
+        }
+        if let Place::Peer(..) = action.parts().1 {
+            return Err(Fault::NotOfHead);
+        }
         for (table, stage, micro_batch) in entries(action) {
             self.known(schedule, stage, micro_batch)?;
             at_home(stage)?;
+            if schedule.wide_stage() == Some(stage) && !is_of_slice(table) {
+                return Err(Fault::NotOfHead);
+            }
             let table = &mut self.index[table as usize];
             if table.is_empty() {
                 table.resize(size, NOWHERE);
             }
-            let slot = &mut table[stage * self.micro_batches + micro_batch];
-            if *slot != NOWHERE {
-                return Err(Fault::Duplicate { first: *slot as usize });
-            }
-            *slot = index as u32;
+            let cell = schedule.cell(rank, stage);
+            enter(&mut table[cell * self.micro_batches + micro_batch], index)?;
         }
         if let Some(stage) = bare_stage(action) {
             self.known(schedule, stage, 0)?;
-            if schedule.placement[stage] != rank {
-                at_home(stage)?;
-            }
+            at_home(stage)?;
         }
         Ok(())
     }
 
     fn known(&self, schedule: &Schedule, stage: usize, micro_batch: usize) -> Result<(), Fault> {
         let (stages, micro_batches) = (schedule.stages(), self.micro_batches);
-        if stage >= stages {
+        if stage >= stages && schedule.wide_stage() != Some(stage) {
             return Err(Fault::UnknownStage { stages });
         }
         if micro_batch >= micro_batches {
@@ -89,9 +105,16 @@ impl Tables {
         Ok(())
     }
 
-    /// Index of a compute action.
-    pub(super) fn compute(&self, kind: Compute, stage: usize, micro_batch: usize) -> Option<usize> {
-        self.get(kind.action(), stage, micro_batch)
+    /// Index of a compute action of a stage or, by its place ([`Schedule::cell`]), of a slice.
+    pub(super) fn compute(&self, kind: Compute, cell: usize, micro_batch: usize) -> Option<usize> {
+        self.get(kind.action(), cell, micro_batch)
+    }
+
+    /// Index of the send or the receive of a split head's message.
+    pub(super) fn head_end(&self, End { edge, is_send, micro_batch }: End) -> Option<usize> {
+        let ends = &self.head_ends[usize::from(!is_send)];
+        let index = ends[edge * self.micro_batches + micro_batch];
+        (index != NOWHERE).then_some(index as usize)
     }
 
     /// Index of B or BW.
@@ -122,10 +145,13 @@ impl Tables {
         forward_only: bool,
         faults: &mut Faults,
     ) -> Result<(), Enough> {
-        for stage in 0..schedule.stages() {
+        let own = (0..schedule.stages()).map(|stage| (schedule.placement[stage], stage));
+        let ranks = schedule.wide_stage().into_iter().flat_map(|wide| {
+            (0..schedule.pp()).filter(move |rank| schedule.has(*rank, wide)).map(move |r| (r, wide))
+        });
+        for of in own.chain(ranks) {
             for micro_batch in 0..self.micro_batches {
-                let place = (stage, micro_batch);
-                faults.note(self.complete_one(schedule, place, forward_only))?;
+                faults.note(self.complete_one(schedule, of, micro_batch, forward_only))?;
             }
         }
         Ok(())
@@ -134,11 +160,12 @@ impl Tables {
     fn complete_one(
         &self,
         schedule: &Schedule,
-        (stage, micro_batch): (usize, usize),
+        (rank, stage): (usize, usize),
+        micro_batch: usize,
         forward_only: bool,
     ) -> Result<(), VerifyError> {
-        let rank = schedule.placement[stage];
-        let at = |kind| self.compute(kind, stage, micro_batch);
+        let at = |kind| self.compute(kind, schedule.cell(rank, stage), micro_batch);
+        let is_slice = schedule.wide_stage() == Some(stage);
         let missing = |what: Compute| {
             let action = Action::compute(what, stage, micro_batch);
             Err(VerifyError::Missing { rank, action, unit: None })
@@ -154,7 +181,7 @@ impl Tables {
                 fault(schedule, rank, whole, Fault::WholeAndSplit { other })
             }
             (Some(_), None, None) | (None, Some(_), Some(_)) => Ok(()),
-            (None, None, None) if !self.index[ActionKind::BW as usize].is_empty() => {
+            (None, None, None) if !is_slice && !self.index[ActionKind::BW as usize].is_empty() => {
                 missing(Compute::BW)
             }
             (None, None, _) => missing(Compute::B),
@@ -163,13 +190,26 @@ impl Tables {
     }
 }
 
+fn enter(slot: &mut u32, index: usize) -> Result<(), Fault> {
+    if *slot != NOWHERE {
+        return Err(Fault::Duplicate { first: *slot as usize });
+    }
+    *slot = index as u32;
+    Ok(())
+}
+
+/// Whether slices of a head have it: F, B and W, each by itself.
+fn is_of_slice(kind: ActionKind) -> bool {
+    matches!(kind, ActionKind::F | ActionKind::B | ActionKind::W)
+}
+
 /// What an action enters into which table: (table, stage, micro-batch).
 fn entries(action: &Action) -> impl Iterator<Item = (ActionKind, usize, usize)> + use<> {
     let (kind, place) = action.parts();
     let one = match place {
         Place::MicroBatch(stage, micro_batch) => Some((kind, stage, micro_batch)),
         // The computes of a pair are entered one by one.
-        Place::Nothing | Place::Stage(_) | Place::Pair(..) => None,
+        Place::Nothing | Place::Stage(_) | Place::Peer(..) | Place::Pair(..) => None,
     };
     let pair = action.computes().filter(move |_| one.is_none());
     pair.map(|task| (task.kind.action(), task.stage, task.micro_batch)).chain(one)
@@ -179,6 +219,6 @@ fn entries(action: &Action) -> impl Iterator<Item = (ActionKind, usize, usize)> 
 fn bare_stage(action: &Action) -> Option<usize> {
     match action.parts().1 {
         Place::Stage(stage) => Some(stage),
-        Place::Nothing | Place::MicroBatch(..) | Place::Pair(..) => None,
+        Place::Nothing | Place::MicroBatch(..) | Place::Peer(..) | Place::Pair(..) => None,
     }
 }

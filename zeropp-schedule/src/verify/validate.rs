@@ -3,7 +3,9 @@
 
 use super::tables::Tables;
 use super::{Enough, Fault, Faults, VerifyError, fault};
+use crate::head::End;
 use crate::ir::{Action, Schedule};
+use crate::links::Named;
 
 /// Checks that all ranks validate once, or none does, after warm-ups that are closed.
 pub(super) fn check(
@@ -38,7 +40,7 @@ pub(super) fn check(
             if is_before && !action.row().is_forward {
                 faults.note(fault(schedule, rank, index, Fault::NotWarmUp))?;
             }
-            let other = other_end(schedule, tables, action);
+            let other = other_end(schedule, tables, (rank, action));
             if other.is_some_and(|(peer, at)| is_before != (at < ends[peer])) {
                 faults.note(fault(schedule, rank, index, Fault::CrossesValidation))?;
             }
@@ -48,8 +50,16 @@ pub(super) fn check(
 }
 
 /// Rank and index of the receive of a send, or of the send of a receive.
-fn other_end(schedule: &Schedule, tables: &Tables, action: &Action) -> Option<(usize, usize)> {
-    let (peer, (message, producer, micro_batch)) = schedule.other_end(action)?;
+fn other_end(
+    schedule: &Schedule,
+    tables: &Tables,
+    (rank, action): (usize, &Action),
+) -> Option<(usize, usize)> {
+    let (peer, named) = schedule.other_end(action)?;
+    let Named::Stage(message, producer, micro_batch) = named else {
+        let End { edge, is_send, micro_batch } = tables.head.as_ref()?.end(rank, action)?.ok()?;
+        return Some((peer, tables.head_end(End { edge, is_send: !is_send, micro_batch })?));
+    };
     let is_send = action.message().is_some_and(|end| end.is_send);
     let at = if is_send {
         let consumer = message.consumer(producer, schedule.stages())?;

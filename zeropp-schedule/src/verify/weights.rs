@@ -29,10 +29,11 @@ pub(super) fn check(
     let reduces_replicas =
         schedule.ranks.iter().flatten().any(|a| matches!(a, Action::ReplicaReduce { .. }));
     let retires = schedule.ranks.iter().flatten().any(|a| matches!(a, Action::Retire { .. }));
-    let mut stages = vec![Stage::default(); schedule.stages()];
+    let mut stages = vec![Stage::default(); schedule.cells()];
     for (rank, actions) in schedule.ranks.iter().enumerate() {
         let mut walk = Walk {
             schedule,
+            rank,
             program,
             limits,
             units: &units,
@@ -72,6 +73,7 @@ pub(super) fn check(
 /// One rank's walk.
 struct Walk<'a> {
     schedule: &'a Schedule,
+    rank: usize,
     program: bool,
     limits: &'a VerifyLimits,
     units: &'a [usize],
@@ -92,8 +94,9 @@ impl Walk<'_> {
         match *action {
             Action::AllGather { stage } => self.gather(stage, index),
             Action::Free { stage } => {
-                self.stages[stage].gathered.take().ok_or(Fault::NotGathered { stage })?;
-                self.resident -= 1;
+                let state = self.stage(stage);
+                state.gathered.take().ok_or(Fault::NotGathered { stage })?;
+                self.resident -= usize::from(self.is_counted(stage));
                 Ok(())
             }
             Action::ReduceScatter { stage } => self.reduce(stage),
@@ -108,7 +111,11 @@ impl Walk<'_> {
                 self.stepped = true;
                 self.retired()
             }
-            Action::Send { .. } | Action::Recv { .. } | Action::Validate => Ok(()),
+            Action::Send { .. }
+            | Action::Recv { .. }
+            | Action::SendHead { .. }
+            | Action::RecvHead { .. }
+            | Action::Validate => Ok(()),
             Action::Compute { .. } | Action::Overlap { .. } => {
                 action.computes().try_for_each(|Task { kind, stage, micro_batch }| {
                     self.compute(kind, stage, micro_batch)
@@ -117,8 +124,18 @@ impl Walk<'_> {
         }
     }
 
+    fn stage(&mut self, stage: usize) -> &mut Stage {
+        &mut self.stages[self.schedule.cell(self.rank, stage)]
+    }
+
+    /// Whether it is one of the stages that may be gathered at once: a slice of the head is beside
+    /// them.
+    fn is_counted(&self, stage: usize) -> bool {
+        self.schedule.wide_stage() != Some(stage)
+    }
+
     fn compute(&mut self, kind: Compute, stage: usize, micro_batch: usize) -> Result<(), Fault> {
-        let state = &mut self.stages[stage];
+        let state = &mut self.stages[self.schedule.cell(self.rank, stage)];
         if kind.needs_weights() && state.gathered.is_none() {
             return Err(Fault::NotGathered { stage });
         }
@@ -133,10 +150,10 @@ impl Walk<'_> {
     }
 
     fn gather(&mut self, stage: usize, index: usize) -> Result<(), Fault> {
-        if let Some(since) = self.stages[stage].gathered.replace(index) {
+        if let Some(since) = self.stage(stage).gathered.replace(index) {
             return Err(Fault::GatheredTwice { stage, since });
         }
-        self.resident += 1;
+        self.resident += usize::from(self.is_counted(stage));
         let resident = self.resident;
         match self.limits.gathered_max {
             Some(limit) if resident > limit => Err(Fault::GatheredLimit { resident, limit }),
@@ -153,7 +170,7 @@ impl Walk<'_> {
     }
 
     fn reduce(&mut self, stage: usize) -> Result<(), Fault> {
-        let state = &mut self.stages[stage];
+        let state = &mut self.stages[self.schedule.cell(self.rank, stage)];
         let (unit, done) = (state.reduced, state.added);
         match self.schedule.units.get(unit).copied() {
             Some(size) if done == size => {
@@ -169,8 +186,9 @@ impl Walk<'_> {
     }
 
     fn reduce_replicas(&mut self, stage: usize, index: usize) -> Result<(), Fault> {
-        let state = &mut self.stages[stage];
-        if state.reduced < self.schedule.units.len() {
+        let units = self.schedule.units.len();
+        let state = self.stage(stage);
+        if state.reduced < units {
             return Err(Fault::NotReduced { unit: state.reduced });
         }
         match state.replicas.replace(index) {
@@ -188,8 +206,9 @@ fn at_end(
     rank: usize,
     replicas: bool,
 ) -> Result<(), VerifyError> {
-    for stage in schedule.stages_of(rank) {
-        let state = &stages[stage];
+    let slice = schedule.wide_stage().filter(|wide| schedule.has(rank, *wide));
+    for stage in schedule.stages_of(rank).into_iter().chain(slice) {
+        let state = &stages[schedule.cell(rank, stage)];
         if let Some(index) = state.gathered {
             return fault(schedule, rank, index, Fault::NeverFreed);
         }

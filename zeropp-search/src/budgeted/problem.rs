@@ -280,6 +280,7 @@ impl Problem {
             placement: self.placement.clone(),
             units: self.units.clone(),
             ranks: vec![Vec::new(); self.ranks],
+            ..Schedule::default()
         }
     }
 }

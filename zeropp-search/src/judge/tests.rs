@@ -59,7 +59,7 @@ fn brute_force(pp: usize, m: usize, costs: &Costs) -> u64 {
         };
         let ranks = orders.iter().map(pick).collect();
         let (kind, placement) = ("all".into(), looping(pp, 1));
-        Schedule { kind, placement, units: vec![m], ranks }
+        Schedule { kind, placement, units: vec![m], ranks, ..Schedule::default() }
     };
     let spans =
         (0..combinations).filter_map(|n| zeropp_schedule::schedules::own_span(&of(n), costs));

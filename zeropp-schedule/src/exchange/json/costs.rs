@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::micros;
 use crate::{
-    memory::StageBytes,
+    ir::HeadMessage,
+    memory::{HeadBytes, StageBytes},
     simulate::{self, LinkCosts, StageCosts},
 };
 
@@ -65,6 +66,9 @@ pub struct Costs {
     /// One message.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mem_message: Vec<i64>,
+    /// Messages of a split head: input, sums of a block, log-sum-exp, gradient of the input.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mem_head: Option<[u64; 4]>,
 }
 
 /// The longest time a file may give: 10⁹ µs is a quarter of an hour for one action, and far from
@@ -166,6 +170,9 @@ impl Costs {
             weights: units(&self.mem_weights, s),
             gradient: units(&self.mem_gradient, s),
             message: units(&self.mem_message, s),
+            head: self.mem_head.map_or_else(HeadBytes::default, |[input, sums, lse, gradient]| {
+                HeadBytes { input, sums, lse, gradient }
+            }),
             ..StageBytes::default()
         };
         simulate::Costs {
@@ -207,6 +214,12 @@ impl From<&simulate::Costs> for Costs {
             mem_weights: memory(|m| m.weights as i64),
             mem_gradient: memory(|m| m.gradient as i64),
             mem_message: memory(|m| m.message as i64),
+            mem_head: costs
+                .memory
+                .last()
+                .map(|m| m.head)
+                .filter(|h| h.longest() > 0)
+                .map(|head| HeadMessage::ALL.map(|message| head.of(message))),
         }
     }
 }

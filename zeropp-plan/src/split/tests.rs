@@ -1,0 +1,128 @@
+use zeropp_schedule::lower::in_issue_order;
+use zeropp_schedule::memory::HeadBytes;
+use zeropp_schedule::schedules::default_unit;
+use zeropp_schedule::simulate::StageCosts;
+use zeropp_schedule::verify::{VerifyLimits, verify, verify_issue_order};
+
+use super::*;
+use crate::layout::Recompute;
+use crate::machines;
+use crate::model::ModelSizes;
+use crate::tests::job;
+
+/// llama3-8b with so many ids, cut into stages of one block, 8,192 tokens a micro-batch, 8 GPUs
+/// share a stage.
+fn llama(ids: usize, (pp, virtual_stages, micro_batches): (usize, usize, usize)) -> (Job, Layout) {
+    let job = job("llama3-8b", 8 * pp, 8 * micro_batches);
+    let mut decoder = job.model.decoder;
+    decoder.vocabulary = ids;
+    let model = ModelSizes { decoder, seq: 8192, ..job.model.clone() };
+    let layout = Layout {
+        pp,
+        zero3: 8,
+        dp: 1,
+        virtual_stages,
+        unit: default_unit(pp, virtual_stages, micro_batches),
+        micro_batches,
+        micro_batch_size: 1,
+        recompute: Recompute::None,
+        zero1: false,
+        schedule: "zeropp",
+        prefetch: 1,
+    };
+    (Job { model, machine: machines::named("h100").unwrap(), ..job }, layout)
+}
+
+/// Step over a rank's mean compute, less 1.
+fn loss(split: &Split) -> f64 {
+    let computes = split.computes_s();
+    split.step_s / (computes.iter().sum::<f64>() / computes.len() as f64) - 1.0
+}
+
+/// What uneven ranks and the head's messages take of a step.
+fn uneven_and_messages(job: &Job, layout: &Layout, split: &Split) -> f64 {
+    let computes = split.computes_s();
+    let mean = computes.iter().sum::<f64>() / computes.len() as f64;
+    let uneven = computes.iter().copied().fold(0.0, f64::max) - mean;
+    let mut without = split.costs.clone();
+    without.memory.iter_mut().for_each(|stage| stage.head = HeadBytes::default());
+    let messages = split.step_s - split.step_with(job, layout, &without).unwrap();
+    (uneven + messages.max(0.0)) / split.step_s
+}
+
+/// All stages as long as the mean one, the head among them.
+fn equal(job: &Job, layout: &Layout, model: &mut Model, blocks: &[usize]) -> Split {
+    let mut stages = model.stages(job, layout, blocks);
+    let n = stages.len() as u64;
+    let mean = |of: fn(&StageCosts) -> u64| stages.iter().map(|s| of(&s.costs)).sum::<u64>() / n;
+    let (f_ns, b_ns, w_ns) = (mean(|c| c.f_ns), mean(|c| c.b_ns), mean(|c| c.w_ns));
+    let (all_gather_ns, reduce_scatter_ns) =
+        (mean(|c| c.all_gather_ns), mean(|c| c.reduce_scatter_ns));
+    for stage in &mut stages {
+        let costs = stage.costs;
+        stage.costs = StageCosts { f_ns, b_ns, w_ns, all_gather_ns, reduce_scatter_ns, ..costs };
+    }
+    simulated(job, layout, &stages, Vec::new()).unwrap()
+}
+
+/// The rows of the design's table for llama3-8b, with 128k and 256k ids.
+#[test]
+fn a_split_head_costs_little_beside_equal_stages() {
+    for ids in [128_256, 256_000] {
+        for shape in [(4, 4, 32), (8, 4, 32), (16, 2, 64)] {
+            let (job, layout) = llama(ids, shape);
+            let mut model = Model::new(&job, 1);
+            let blocks = vec![1; layout.stages()];
+            let blocks = if layout.stages() == 16 { vec![2; 16] } else { blocks };
+            let equal = loss(&equal(&job, &layout, &mut model, &blocks));
+            let whole = simulated(&job, &layout, &model.stages(&job, &layout, &blocks), vec![]);
+            let (even, busy, head) = busy(&job, &layout, &mut model, &blocks);
+            let all = candidates(ids, &busy, head);
+            assert!(all.contains(&even));
+            let split = fastest(&job, &layout, &mut model, (&blocks, all)).unwrap().unwrap();
+            let share = uneven_and_messages(&job, &layout, &split);
+            println!(
+                "P {} {ids}: loss {:.2} %, equal {:.2} %, whole {:.2} %, uneven and messages \
+                 {:.2} %, slices {:?}",
+                shape.0,
+                100.0 * loss(&split),
+                100.0 * equal,
+                100.0 * loss(&whole.unwrap()),
+                100.0 * share,
+                split.slices,
+            );
+            verify(&split.program, &VerifyLimits::default()).unwrap();
+            verify_issue_order(&in_issue_order(&split.program)).unwrap();
+            assert!(share <= 0.02, "{share}");
+            assert!(loss(&split) <= equal + 0.015, "{} {equal}", loss(&split));
+        }
+    }
+}
+
+/// Even slices, what each rank computes for a micro-batch without the head, and what that takes.
+fn busy(
+    job: &Job,
+    layout: &Layout,
+    model: &mut Model,
+    blocks: &[usize],
+) -> (Vec<usize>, Vec<f64>, f64) {
+    let pp = layout.pp;
+    let each = 63usize.div_ceil(pp);
+    let n = job.model.decoder.rows().div_ceil(rows_of_block(job.model.decoder.rows()));
+    let even: Vec<usize> = (0..pp).map(|r| each.min(n.saturating_sub(r * each))).collect();
+    let stages = model.with_slices(job, layout, (blocks, &even));
+    let of = |stage: &Stage| (stage.costs.f_ns + stage.costs.b_ns + stage.costs.w_ns) as f64;
+    let (own, slices) = stages.split_at(layout.stages());
+    let rank = |rank: usize| own.iter().skip(rank).step_by(pp).map(of).sum::<f64>();
+    (even, (0..pp).map(rank).collect(), slices.iter().map(of).sum())
+}
+
+#[test]
+fn blocks_come_from_the_rows_alone() {
+    assert_eq!((rows_of_block(128_256), rows_of_block(256_000)), (2048, 4096));
+    assert_eq!((rows_of_block(1), rows_of_block(128 * 64), rows_of_block(8193)), (128, 128, 256));
+    // The emptiest rank has most, and none is left out.
+    let all = candidates(128 * 64, &[3.0, 1.0, 3.0, 3.0], 2.0);
+    assert_eq!(all, [vec![], vec![16; 4], vec![0, 64, 0, 0]]);
+    assert_eq!(candidates(128 * 64, &[1.0, 1.0], 2.0), [vec![], vec![32, 32]]);
+}

@@ -1,0 +1,383 @@
+//! A head that is split over ranks: which messages a micro-batch has there, and what waits for
+//! which of them.
+//!
+//! The head's rows are cut into blocks, and each rank has some that follow each other
+//! ([`Schedule::slices`]). Its stage, S, is computed by every rank with blocks: F makes the logits
+//! of its rows, B the gradients of the input by its blocks, W those of its rows. Between them
+//! messages go along a tree of ranks whose root has the last stage: the input down, the blocks'
+//! sums up, their log-sum-exp down. The gradient of the input is a binary tree over *blocks*, so
+//! that its bits know no ranks; a sum lives with the rank of its last block, and what another rank
+//! has of it goes there. Where slices are aligned to the tree of blocks both trees are the same.
+
+use std::collections::HashMap;
+
+use crate::action::HeadMessage;
+use crate::ir::{Action, Compute, Schedule};
+
+/// One message that every micro-batch has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Edge {
+    pub(crate) message: HeadMessage,
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    /// Tensors in it: blocks of sums, or sums of gradients.
+    pub(crate) tensors: u64,
+    /// The compute of its sender that it comes after, by kind and stage, if there is one.
+    pub(crate) after: Option<(Compute, usize)>,
+    /// What else it waits for: messages to its sender.
+    pub(crate) needs: Vec<usize>,
+}
+
+/// The messages of a split head.
+#[derive(Clone, Debug)]
+pub(crate) struct Head {
+    /// Its stage, S.
+    pub(crate) stage: usize,
+    /// The rank of the stage before it.
+    pub(crate) root: usize,
+    pub(crate) slices: Vec<usize>,
+    pub(crate) edges: Vec<Edge>,
+    by_ends: HashMap<(HeadMessage, usize, usize), usize>,
+    /// What F and B of each rank's slice take, and B of the stage before.
+    f: Vec<Vec<usize>>,
+    b: Vec<Vec<usize>>,
+    before: Vec<usize>,
+}
+
+impl Head {
+    /// That of `schedule`, if its head is split. With forwards alone there are no messages but
+    /// inputs and sums.
+    pub(crate) fn of(schedule: &Schedule) -> Option<Head> {
+        let stage = schedule.wide_stage()?;
+        let root = *schedule.placement.last()?;
+        let mut head = Head {
+            stage,
+            root,
+            slices: schedule.slices.clone(),
+            edges: Vec::new(),
+            by_ends: HashMap::new(),
+            f: vec![Vec::new(); schedule.pp()],
+            b: vec![Vec::new(); schedule.pp()],
+            before: Vec::new(),
+        };
+        let trains = !schedule.is_forward_only();
+        head.add_trees(trains);
+        if trains {
+            head.add_gradients();
+        }
+        Some(head)
+    }
+
+    /// The ranks that have blocks in the order of these, which ends with the root's, if it has any.
+    fn in_order_of_rows(&self) -> impl Iterator<Item = usize> + use<'_> {
+        let ranks = self.slices.len();
+        let all = (1..=ranks).map(move |n| (self.root + n) % ranks);
+        all.filter(|rank| self.has(*rank))
+    }
+
+    /// Whether a rank has blocks.
+    pub(crate) fn has(&self, rank: usize) -> bool {
+        self.slices.get(rank).is_some_and(|n| *n > 0)
+    }
+
+    fn add(&mut self, edge: Edge) -> usize {
+        let at = self.edges.len();
+        self.by_ends.insert((edge.message, edge.from, edge.to), at);
+        self.edges.push(edge);
+        at
+    }
+
+    /// Input, sums and log-sum-exp: along a binomial tree, whose largest branch is sent to first.
+    fn add_trees(&mut self, trains: bool) {
+        let mut ranks: Vec<usize> = self.in_order_of_rows().collect();
+        ranks.retain(|rank| *rank != self.root);
+        ranks.push(self.root);
+        ranks.reverse();
+        let parent = |at: usize| at & (at - 1);
+        let n = ranks.len();
+        let mut blocks: Vec<u64> = ranks.iter().map(|rank| self.slices[*rank] as u64).collect();
+        for at in (1..n).rev() {
+            blocks[parent(at)] += blocks[at];
+        }
+        let one = |message, from, to| Edge {
+            message,
+            from,
+            to,
+            tensors: 1,
+            after: None,
+            needs: Vec::new(),
+        };
+        // From the root on: a parent has a smaller place than its children, of which the last
+        // has most below it.
+        let mut inputs = vec![None; n];
+        for at in 0..n {
+            for child in (at + 1..n).rev().filter(|child| parent(*child) == at) {
+                let mut edge = one(HeadMessage::Input, ranks[at], ranks[child]);
+                edge.after = (at == 0).then_some((Compute::F, self.stage - 1));
+                edge.needs.extend(inputs[at]);
+                inputs[child] = Some(self.add(edge));
+            }
+        }
+        let mut sums: Vec<Vec<usize>> = vec![Vec::new(); n];
+        for at in (1..n).rev() {
+            let mut edge = one(HeadMessage::Sums, ranks[at], ranks[parent(at)]);
+            edge.tensors = blocks[at];
+            edge.after = Some((Compute::F, self.stage));
+            edge.needs.clone_from(&sums[at]);
+            let at_parent = self.add(edge);
+            sums[parent(at)].push(at_parent);
+        }
+        for (at, input) in inputs.iter().enumerate() {
+            self.f[ranks[at]].extend(input);
+        }
+        if !trains {
+            return;
+        }
+        let mut lse = vec![None; n];
+        for at in 0..n {
+            for child in (at + 1..n).rev().filter(|child| parent(*child) == at) {
+                let mut edge = one(HeadMessage::Lse, ranks[at], ranks[child]);
+                if at == 0 {
+                    edge.after = self.has(self.root).then_some((Compute::F, self.stage));
+                    edge.needs.clone_from(&sums[0]);
+                }
+                edge.needs.extend(lse[at]);
+                lse[child] = Some(self.add(edge));
+            }
+        }
+        for (at, lse) in lse.iter().enumerate().skip(1) {
+            self.b[ranks[at]].extend(lse);
+        }
+        self.b[self.root].clone_from(&sums[0]);
+    }
+
+    /// The sums of the gradient of the input.
+    fn add_gradients(&mut self) {
+        // The rank of each block.
+        let owners: Vec<usize> = self
+            .in_order_of_rows()
+            .flat_map(|rank| std::iter::repeat_n(rank, self.slices[rank]))
+            .collect();
+        let Some(last) = owners.last().copied() else { return };
+        let mut into = self.sum(&owners);
+        if last != self.root {
+            into = vec![self.gradient(last, self.root, into)];
+        }
+        into.sort_unstable();
+        into.dedup();
+        self.before = into;
+    }
+
+    /// The sum over blocks of these owners: the messages to the last one's that it takes.
+    fn sum(&mut self, owners: &[usize]) -> Vec<usize> {
+        if owners.len() < 2 {
+            return Vec::new();
+        }
+        // The left half is the largest power of two below all.
+        let half = owners.len().next_power_of_two() / 2;
+        let (left, right) = owners.split_at(half);
+        let (from, to) = (left[half - 1], right[right.len() - 1]);
+        let mut taken = self.sum(left);
+        if from != to {
+            taken = vec![self.gradient(from, to, taken)];
+        }
+        taken.extend(self.sum(right));
+        taken
+    }
+
+    /// One more sum from one rank to another, which go together.
+    fn gradient(&mut self, from: usize, to: usize, needs: Vec<usize>) -> usize {
+        let key = (HeadMessage::Gradient, from, to);
+        let at = match self.by_ends.get(&key) {
+            Some(at) => *at,
+            None => {
+                let after = self.has(from).then_some((Compute::B, self.stage));
+                let (message, needs) = (HeadMessage::Gradient, Vec::new());
+                self.add(Edge { message, from, to, tensors: 0, after, needs })
+            }
+        };
+        let edge = &mut self.edges[at];
+        edge.tensors += 1;
+        edge.needs.extend(needs);
+        edge.needs.sort_unstable();
+        edge.needs.dedup();
+        at
+    }
+
+    /// The message between two ranks.
+    pub(crate) fn edge(&self, message: HeadMessage, from: usize, to: usize) -> Option<usize> {
+        self.by_ends.get(&(message, from, to)).copied()
+    }
+
+    /// The message that a send or a receive of `rank` is of, with whether it sends and its
+    /// micro-batch; `Err` where there is no such message, none for other actions.
+    pub(crate) fn end(&self, rank: usize, action: &Action) -> Option<Result<End, ()>> {
+        let (is_send, message, stage, micro_batch, peer) = match *action {
+            Action::SendHead { message, stage, micro_batch, peer } => {
+                (true, message, stage, micro_batch, peer)
+            }
+            Action::RecvHead { message, stage, micro_batch, peer } => {
+                (false, message, stage, micro_batch, peer)
+            }
+            _ => return None,
+        };
+        let (from, to) = if is_send { (rank, peer) } else { (peer, rank) };
+        let edge = self.edge(message, from, to).filter(|_| stage == self.stage);
+        Some(edge.map(|edge| End { edge, is_send, micro_batch }).ok_or(()))
+    }
+
+    /// What a compute of `rank` takes from other ranks.
+    pub(crate) fn needs(&self, rank: usize, kind: Compute, stage: usize) -> &[usize] {
+        match kind {
+            Compute::F if stage == self.stage => &self.f[rank],
+            Compute::B if stage == self.stage => &self.b[rank],
+            Compute::B | Compute::BW if stage + 1 == self.stage => &self.before,
+            _ => &[],
+        }
+    }
+
+    /// What a compute of `rank` takes of another stage of the same rank.
+    pub(crate) fn takes_here(&self, rank: usize, kind: Compute, stage: usize) -> Option<Compute> {
+        match kind {
+            Compute::F if stage == self.stage && rank == self.root => Some(Compute::F),
+            Compute::B | Compute::BW if stage + 1 == self.stage && self.has(self.root) => {
+                Some(Compute::B)
+            }
+            _ => None,
+        }
+    }
+
+    /// These messages and all that have to be sent before them.
+    pub(crate) fn with_all_before(&self, edges: &[usize]) -> Vec<usize> {
+        let mut all = edges.to_vec();
+        let mut at = 0;
+        while at < all.len() {
+            for before in &self.edges[all[at]].needs {
+                if !all.contains(before) {
+                    all.push(*before);
+                }
+            }
+            at += 1;
+        }
+        all
+    }
+
+    /// The messages that wait for each one.
+    pub(crate) fn waiting(&self) -> Vec<Vec<usize>> {
+        let mut waiting = vec![Vec::new(); self.edges.len()];
+        for (at, edge) in self.edges.iter().enumerate() {
+            edge.needs.iter().for_each(|before| waiting[*before].push(at));
+        }
+        waiting
+    }
+
+    /// The action at one end of a message.
+    pub(crate) fn action(&self, End { edge, is_send, micro_batch }: End) -> Action {
+        let Edge { message, from, to, .. } = self.edges[edge];
+        let stage = self.stage;
+        match is_send {
+            true => Action::SendHead { message, stage, micro_batch, peer: to },
+            false => Action::RecvHead { message, stage, micro_batch, peer: from },
+        }
+    }
+}
+
+/// One end of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct End {
+    pub(crate) edge: usize,
+    pub(crate) is_send: bool,
+    pub(crate) micro_batch: usize,
+}
+
+/// Sums of gradients that a micro-batch has sent to `rank` of a head of these slices, whose last
+/// stage is on rank `root`.
+pub fn gradients_to(slices: &[usize], root: usize, rank: usize) -> u64 {
+    let pp = slices.len();
+    let placement = (0..pp).map(|n| (root + 1 + n) % pp).collect();
+    let ranks = vec![Vec::new(); pp];
+    let schedule = Schedule { placement, ranks, slices: slices.to_vec(), ..Schedule::default() };
+    let all = Head::of(&schedule).map(|head| head.edges).unwrap_or_default();
+    let is_to = |e: &&Edge| e.message == HeadMessage::Gradient && e.to == rank;
+    all.iter().filter(is_to).map(|e| e.tensors).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(slices: &[usize], root: usize) -> Head {
+        let pp = slices.len();
+        let placement = (0..pp).map(|n| (root + 1 + n) % pp).collect();
+        let ranks = vec![Vec::new(); pp];
+        let schedule =
+            Schedule { placement, ranks, slices: slices.to_vec(), ..Schedule::default() };
+        Head::of(&schedule).unwrap()
+    }
+
+    fn pairs(head: &Head, message: HeadMessage) -> Vec<(usize, usize)> {
+        let mut of: Vec<_> = head
+            .edges
+            .iter()
+            .filter(|e| e.message == message)
+            .map(|e| (e.from.min(e.to), e.from.max(e.to)))
+            .collect();
+        of.sort_unstable();
+        of
+    }
+
+    #[test]
+    fn aligned_slices_have_one_tree_of_ranks() {
+        for pp in [2, 4, 8, 16] {
+            let head = head(&vec![64 / pp; pp], pp - 1);
+            let trees = HeadMessage::ALL.map(|message| pairs(&head, message));
+            assert!(trees.iter().all(|tree| tree.len() == pp - 1 && *tree == trees[0]));
+            let gradients = |e: &&Edge| e.message == HeadMessage::Gradient;
+            assert!(head.edges.iter().filter(gradients).all(|e| e.tensors == 1));
+        }
+    }
+
+    #[test]
+    fn other_slices_send_more_sums() {
+        let sums = |slices: &[usize]| {
+            let root = slices.len() - 1;
+            (0..slices.len()).map(|rank| gradients_to(slices, root, rank)).sum::<u64>()
+        };
+        assert_eq!(sums(&[21, 21, 22]), 6);
+        assert_eq!(sums(&[10, 11, 11, 10, 11, 11]), 11);
+        assert_eq!(sums(&[16; 4]), 3);
+        // The last stage's rank has no blocks: one more, to it.
+        assert_eq!(sums(&[32, 32, 0]), 2);
+    }
+
+    /// Whatever the slices, every rank with blocks has its messages, and none waits in a circle.
+    #[test]
+    fn every_rank_with_blocks_is_in_the_trees() {
+        for (slices, root) in [
+            (vec![3, 0, 7, 1, 0, 9], 5),
+            (vec![3, 0, 7, 1, 0, 9], 0),
+            (vec![1, 0, 7, 1, 0, 0], 5),
+            (vec![5], 0),
+            (vec![0, 13], 1),
+            (vec![13, 0], 1),
+        ] {
+            let head = head(&slices, root);
+            for rank in 0..slices.len() {
+                let others = rank != root && slices[rank] > 0;
+                assert_eq!(head.needs(rank, Compute::F, head.stage).len(), usize::from(others));
+                let b = head.needs(rank, Compute::B, head.stage).len();
+                assert!(rank == root || b == usize::from(others));
+            }
+            let last = head.with_all_before(head.needs(root, Compute::B, head.stage - 1));
+            let gradients = head.edges.iter().filter(|e| e.message == HeadMessage::Gradient);
+            assert_eq!(last.len(), gradients.count(), "{slices:?}: all sums come to the root");
+            let mut done = vec![false; head.edges.len()];
+            for _ in 0..head.edges.len() {
+                for (at, edge) in head.edges.iter().enumerate() {
+                    done[at] |= edge.needs.iter().all(|before| done[*before]);
+                }
+            }
+            assert!(done.iter().all(|done| *done), "{slices:?}");
+        }
+    }
+}
