@@ -3,6 +3,7 @@
 pub mod advice;
 pub mod against;
 pub mod bytes;
+pub mod change;
 mod closed;
 mod cores;
 pub mod cut;
@@ -22,8 +23,11 @@ pub mod plan;
 pub mod programs;
 pub mod race;
 pub mod recompute;
+mod recut;
+pub mod room;
 pub mod search;
 pub(crate) mod shared;
+pub mod sizes;
 pub mod stages;
 pub mod text;
 

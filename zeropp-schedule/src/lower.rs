@@ -10,6 +10,7 @@ use crate::ir::{Action, Compute, Message, Schedule, Task};
 use crate::schedules::{Kind, Objective, StepForm};
 
 mod issue;
+mod recompute;
 mod replicas;
 mod warm_up;
 mod weights;
@@ -17,6 +18,7 @@ mod weights;
 use weights::keep_written;
 
 pub use issue::in_issue_order;
+pub use recompute::recomputed;
 pub use replicas::with_sums_in_order_of;
 
 /// How lowering treats weights and memory.
@@ -25,9 +27,7 @@ pub struct LowerOptions {
     /// Stages gathered ahead of the one in use; at most 1 + prefetch are resident at once, or two
     /// while an overlapped pair of two stages runs.
     pub prefetch: usize,
-    /// Full recomputation: an R before the backward of every stage but, in schedules that split B
-    /// and W, the last of several on each rank, whose backward follows its forward closely (ZeroPP
-    /// §3.3), and an only one whose backwards are not in order.
+    /// Full recomputation: an R before the backward of the stages that [`recomputed`] says.
     pub recompute: bool,
     /// There are data-parallel replicas: sum every stage's gradient over them after its last unit.
     /// Copies of a stage are summed in any case.
@@ -216,31 +216,21 @@ struct Programs<'a> {
     consumers: Vec<usize>,
 }
 
-/// Whether a rank's backwards are in micro-batch order, in which a head that is done again before
-/// them has to make its gradient.
-fn has_backwards_in_order(actions: &[Action]) -> bool {
-    let backwards = actions.iter().flat_map(Action::computes);
-    backwards
-        .filter(|t| matches!(t.kind, Compute::B | Compute::BW))
-        .is_sorted_by_key(|t| t.micro_batch)
-}
-
 /// A message without a consumer.
 const NOBODY: usize = usize::MAX;
 
 impl<'a> Programs<'a> {
     /// With `written`, R stand where they stood; else where `recompute` asks for them.
     fn new(schedule: &'a Schedule, recompute: bool, written: bool) -> Programs<'a> {
+        let makes = recompute && !written;
         let splits = schedule.splits_backward();
         let ranks = schedule.ranks.iter().enumerate().map(|(rank, actions)| {
-            let mine = schedule.stages_of(rank);
-            let is_kept = splits && (mine.len() > 1 || !has_backwards_in_order(actions));
-            let kept = mine.last().copied().filter(|_| is_kept);
+            let kept = if makes { recompute::kept(schedule, splits, rank) } else { None };
             let mut program = Vec::with_capacity(actions.len());
             for action in actions {
                 for Task { kind, stage, micro_batch } in action.computes() {
                     let backward = matches!(kind, Compute::B | Compute::BW);
-                    if recompute && !written && backward && kept != Some(stage) {
+                    if makes && backward && kept != Some(stage) {
                         program.push(Action::compute(Compute::R, stage, micro_batch));
                     }
                 }

@@ -25,6 +25,8 @@ pub struct Kind {
     pub plans_gathers: bool,
     /// The rank of each stage, for P ranks with V stages each.
     pub placement: fn(usize, usize) -> Vec<usize>,
+    /// Whether some of its backwards are split into B and W.
+    pub splits: bool,
     /// Whether planners choose among its layouts, and by which closed forms.
     pub planning: Planning,
     /// A better cut of a shape into units, in a sentence, if there is one.
@@ -128,9 +130,6 @@ use StepForm::{Rounds, Units, Whole};
 /// Why kinds are not planned with.
 const SEARCHED: &str = "its order is searched for, which takes too long for every layout";
 
-/// Why kinds that are made at once are not planned with yet.
-const UNTRIED: &str = "its plans have not been held against runs";
-
 /// The kind of a run that names none.
 pub const DEFAULT: &str = KINDS[0].name;
 
@@ -145,6 +144,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: looping,
+        splits: true,
         planning: Planning::With(Forms::ZEROPP),
         note: unit_note,
         with_unit: None,
@@ -159,6 +159,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: looping,
+        splits: false,
         planning: Planning::Not("bf-pp has the same order"),
         note: |_| None,
         with_unit: None,
@@ -173,6 +174,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: looping,
+        splits: false,
         planning: Planning::With(Forms::ONE_F_ONE_B),
         note: |_| None,
         with_unit: None,
@@ -187,6 +189,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: looping,
+        splits: false,
         planning: Planning::With(Forms::INTERLEAVED),
         note: |_| None,
         with_unit: None,
@@ -201,6 +204,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: looping,
+        splits: false,
         planning: Planning::With(Forms::BREADTH_FIRST),
         note: |_| None,
         with_unit: None,
@@ -215,6 +219,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: looping,
+        splits: true,
         planning: Planning::With(Forms::INTERLEAVED_ZB),
         note: |_| None,
         with_unit: None,
@@ -229,6 +234,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: looping,
+        splits: true,
         planning: Planning::With(Forms::ZB_H1),
         note: |_| None,
         with_unit: None,
@@ -243,7 +249,8 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: looping,
-        planning: Planning::Not(UNTRIED),
+        splits: true,
+        planning: Planning::With(Forms::ZB_H2),
         note: |_| None,
         with_unit: None,
         generate: |shape, _| zb_h::h2(shape),
@@ -257,6 +264,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: true,
         plans_gathers: false,
         placement: looping,
+        splits: true,
         planning: Planning::Not(SEARCHED),
         note: |_| None,
         with_unit: None,
@@ -271,6 +279,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: true,
         plans_gathers: false,
         placement: looping,
+        splits: true,
         planning: Planning::Not(SEARCHED),
         note: |_| None,
         with_unit: None,
@@ -285,6 +294,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: true,
         plans_gathers: false,
         placement: vee,
+        splits: true,
         planning: Planning::With(Forms::ZB_V),
         note: |_| None,
         with_unit: None,
@@ -302,6 +312,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: true,
         plans_gathers: false,
         placement: vee,
+        splits: true,
         planning: Planning::With(Forms::V_HALF),
         note: |_| None,
         with_unit: None,
@@ -316,6 +327,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: true,
         plans_gathers: false,
         placement: vee,
+        splits: true,
         planning: Planning::With(Forms::V_MIN),
         note: |_| None,
         with_unit: None,
@@ -330,6 +342,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: true,
         plans_gathers: true,
         placement: looping,
+        splits: true,
         planning: Planning::Not(SEARCHED),
         note: |_| None,
         with_unit: None,
@@ -344,6 +357,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: true,
         plans_gathers: false,
         placement: looping,
+        splits: true,
         planning: Planning::Not(SEARCHED),
         note: |_| None,
         with_unit: Some(zeropp_auto::zeropp_auto_unit),
@@ -358,7 +372,8 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: vee,
-        planning: Planning::Not(UNTRIED),
+        splits: true,
+        planning: Planning::With(Forms::DUALPIPE_V),
         note: |_| None,
         with_unit: None,
         generate: |shape, _| dualpipe_v::generate(shape),
@@ -372,7 +387,8 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: vee,
-        planning: Planning::Not(UNTRIED),
+        splits: false,
+        planning: Planning::With(Forms::HANAYO),
         note: |_| None,
         with_unit: None,
         generate: |shape, _| super::hanayo::generate(shape),
