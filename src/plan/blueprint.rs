@@ -16,7 +16,7 @@ use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict_at_once};
 use zeropp_pipeline::simulate::{Costs, StageCosts};
 use zeropp_pipeline::timeline::Timeline;
 use zeropp_plan::bytes::{Layer, RankState, StageForm, StageState};
-use zeropp_plan::cutter::{Cutter, Stages};
+use zeropp_plan::cutter::Stages;
 use zeropp_plan::memory::{of_ranks, rank_states};
 use zeropp_plan::parts::Parts;
 use zeropp_plan::programs::Programs;
@@ -30,9 +30,6 @@ use crate::plan::needs::Needs;
 use crate::plan::program::{Resolved, shape};
 use crate::plan::times::Times;
 use crate::plan::{cut, evaluation, limit, memory, replicas, sizes};
-
-/// Actions of programs up to which several cuts are judged: each is a simulation.
-const JUDGED_MAX: usize = 300_000;
 
 /// What every rank builds from.
 #[derive(Clone)]
@@ -78,10 +75,7 @@ impl Blueprint {
             let model = (&model, &parts);
             Self::of((&resolved, costs.as_ref(), own), model, (batch, compute), stages)
         };
-        let mut first = made_of(cut::first(config, &cutter)?)?;
-        if config.stages.is_none() {
-            first = first.with_shortest_cut((&cutter, resolved.costs.as_ref()), &made_of)?;
-        }
+        let first = made_of(cut::first(config, &cutter)?)?;
         let mut made = cutter.within_memory(first, Self::held, made_of)?;
         if config.pack_weights == PackWeights::Auto
             && made.packs_weights()
@@ -92,38 +86,6 @@ impl Blueprint {
         }
         cut::tell(config, &cutter, &made.stages, &mut made.plan);
         Ok(made)
-    }
-
-    /// This, or the same with the cut of which a simulated step is clearly shorter, within a rank's
-    /// memory where that is limited. Programs that follow from the times of stages are made for the
-    /// best of all cuts alone.
-    fn with_shortest_cut(
-        self,
-        (cutter, table): (&Cutter, Option<&Table>),
-        made_of: &impl Fn(Stages) -> Result<Blueprint, Error>,
-    ) -> Result<Blueprint, Error> {
-        let others = cutter.candidates(&self.stages, &self.schedule().placement);
-        let actions: usize = self.programs.each().flat_map(|p| &p.ranks).map(Vec::len).sum();
-        if others.is_empty() || actions > JUDGED_MAX {
-            return Ok(self);
-        }
-        let (config, bytes) = (&self.config, self.all_bytes());
-        let mut best: Option<(u64, Stages)> = None;
-        for cut in others {
-            let table = cut::costs_of((config, table), cutter, &cut)?;
-            let estimates = self.parts.estimates(&cut, |_| false);
-            let costs = Times::new((config, table.as_ref()), estimates, &bytes)?.costs;
-            let step_ns = self.programs.step_ns(&costs);
-            if best.as_ref().is_none_or(|(least, _)| step_ns < *least) {
-                best = Some((step_ns, cut));
-            }
-        }
-        let least = cutter.worth(self.programs.step_ns(&self.times.costs));
-        let Some((_, cut)) = best.filter(|(step_ns, _)| *step_ns < least) else { return Ok(self) };
-        let other = made_of(cut)?;
-        let fits = config.rank_memory_bytes().is_none_or(|limit| other.needs().most() <= limit);
-        let is_shorter = other.programs.step_ns(&other.times.costs) < least;
-        Ok(if fits && is_shorter { other } else { self })
     }
 
     /// The same with these stages, which take what `table` says, if there is one.

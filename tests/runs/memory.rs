@@ -117,19 +117,6 @@ fn a_head_alone_in_its_stage_is_predicted_and_changes_no_bit() {
     assert_same_bits(&run(tied), &run(alone), "a tied head alone");
 }
 
-/// A run that is not told how to cut judges cuts by a simulated step: ranks are evened out.
-#[test]
-fn a_run_with_a_large_head_cuts_it_off_by_itself() {
-    let large = Config { vocab: Some(2000), pp: 4, ..uneven() };
-    let large = Config { virtual_stages: Some(2), schedule: "zeropp".into(), ..large };
-    let chosen = plan(&large);
-    assert_eq!((chosen.blocks.iter().sum::<usize>(), chosen.blocks.last()), (16, Some(&0)));
-    let by_hand = Config { stages: Some("8x2".into()), virtual_stages: None, ..large.clone() };
-    let [before, after] = [plan(&by_hand).bubble, chosen.bubble];
-    assert!(after < 0.9 * before, "{after} {before}");
-    assert_same_bits(&run(by_hand), &run(large), "as it is cut by itself");
-}
-
 /// What would need too much is refused before a rank starts, with settings that do fit.
 #[test]
 fn a_run_that_needs_too_much_is_refused_with_what_would_fit() {

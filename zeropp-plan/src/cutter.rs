@@ -8,7 +8,6 @@ use zeropp_schedule::memory::HeldBytes;
 
 use crate::cut::{GroupTimes, Groups, StageLimits, TooFewLayers};
 use crate::parts::{Parts, step, whole};
-use crate::recut::{Recut, SHORTER};
 
 /// How often a rank that is over its memory gives something away.
 const TRIES: usize = 64;
@@ -121,21 +120,6 @@ impl Cutter {
     /// Blocks of each stage of `cut`.
     pub fn blocks(&self, cut: &Stages) -> Vec<usize> {
         self.groups.sizes(cut)
-    }
-
-    /// Cuts of which the busiest rank has clearly less to do than that of `first`, those first that
-    /// have least; which is best is for a simulated step to say. A function of what `first` is one
-    /// of, and of the rank of each stage.
-    pub fn candidates(&self, first: &Stages, placement: &[usize]) -> Vec<Stages> {
-        let recut = Recut { groups: &self.groups, times: &self.times, placement };
-        let all = recut.candidates(&self.blocks(first)).into_iter();
-        all.map(|(blocks, _)| self.groups.stages(blocks)).collect()
-    }
-
-    /// The time that a step of another cut has to stay below to be worth it, where that of the first
-    /// takes so long; ties go to the first.
-    pub fn worth(&self, first_ns: u64) -> u64 {
-        (first_ns as f64 * SHORTER) as u64
     }
 
     /// How many times as long as the mean the longest stage of `cut` takes.

@@ -169,18 +169,6 @@ impl Programs {
         replicas.map(|replica| self.of(replica).units.len()).sum()
     }
 
-    /// The length of a simulated step of these costs, ns: of the replicas that take longest.
-    ///
-    /// # Panics
-    /// Panics where the costs are not these programs'.
-    pub fn step_ns(&self, costs: &simulate::Costs) -> u64 {
-        let end = |program| {
-            let timeline = simulate::times(program, costs).expect("costs of its stages");
-            timeline.ranks.iter().flat_map(|r| &r.spans).map(|s| s.end_ns).max().unwrap_or(0)
-        };
-        self.each().map(end).max().unwrap_or(0)
-    }
-
     /// A step by the simulator: of one replica where all are alike, else of every one, each from
     /// the start of the step.
     ///

@@ -90,14 +90,11 @@ impl Model {
     }
 
     /// The blocks of each stage of a run of `layout` that is not told how to cut: it goes by FLOP,
-    /// and by what full recomputation does again. None where it would have to simulate several.
+    /// and by what full recomputation does again.
     pub(crate) fn cut_of_run(&self, layout: &Layout) -> Option<Vec<usize>> {
-        let (groups, placement) = (self.parts.groups(), layout.placement());
-        let times = &self.parts.times_by_flop(layout.recomputed());
-        let cut = groups.balanced(times, layout.stages(), None).ok()?;
-        let first = groups.sizes(&cut?);
-        let others = Recut { groups, times, placement: &placement }.candidates(&first);
-        others.is_empty().then_some(first)
+        let (groups, times) = (self.parts.groups(), self.parts.times_by_flop(layout.recomputed()));
+        let cut = groups.balanced(&times, layout.stages(), None).ok()?;
+        Some(groups.sizes(&cut?))
     }
 
     /// The stages of `layout`, cut into so many blocks each.
