@@ -34,7 +34,7 @@ impl UpdateRule for RmsProp {
 fn main() -> Result<(), zeropp::Error> {
     let config = Config { pp: 2, zero3: 2, layers: 4, steps: 30, lr: 1e-3, ..Config::default() };
     let trainer = Trainer::builder(config).optimizer(RmsProp { alpha: 0.99 }).build()?;
-    println!("optimizer: {} bytes a rank", trainer.plan().ranks[0].memory.optimizer);
+    println!("optimizer: {} bytes a rank", trainer.plan().ranks[0].held.peaks.optimizer);
     let summary = trainer.train(|step| println!("step {:2}  loss {:.4}", step.step, step.loss))?;
     assert!(summary.last_loss < summary.first_loss);
     Ok(())

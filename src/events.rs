@@ -25,7 +25,7 @@ pub(crate) fn begin(config: &Config, plan: &Plan, done: Option<u64>) {
         schedule = plan.schedule,
         parameters = plan.parameters,
         predicted_bubble = plan.bubble,
-        predicted_bytes = plan.ranks.iter().map(|rank| rank.memory.total()).max(),
+        predicted_bytes = plan.ranks.iter().map(|rank| rank.held.peaks.total()).max(),
         steps = config.steps,
         resumed_step = done,
         begins_anew,

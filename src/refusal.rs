@@ -19,17 +19,8 @@ pub struct TooLittleMemory {
     pub(crate) limit: String,
     /// The rank that needs most.
     pub(crate) largest: RankPlan,
-    /// Settings that would fit.
-    pub(crate) fits: Vec<Fit>,
-}
-
-/// Settings that would fit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fit {
-    /// As flags.
-    pub(crate) flags: String,
-    /// Bytes that are needed then.
-    pub(crate) needed: u64,
+    /// Settings that would fit, as flags, with the bytes that are needed then.
+    pub(crate) fits: Vec<(String, u64)>,
 }
 
 impl std::error::Error for TooLittleMemory {}
@@ -39,7 +30,7 @@ impl fmt::Display for TooLittleMemory {
         let TooLittleMemory { who, needed, room, limit, largest, fits } = self;
         let (needed, room) = (in_words(*needed), in_words(*room));
         writeln!(f, "memory: {who} would need {needed}, and {limit} is {room}; not started")?;
-        let held = &largest.at_once;
+        let held = &largest.held.at_once;
         let total = held.total();
         writeln!(f, "\nPipeline rank {} at its peak:", largest.pp)?;
         let mut kinds = MemoryKind::ALL;
@@ -59,9 +50,9 @@ impl fmt::Display for TooLittleMemory {
             )?,
             fits => {
                 writeln!(f, "What would fit:")?;
-                let width = fits.iter().map(|fit| fit.flags.len()).max().unwrap_or(0);
-                for fit in fits {
-                    writeln!(f, "  {:width$}  {:>11}", fit.flags, in_words(fit.needed))?;
+                let width = fits.iter().map(|(flags, _)| flags.len()).max().unwrap_or(0);
+                for (flags, needed) in fits {
+                    writeln!(f, "  {flags:width$}  {:>11}", in_words(*needed))?;
                 }
             }
         }

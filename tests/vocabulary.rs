@@ -186,7 +186,7 @@ fn a_large_vocabulary_takes_little_memory() {
             ..Config::default()
         };
         let plan = Trainer::new(config).unwrap().plan().clone();
-        let memory = plan.ranks[7].memory;
+        let memory = plan.ranks[7].held.peaks;
         memory.activation + memory.weight_stash
     };
     let loss = last(131_072) - last(256);

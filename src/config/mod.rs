@@ -115,11 +115,6 @@ impl Config {
         }
     }
 
-    /// What is computed again of every micro-batch.
-    pub(crate) fn recompute_of_all(&self) -> Recompute {
-        if self.recompute_first.is_some() { Recompute::Selective } else { self.recompute }
-    }
-
     /// Whether the schedule cuts a step into units, as opposed to reducing once a step.
     pub fn in_units(&self) -> bool {
         self.kind().is_some_and(|kind| kind.step == StepForm::Units)

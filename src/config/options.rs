@@ -65,8 +65,8 @@ options! {
         /// Equal ones in a row may be given together: 1,8x2,1 are ten stages.
         /// The embedding belongs to the first stage and the head to the last, beside their blocks,
         /// and both are counted in the balance: where the head is large, the last stage gets fewer
-        /// blocks. Where virtual is not set, it follows from how many numbers there are (V·P). No
-        /// bit depends on the cut.
+        /// blocks, or none: the last number may be 0. Where virtual is not set, it follows from how
+        /// many numbers there are (V·P). No bit depends on the cut.
         "stages" "N,N,.." stages: Option<String> = None, Program Kept;
         /// The most memory of a rank, in GiB. Default: what the machine has.
         ///

@@ -12,21 +12,27 @@ impl Config {
     /// Blocks of each stage, where the cut is given by hand.
     ///
     /// # Errors
-    /// A text that is no list of whole numbers from 1.
+    /// A text that is no list of whole numbers from 1, of which the last may be 0.
     pub(crate) fn stage_blocks(&self) -> Result<Option<Vec<usize>>, ConfigError> {
         let Some(text) = &self.stages else { return Ok(None) };
-        let number = |word: &str| word.trim().parse().ok().filter(|n| *n > 0);
+        let number = |word: &str| word.trim().parse().ok();
         // `8x2`: eight stages of two blocks.
         let some = |word: &str| match word.split_once('x') {
             Some((stages, blocks)) => {
-                let stages = number(stages).filter(|n| *n <= STAGES_MAX)?;
+                let stages = number(stages).filter(|n| (1..=STAGES_MAX).contains(n))?;
                 Some(vec![number(blocks)?; stages])
             }
             None => Some(vec![number(word)?]),
         };
         let blocks: Option<Vec<Vec<usize>>> = text.split(',').map(some).collect();
         let blocks = blocks.map(|some| some.concat());
-        let problem = "expected the blocks of each stage, whole numbers from 1";
+        let has_blocks = |blocks: &Vec<usize>| match &blocks[..] {
+            [some @ .., _] if !some.is_empty() => !some.contains(&0),
+            all => !all.contains(&0),
+        };
+        let blocks = blocks.filter(has_blocks);
+        let problem = "expected the blocks of each stage, whole numbers from 1 (the last may be 0: \
+                       the head alone)";
         let help = "use a list such as 3,4,4,3 or 3,2x4,3";
         let wrong = || ConfigError::value("stages", text, problem, help);
         blocks.map(Some).ok_or_else(wrong)

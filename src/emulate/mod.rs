@@ -20,7 +20,7 @@ use zeropp_plan::programs::Programs;
 use crate::Error;
 use crate::config::{Config, ConfigError, DeviceKind, Precision};
 use crate::plan::costs_file::wrong;
-use crate::plan::program::{Resolved, generator_costs};
+use crate::plan::program::Resolved;
 use crate::plan::{limit, replicas};
 use crate::run::ranks::Ranks;
 use crate::run::spawn::Around;
@@ -166,7 +166,7 @@ fn programs(resolved: &Resolved, costs: &Costs) -> Result<Programs, Error> {
         let problem = "the given costs have no bytes";
         return Err(ConfigError::value("mem-limit", limit, problem, help).into());
     }
-    let weighed = generator_costs(&resolved.config, costs, &bytes);
+    let weighed = resolved.generator_costs(costs, &bytes);
     replicas::programs(resolved, &weighed)
 }
 

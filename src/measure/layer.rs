@@ -81,7 +81,7 @@ pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error
     // alone would carry the noise of three.
     let last = compute(&plain.times[2]);
     let head_s = (last - compute(&block_s)).max(0.01 * last);
-    let elements: u64 = blueprint.plan.ranks[0].memory.parameter_shard / 4;
+    let elements: u64 = blueprint.plan.ranks[0].held.peaks.parameter_shard / 4;
     let update_s = (plain.costs.step_ns as f64 / 1e9).max(1e-9);
     Ok(LayerRates {
         step_end_s: plain.step_end_s,

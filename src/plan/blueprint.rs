@@ -8,16 +8,16 @@ use burn::tensor::DType;
 use zeropp_comm::mesh::Mesh;
 use zeropp_core::device;
 use zeropp_core::layer::{BatchShape, Model, Part};
-use zeropp_core::metrics::{Plan, RankPlan};
+use zeropp_core::metrics::{EvaluationPlan, Plan, RankPlan};
 use zeropp_core::optimizer::Cut;
 use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Schedule};
-use zeropp_pipeline::memory::StageBytes;
+use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict_at_once};
 use zeropp_pipeline::simulate::{Costs, StageCosts};
 use zeropp_pipeline::timeline::Timeline;
 use zeropp_plan::bytes::{Layer, RankState, StageForm, StageState};
 use zeropp_plan::cutter::Stages;
-use zeropp_plan::memory::{Held, of_ranks, rank_states};
+use zeropp_plan::memory::{of_ranks, rank_states};
 use zeropp_plan::parts::Parts;
 use zeropp_plan::programs::Programs;
 use zeropp_plan::recompute::Recomputed;
@@ -26,7 +26,8 @@ use zeropp_zero3::checkpoint::Base;
 
 use crate::Error;
 use crate::own::Own;
-use crate::plan::program::{Resolved, generator_costs, shape};
+use crate::plan::needs::Needs;
+use crate::plan::program::{Resolved, shape};
 use crate::plan::times::Times;
 use crate::plan::{cut, evaluation, limit, memory, replicas, sizes};
 
@@ -68,7 +69,7 @@ impl Blueprint {
         let parts = parts(&model, batch);
         let costs = (config, resolved.costs.as_ref());
         let rule = config.run_state_with(own.parameters(config).rule).rule;
-        let cutter = cut::cutter(costs, (&parts, &rule), resolved.stages())?;
+        let cutter = cut::cutter(costs, (&parts, &rule), &resolved)?;
         let made_of = |stages: Stages| {
             let costs = cut::costs_of(costs, &cutter, &stages)?;
             let model = (&model, &parts);
@@ -78,7 +79,7 @@ impl Blueprint {
         let mut made = cutter.within_memory(first, Self::held, made_of)?;
         if config.pack_weights == PackWeights::Auto
             && made.packs_weights()
-            && memory::is_short(&made)
+            && memory::is_short(&made.needs())
         {
             let without = Config { pack_weights: PackWeights::Off, ..config.clone() };
             return Self::new(&without, made.model, own);
@@ -116,7 +117,7 @@ impl Blueprint {
         let recomputed = &blueprint.recomputed.whole;
         let estimates = parts.estimates(&blueprint.stages, |s| recomputed.contains(&s));
         blueprint.times = Times::new((&blueprint.config, table), estimates, &bytes)?;
-        let costs = generator_costs(&blueprint.config, &blueprint.times.costs, &bytes);
+        let costs = resolved.generator_costs(&blueprint.times.costs, &bytes);
         let programs = replicas::programs(resolved, &costs)?;
         let measures = own.measures(&blueprint.config);
         blueprint.evaluation = evaluation::programs(&blueprint.config, &programs, measures)?;
@@ -180,11 +181,39 @@ impl Blueprint {
         })
     }
 
+    /// What the memory of its ranks is predicted from.
+    pub(crate) fn needs(&self) -> Needs<'_> {
+        Needs { config: &self.config, ranks: &self.plan.ranks }
+    }
+
+    /// What is known of a validation loss before the run: `batches` of it predict `tokens`.
+    pub(crate) fn evaluation_plan(&self, batches: u64, tokens: u64) -> Option<EvaluationPlan> {
+        let programs = self.evaluation.as_ref()?;
+        let simulated = programs.simulated(&self.times.costs).expect("verified, with these costs");
+        // More micro-batches never take less of what forwards hold.
+        let program = &programs.most;
+        let held = predict_at_once(program, &self.all_bytes());
+        let ranks = self.plan.ranks.iter().zip(self.rank_states());
+        let held = held.iter().zip(ranks).map(|(held, (rank, state))| {
+            let always = rank.held.at_once.parameter_shard + rank.held.at_once.gradient_shard;
+            always + state.optimizer_kept() + held.total()
+        });
+        let gathers = program.ranks[0].iter().filter(|a| matches!(a, Action::AllGather { .. }));
+        Some(EvaluationPlan {
+            every: self.config.eval_every,
+            batches,
+            tokens,
+            all_gathers_per_rank: gathers.count() as u64,
+            bubble: simulated.bubble(),
+            held: held.collect(),
+        })
+    }
+
     /// The stages of each rank, with what it is predicted to hold.
-    fn held(&self) -> (Stages, Vec<(Vec<usize>, Held)>) {
+    fn held(&self) -> (Stages, Vec<(Vec<usize>, HeldBytes)>) {
         let of = |rank: &RankPlan| {
             let stages = rank.stages.iter().map(|(stage, _)| *stage).collect();
-            (stages, Held { at_once: rank.at_once, peaks: rank.memory })
+            (stages, rank.held)
         };
         (self.stages.clone(), self.plan.ranks.iter().map(of).collect())
     }
@@ -261,7 +290,7 @@ impl Blueprint {
         [recompute, unit, batch, dropout, by_host].into_iter().flatten().collect()
     }
 
-    fn rank_plan(&self, pp: usize, state: &RankState, held: &Held) -> RankPlan {
+    fn rank_plan(&self, pp: usize, state: &RankState, held: &HeldBytes) -> RankPlan {
         let mine = self.schedule().stages_of(pp);
         let names = |s: usize| {
             self.model.parts[self.stages[s].clone()].iter().map(|p| p.name().to_string()).collect()
@@ -271,8 +300,7 @@ impl Blueprint {
             stages: mine.iter().map(|s| (*s, names(*s))).collect(),
             parameters: mine.iter().map(|s| self.parts.parameters(self.stages[*s].clone())).sum(),
             saved: state.saved(),
-            memory: held.peaks,
-            at_once: held.at_once,
+            held: *held,
         }
     }
 

@@ -9,6 +9,7 @@ use zeropp_plan::parts::Parts;
 use crate::Error;
 use crate::config::{Config, ConfigError};
 use crate::plan::costs_file::wrong;
+use crate::plan::program::Resolved;
 
 /// A file of costs that is not this model's.
 fn misfit(config: &Config, error: &CostsError) -> ConfigError {
@@ -16,20 +17,20 @@ fn misfit(config: &Config, error: &CostsError) -> ConfigError {
     wrong("costs", &path.display(), &error.to_string())
 }
 
-/// What there is to cut for `config`, into so many stages.
+/// What there is to cut for `config`, into the stages of `resolved`.
 ///
 /// # Errors
 /// A file of costs that is not this model's.
 pub(crate) fn cutter(
     (config, table): (&Config, Option<&Table>),
     (parts, rule): (&Parts, &StateRule),
-    stages: usize,
+    resolved: &Resolved,
 ) -> Result<Cutter, ConfigError> {
     let cut_for = CutFor {
         pp: config.pp,
         zero3: config.zero3,
-        stages,
-        recompute: config.recompute_of_all(),
+        stages: resolved.stages(),
+        recomputed: resolved.recomputed(),
         // A cut by hand is not made again.
         rank_memory: config.rank_memory_bytes().filter(|_| config.stages.is_none()),
     };

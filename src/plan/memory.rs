@@ -1,40 +1,24 @@
 //! What the ranks here are going to need, held against what there is.
 
-use std::collections::HashSet;
 use std::fmt;
 
 use zeropp_comm::launch::Launch;
 use zeropp_comm::mesh::Coords;
 use zeropp_core::device::{self, Gpu, Room, RoomSource};
 use zeropp_core::files::in_words;
-use zeropp_core::meter::MemoryBytes;
-use zeropp_core::metrics::RankPlan;
+use zeropp_core::meter::HeldBytes;
+use zeropp_plan::room::{Hardware, Seat, of_process};
 
-use crate::Error;
-use crate::config::{DeviceKind, EngineKind};
-use crate::plan::blueprint::Blueprint;
-use crate::plan::{copies, fits};
-use crate::refusal::TooLittleMemory;
+use crate::config::{Config, DeviceKind, EngineKind};
+use crate::plan::copies;
+use crate::plan::needs::Needs;
 
-/// What a process takes besides its ranks: the program itself and tables.
-const PROCESS_BYTES: u64 = 22 << 20;
-/// What each of its ranks takes besides its tensors: threads, and small buffers of theirs.
-const RANK_BYTES: u64 = 8 << 20;
 /// Stack of a rank's thread: a graph of many layers is walked recursively when it is dropped.
 pub(crate) const STACK_BYTES: usize = 32 << 20;
 /// Stack of any other thread.
 const THREAD_STACK_BYTES: u64 = 2 << 20;
 /// Other threads of a rank: those that save, carry operations and watch.
 const OTHER_THREADS: u64 = 3;
-/// The part of its tensors that an allocator may keep beside them: the command's on a CPU (ADR 66),
-/// on a GPU the pages of the kernels' library, for which it is assumed.
-const KEPT: u64 = 16;
-/// What a process takes of each CUDA device that it uses: the driver's context and the kernels'
-/// code. Assumed: no GPU has run this.
-const CONTEXT_BYTES: u64 = 700 << 20;
-/// What NCCL takes of a device for each rank: buffers of its channels. Assumed, too.
-const NCCL_BYTES: u64 = 1 << 30;
-
 /// Predicted memory of this machine's ranks beside what the machine has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryCheck {
@@ -51,8 +35,8 @@ pub struct MemoryCheck {
 
 impl MemoryCheck {
     /// Looks at the machine and predicts for its ranks.
-    pub(crate) fn of(bp: &Blueprint) -> MemoryCheck {
-        tightest(bp).0
+    pub(crate) fn of(needs: &Needs) -> MemoryCheck {
+        tightest(needs).0
     }
 
     /// Whether the machine has too little.
@@ -85,76 +69,24 @@ impl fmt::Display for MemoryCheck {
 
 /// Whether a run is predicted to need more than a rank may have or the machine has, where that is
 /// looked at.
-pub(crate) fn is_short(bp: &Blueprint) -> bool {
-    let most = bp.plan.ranks.iter().map(|rank| rank.at_once.total()).max().unwrap_or(0);
-    let beyond = bp.config.rank_memory_bytes().is_some_and(|limit| most > limit);
-    !bp.config.no_memory_check && (beyond || tightest(bp).0.is_too_much())
-}
-
-/// Refuses a run that is predicted to need more than a rank may have or the machine has.
-///
-/// # Errors
-/// [`Error::Memory`], with what would fit.
-pub(crate) fn check(bp: &Blueprint) -> Result<(), Error> {
-    if bp.config.no_memory_check {
-        return Ok(());
-    }
-    let need = |rank: &RankPlan| rank.at_once.total();
-    let largest = bp.plan.ranks.iter().max_by_key(|rank| need(rank)).expect("a rank").clone();
-    let limit = bp.config.rank_memory_bytes();
-    if let Some(limit) = limit.filter(|limit| need(&largest) > *limit) {
-        let fits = fits::search(bp, |other| {
-            let most = other.plan.ranks.iter().map(need).max().unwrap_or(0);
-            (most <= limit).then_some(most)
-        });
-        return Err(too_little(TooLittleMemory {
-            who: format!("pipeline rank {}", largest.pp),
-            needed: need(&largest),
-            room: limit,
-            limit: "rank-memory".into(),
-            largest,
-            fits,
-        }));
-    }
-    let (check, here) = tightest(bp);
-    let Some(Room { bytes, source }) = check.room.clone().filter(|_| check.is_too_much()) else {
-        return Ok(());
-    };
-    let place = if bp.config.device == DeviceKind::Cpu { "this machine" } else { "one GPU" };
-    // With more ranks in all, this place still has as many.
-    let fits = fits::search(bp, |other| {
-        let needed = needed(other, &here);
-        (needed <= bytes).then_some(needed)
-    });
-    Err(too_little(TooLittleMemory {
-        who: match check.ranks {
-            1 => format!("the rank on {place}"),
-            n => format!("the {n} ranks on {place}"),
-        },
-        needed: check.needed,
-        room: bytes,
-        limit: source.to_string(),
-        largest,
-        fits,
-    }))
-}
-
-fn too_little(short: TooLittleMemory) -> Error {
-    Error::Memory(Box::new(short))
+pub(crate) fn is_short(needs: &Needs) -> bool {
+    let beyond = needs.config.rank_memory_bytes().is_some_and(|limit| needs.most() > limit);
+    !needs.config.no_memory_check && (beyond || tightest(needs).0.is_too_much())
 }
 
 /// The memory with the least to spare, and the ranks that share it, process by process.
-fn tightest(bp: &Blueprint) -> (MemoryCheck, Vec<Vec<usize>>) {
-    let (here, mine) = ranks_here(bp);
-    let places = match bp.config.device {
+pub(crate) fn tightest(needs: &Needs) -> (MemoryCheck, Vec<Vec<usize>>) {
+    let Needs { config, .. } = *needs;
+    let (here, mine) = ranks_here(config);
+    let places = match config.device {
         DeviceKind::Cpu => vec![(Room::find(), here)],
         kind => on_devices(device::gpus(kind), here, mine),
     };
     let checks = places.into_iter().map(|(room, ranks)| {
         let count: usize = ranks.iter().map(Vec::len).sum();
-        let room = room.map(|room| without_stacks(room, count, bp));
-        let on_device = bp.config.device != DeviceKind::Cpu;
-        (MemoryCheck { ranks: count, needed: needed(bp, &ranks), room, on_device }, ranks)
+        let room = room.map(|room| without_stacks(room, count, config));
+        let on_device = config.device != DeviceKind::Cpu;
+        (MemoryCheck { ranks: count, needed: needed(needs, &ranks), room, on_device }, ranks)
     });
     // Where no memory is known, the place that needs most.
     let spare = |check: &MemoryCheck| {
@@ -166,12 +98,12 @@ fn tightest(bp: &Blueprint) -> (MemoryCheck, Vec<Vec<usize>>) {
 
 /// What of a limit on address space is left beside the stacks of the ranks' threads, most of which
 /// are never touched and count all the same.
-fn without_stacks(room: Room, ranks: usize, bp: &Blueprint) -> Room {
+fn without_stacks(room: Room, ranks: usize, config: &Config) -> Room {
     if room.source != RoomSource::AddressSpace {
         return room;
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = bp.config.threads_of(ranks, cores) as u64 - 1 + OTHER_THREADS;
+    let threads = config.threads_of(ranks, cores) as u64 - 1 + OTHER_THREADS;
     let stacks = ranks as u64 * (STACK_BYTES as u64 + threads * THREAD_STACK_BYTES);
     Room { bytes: room.bytes.saturating_sub(stacks), ..room }
 }
@@ -207,9 +139,8 @@ fn on_devices(
 /// World ranks of this machine, process by process, as far as the launcher tells, and which of the
 /// processes this one is: of those beside it the launcher says how many there are, and they are
 /// taken to be its neighbours.
-fn ranks_here(bp: &Blueprint) -> (Vec<Vec<usize>>, usize) {
-    let config = &bp.config;
-    let all = || (vec![(0..bp.mesh.world()).collect()], 0);
+fn ranks_here(config: &Config) -> (Vec<Vec<usize>>, usize) {
+    let all = || (vec![(0..config.mesh().world()).collect()], 0);
     if config.engine == EngineKind::Threads {
         return all();
     }
@@ -223,31 +154,26 @@ fn ranks_here(bp: &Blueprint) -> (Vec<Vec<usize>>, usize) {
     (here.map(ranks).collect(), job.process - first)
 }
 
-/// Bytes of these ranks, process by process. On a CPU, ranks of one process that share a stage's
-/// weights gather them into one buffer.
-fn needed(bp: &Blueprint, processes: &[Vec<usize>]) -> u64 {
-    let on_cpu = bp.config.device == DeviceKind::Cpu;
-    let nccl = if bp.config.engine == EngineKind::Nccl { NCCL_BYTES } else { 0 };
+/// Bytes of these ranks, process by process.
+pub(crate) fn needed(needs: &Needs, processes: &[Vec<usize>]) -> u64 {
+    let Needs { config, ranks } = *needs;
+    let held: Vec<HeldBytes> = ranks.iter().map(|rank| rank.held).collect();
+    let place = match config.device {
+        DeviceKind::Cpu => Hardware::Cpu,
+        DeviceKind::Cuda => Hardware::Cuda { nccl: config.engine == EngineKind::Nccl },
+        DeviceKind::Wgpu => Hardware::Other,
+    };
+    let mesh = config.mesh();
+    let seat = |rank: &usize| {
+        let Coords { pp, dp, .. } = mesh.coords(*rank);
+        Seat { pp, dp }
+    };
     let of_process = |ranks: &Vec<usize>| {
-        let mut seen = HashSet::new();
-        let mut of_rank = |c: Coords| {
-            let held: &MemoryBytes = &bp.plan.ranks[c.pp].at_once;
-            let shared = if on_cpu && !seen.insert((c.pp, c.dp)) { held.gathered } else { 0 };
-            // Engines keep buffers of results from one collective to the next.
-            let most = bp.plan.ranks[c.pp].memory.communication;
-            held.total() - shared + most.saturating_sub(held.communication)
-        };
-        let tensors = ranks.iter().map(|rank| of_rank(bp.mesh.coords(*rank))).sum::<u64>();
-        let count = ranks.len() as u64;
-        let beside = match bp.config.device {
-            DeviceKind::Cpu => PROCESS_BYTES + count * RANK_BYTES + tensors / KEPT,
-            DeviceKind::Cuda => CONTEXT_BYTES + count * nccl + tensors / KEPT,
-            DeviceKind::Wgpu => 0,
-        };
-        tensors + beside
+        let seats: Vec<Seat> = ranks.iter().map(seat).collect();
+        of_process(place, &seats, &held)
     };
     let ranks = || processes.iter().flatten().copied();
-    let copies = if on_cpu { copies::bytes_to_come(bp, ranks()) } else { 0 };
+    let copies = if place == Hardware::Cpu { copies::bytes_to_come(needs, ranks()) } else { 0 };
     copies + processes.iter().map(of_process).sum::<u64>()
 }
 

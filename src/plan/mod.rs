@@ -1,6 +1,7 @@
 //! What a run is going to be, before any rank starts: stages, programs, memory and bubble.
 
 pub(crate) mod blueprint;
+pub(crate) mod changes;
 pub(crate) mod copies;
 pub(crate) mod costs_file;
 pub(crate) mod cut;
@@ -11,6 +12,7 @@ pub(crate) mod limit;
 pub(crate) mod mask_check;
 pub(crate) mod memory;
 pub(crate) mod model_check;
+pub(crate) mod needs;
 pub(crate) mod peak;
 pub(crate) mod program;
 pub(crate) mod replicas;

@@ -2,8 +2,8 @@
 
 use crate::config::{Config, ConfigError, EngineKind, OptimizerSync, Recompute};
 use zeropp_pipeline::costs::Table;
-use zeropp_pipeline::ir::{Action, Schedule};
-use zeropp_pipeline::lower::LowerOptions;
+use zeropp_pipeline::ir::{Action, Compute, Schedule};
+use zeropp_pipeline::lower::{LowerOptions, recomputed};
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::schedules::{Costs, Limits, Shape};
 use zeropp_pipeline::simulate;
@@ -74,6 +74,32 @@ impl Resolved {
         self.file.as_ref().map_or_else(looping, Schedule::stages)
     }
 
+    /// How many stages are recomputed as a whole for every micro-batch, from the first on.
+    pub(crate) fn recomputed(&self) -> usize {
+        if self.config.recompute != Recompute::Full || self.config.recompute_first.is_some() {
+            return 0;
+        }
+        let Config { pp, .. } = self.config;
+        let of_kind = || self.config.kind().map(|k| k.recomputed(pp, self.config.virtual_stages()));
+        let of_file = |file: &Schedule| {
+            let all = if is_complete(file) { stages_with_r(file) } else { recomputed(file) };
+            all.into_iter().enumerate().take_while(|(i, stage)| i == stage).count()
+        };
+        self.file.as_ref().map(of_file).or_else(of_kind).unwrap_or(0)
+    }
+
+    /// The generators' costs of stages that take the times of `costs` and keep `bytes`, within the
+    /// limits of the settings.
+    pub(crate) fn generator_costs(&self, costs: &simulate::Costs, bytes: &[StageBytes]) -> Costs {
+        let Config { max_gathered, max_gathers, .. } = self.config;
+        Costs {
+            mem_limit: self.config.mem_limit.and_then(|limit| i64::try_from(limit.0).ok()),
+            limits: Limits { gathered: max_gathered, gathers: max_gathers, evaluations: None },
+            objective: self.config.optimizer_sync.into(),
+            ..programs::generator_costs(costs, bytes, self.recomputed())
+        }
+    }
+
     /// The verified programs of all pipeline ranks of a replica; kinds that weigh one order against
     /// another are made for `costs`.
     ///
@@ -103,25 +129,6 @@ impl Resolved {
             None => generate_with_costs(&config.schedule, &shape(config), costs)?,
         };
         Ok(lowered(&compact, &options, one_order)?)
-    }
-}
-
-/// The generators' costs of stages that take the times of `costs` and keep `bytes`, within the
-/// limits of `config`.
-pub(crate) fn generator_costs(
-    config: &Config,
-    costs: &simulate::Costs,
-    bytes: &[StageBytes],
-) -> Costs {
-    Costs {
-        mem_limit: config.mem_limit.and_then(|limit| i64::try_from(limit.0).ok()),
-        limits: Limits {
-            gathered: config.max_gathered,
-            gathers: config.max_gathers,
-            evaluations: None,
-        },
-        objective: config.optimizer_sync.into(),
-        ..programs::generator_costs(costs, bytes, (config.recompute_of_all(), config.pp))
     }
 }
 

@@ -14,7 +14,7 @@ const NAMED: usize = 4;
 /// kept more than they say, and which layers say nothing at all.
 pub(crate) fn remark(bp: &Blueprint, step: &StepMetrics) -> Option<String> {
     let most = |of: fn(&MemoryBytes, MemoryKind) -> u64, kind| {
-        bp.plan.ranks.iter().map(|rank: &RankPlan| of(&rank.memory, kind)).max().unwrap_or(0)
+        bp.plan.ranks.iter().map(|rank: &RankPlan| of(&rank.held.peaks, kind)).max().unwrap_or(0)
     };
     let beyond = [MemoryKind::Activation, MemoryKind::WeightStash].into_iter().filter_map(|kind| {
         let (said, kept) = (most(MemoryBytes::get, kind), step.peak_bytes.get(kind));

@@ -34,7 +34,6 @@ use crate::config::{Config, ConfigError, EngineKind};
 use crate::own::Own;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::copies;
-use crate::plan::evaluation;
 use crate::plan::memory::MemoryCheck;
 use crate::run::evaluation::EvaluationSet;
 use crate::run::rank::{Export, RankResult, StageTimes};
@@ -115,13 +114,13 @@ impl Trainer {
         let trained_on = blueprint.own.data.is_none().then_some(&dataset);
         let doubt = trained_on.and_then(|dataset| bytes_for_ids(&blueprint, dataset));
         blueprint.plan.notes.extend(doubt);
-        let copies = copies::note(&blueprint);
+        let copies = copies::note(&blueprint.needs());
         blueprint.plan.notes.extend(copies);
         blueprint.plan.notes.extend(cores::note(&blueprint.config));
         blueprint.base = initial::base(&blueprint, weights.is_some())?;
         let evaluation = EvaluationSet::new(&blueprint, trained_on)?.map(Arc::new);
         if let Some(set) = &evaluation {
-            blueprint.plan.evaluation = evaluation::plan(&blueprint, set.batches, set.tokens);
+            blueprint.plan.evaluation = blueprint.evaluation_plan(set.batches, set.tokens);
             if blueprint.own.eval_data.is_none() {
                 blueprint.plan.notes.extend(notes_of_evaluation(&config, set));
             }
@@ -169,7 +168,7 @@ impl Trainer {
     /// The predicted need of this machine's ranks beside its memory. Training refuses to
     /// start where that is too little; the plan does not.
     pub fn memory(&self) -> MemoryCheck {
-        MemoryCheck::of(&self.blueprint)
+        MemoryCheck::of(&self.blueprint.needs())
     }
 
     /// The devices of this process's ranks, of which there are enough. The plan takes none.
@@ -324,15 +323,15 @@ impl Trainer {
 
     pub(crate) fn summary(&self, totals: &Totals, times: &StageTimes, total_s: f64) -> Summary {
         let plan = &self.blueprint.plan;
-        let memory = plan.ranks.iter().map(|rank| &rank.memory);
-        let at_once = plan.ranks.iter().map(|rank| rank.at_once.total());
+        let memory = plan.ranks.iter().map(|rank| &rank.held.peaks);
+        let at_once = plan.ranks.iter().map(|rank| rank.held.at_once.total());
         let stages = self.blueprint.stages.len();
         Summary {
             predicted_bubble: plan.bubble,
             timed_bubble: self.blueprint.timed_bubble(times.costs(stages)),
             predicted_bytes: memory.fold(MemoryBytes::default(), |all, one| all.max(one)),
             predicted_at_once_bytes: at_once.max().unwrap_or(0),
-            predicted_copy_bytes: copies::predicted(&self.blueprint),
+            predicted_copy_bytes: copies::predicted(&self.blueprint.needs()),
             total_s,
             ..totals.summary()
         }

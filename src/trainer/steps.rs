@@ -18,7 +18,7 @@ use crate::checkpoint::resume::{Loader, Resumed};
 use crate::config::OnLoss;
 use crate::events;
 use crate::plan::blueprint::Blueprint;
-use crate::plan::memory;
+use crate::plan::fits;
 use crate::recorder;
 use crate::run::failed::MEANWHILE;
 use crate::run::measured;
@@ -92,7 +92,7 @@ impl<'a> Steps<'a> {
             Some(_) => bp.config.devices()?,
             None => trainer.devices()?,
         };
-        memory::check(bp)?;
+        fits::check(bp)?;
         if bp.config.on_loss == OnLoss::Shrink {
             // Known before it is needed.
             trainer.with_fewer_replicas()?;

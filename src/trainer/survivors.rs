@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::Error;
 use crate::config::{Config, ConfigError};
 use crate::plan::blueprint::Blueprint;
-use crate::plan::memory;
+use crate::plan::fits;
 use crate::trainer::Trainer;
 
 impl Trainer {
@@ -27,7 +27,7 @@ impl Trainer {
             ConfigError::value("on-loss", bp.config.on_loss, problem, "use restart")
         })?;
         let mut blueprint = Blueprint::new(&config, bp.model.clone(), &bp.own)?;
-        memory::check(&blueprint)?;
+        fits::check(&blueprint)?;
         blueprint.base = bp.base.clone();
         Ok(Some(Trainer {
             blueprint: Arc::new(blueprint),

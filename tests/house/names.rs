@@ -50,11 +50,10 @@ fn no_kind_of_schedule_is_named_by_a_string_outside_of_its_file_and_row() {
 }
 
 /// Public types whose name has another home, too, until one of them is renamed.
-const SHARED: [&str; 13] = [
+const SHARED: [&str; 12] = [
     "Compute",
     "Costs",
     "Groups",
-    "Held",
     "Layer",
     "Layout",
     "LearningRate",

@@ -179,7 +179,7 @@ fn the_memory_limit_reaches_the_schedules_that_obey_it() {
     let held = |config: &Config| {
         let trainer = Trainer::new(config.clone()).map_err(|e: Error| e.to_string())?;
         let ranks = trainer.plan().ranks.iter();
-        Ok::<u64, String>(ranks.map(|r| r.memory.activation).max().unwrap())
+        Ok::<u64, String>(ranks.map(|r| r.held.peaks.activation).max().unwrap())
     };
     let free = of_kind("zb-2p");
     let most = held(&free).unwrap();

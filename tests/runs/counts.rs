@@ -276,7 +276,7 @@ fn full_recomputation_cuts_the_peak_as_predicted() {
     let peak = |recompute| {
         let config = Config { recompute, steps: 1, warmup: Some(0), ..base.clone() };
         let predicted = Trainer::new(config.clone()).unwrap().plan().clone();
-        let most = predicted.ranks.iter().map(|r| r.memory.activation).max().unwrap();
+        let most = predicted.ranks.iter().map(|r| r.held.peaks.activation).max().unwrap();
         (run(config).summary.peak_bytes.activation as f64, most as f64)
     };
     let (none, none_predicted) = peak(Recompute::None);

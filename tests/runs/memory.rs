@@ -10,7 +10,7 @@ fn plan(config: &Config) -> Plan {
 
 /// The most that a rank is predicted to hold at once.
 fn most(config: &Config) -> u64 {
-    plan(config).ranks.iter().map(|rank| rank.at_once.total()).max().unwrap()
+    plan(config).ranks.iter().map(|rank| rank.held.at_once.total()).max().unwrap()
 }
 
 /// Of the ranks of 1F1B the first holds the activations of P micro-batches, the last those of one.
@@ -92,11 +92,29 @@ fn a_cut_that_is_not_of_this_model_is_refused_with_one_that_is() {
     }
     for stages in ["", "4,4,four,4", "4,4,4,0,4", "4;4;4;4", "-1,5,6,6"] {
         let text = refused(stages);
-        assert!(
-            text.ends_with("whole numbers from 1; use a list such as 3,4,4,3 or 3,2x4,3"),
-            "{text}"
-        );
+        assert!(text.ends_with("the head alone); use a list such as 3,4,4,3 or 3,2x4,3"), "{text}");
     }
+}
+
+/// A last stage without a block has the final norm and the head, and is predicted like any other.
+#[test]
+fn a_head_alone_in_its_stage_is_predicted_and_changes_no_bit() {
+    let base = Config { virtual_stages: None, pp: 2, schedule: "zeropp".into(), ..uneven() };
+    let even = Config { stages: Some("3,4,5,4".into()), zero3: 2, ..base };
+    let reference = run(even.clone());
+    for (recompute, prefetch) in [(Recompute::None, 1), (Recompute::Full, 2)] {
+        let stages = Some("5,5,6,0".into());
+        let alone = Config { stages, recompute, prefetch, ..even.clone() };
+        let last = plan(&alone).ranks[1].stages[1].1.clone();
+        assert_eq!(last, ["ln_f", "lm_head"]);
+        let trained = run(alone);
+        assert_same_bits(&reference, &trained, "the head alone");
+        let summary = &trained.summary;
+        assert_eq!(summary.peak_bytes, summary.predicted_bytes, "{recompute}");
+    }
+    let tied = Config { tied: true, ..even };
+    let alone = Config { stages: Some("5,5,6,0".into()), ..tied.clone() };
+    assert_same_bits(&run(tied), &run(alone), "a tied head alone");
 }
 
 /// What would need too much is refused before a rank starts, with settings that do fit.
@@ -159,11 +177,11 @@ fn ranks_of_a_process_are_counted_together() {
         assert_eq!(check.ranks, 2 * zero3 * dp);
         let ranks = &trainer.plan().ranks;
         let all = |rank: &RankPlan| {
-            let results = rank.memory.communication - rank.at_once.communication;
-            rank.at_once.total() + results
+            let results = rank.held.peaks.communication - rank.held.at_once.communication;
+            rank.held.at_once.total() + results
         };
         let all: u64 = ranks.iter().map(all).sum();
-        let gathered: u64 = ranks.iter().map(|rank| rank.at_once.gathered).sum();
+        let gathered: u64 = ranks.iter().map(|rank| rank.held.at_once.gathered).sum();
         let groups = (zero3 * dp) as u64;
         let tensors = groups * all - (zero3 as u64 - 1) * dp as u64 * gathered;
         check.needed - tensors - tensors / 16

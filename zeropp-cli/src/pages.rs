@@ -12,7 +12,7 @@ const RANK_BYTES_MAX: u64 = 16 << 20;
 /// thread takes a little memory of each of many sizes; in pages of 2 MiB all of these together are
 /// 5 MiB of a rank that needs half of one. Large tensors are faster in large pages.
 pub(crate) fn suit(config: &Config, plan: &Plan) {
-    let largest = plan.ranks.iter().map(|rank| rank.memory.total()).max().unwrap_or(0);
+    let largest = plan.ranks.iter().map(|rank| rank.held.peaks.total()).max().unwrap_or(0);
     let together = config.engine == EngineKind::Threads && config.mesh().world() >= RANKS_MIN;
     if together && largest < RANK_BYTES_MAX {
         use_small_pages();

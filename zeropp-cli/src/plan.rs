@@ -216,11 +216,11 @@ fn stages(ranks: &[RankPlan]) -> Vec<(String, String)> {
 }
 
 fn of_peaks(rank: &RankPlan) -> u64 {
-    rank.memory.total()
+    rank.held.peaks.total()
 }
 
 fn at_once(rank: &RankPlan) -> u64 {
-    rank.at_once.total()
+    rank.held.at_once.total()
 }
 
 /// A head and rows.
@@ -230,7 +230,7 @@ fn memory(plan: &Plan) -> Vec<Vec<String>> {
     rows[0].extend(ranks.iter().map(|rank| format!("rank {}", rank.pp)));
     for kind in MemoryKind::ALL {
         let mut row = vec![kind.name().to_string()];
-        row.extend(ranks.iter().map(|rank| bytes(rank.memory.get(kind))));
+        row.extend(ranks.iter().map(|rank| bytes(rank.held.peaks.get(kind))));
         rows.push(row);
     }
     for (name, of) in [("sum", of_peaks as fn(&RankPlan) -> u64), ("most at once", at_once)] {

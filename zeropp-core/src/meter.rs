@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
-pub use zeropp_schedule::memory::{MemoryBytes, MemoryKind};
+pub use zeropp_schedule::memory::{HeldBytes, MemoryBytes, MemoryKind};
 
 use crate::cpu_tensor;
 

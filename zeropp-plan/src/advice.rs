@@ -55,7 +55,7 @@ pub(crate) fn larger_batches(job: &Job, now: &[Planned]) -> Vec<LargerBatch> {
             let layout = &planned.layout;
             let micro_batches = times * layout.micro_batches;
             let unit = if layout.in_units() { layout.unit } else { micro_batches };
-            Layout { micro_batches, unit, ..layout.clone() }
+            (Layout { micro_batches, unit, ..layout.clone() }, planned.blocks.clone())
         };
         let larger = Job { global_batch, ..job.clone() };
         let best = best_of(&larger, now.iter().map(longer).collect());
@@ -66,7 +66,7 @@ pub(crate) fn larger_batches(job: &Job, now: &[Planned]) -> Vec<LargerBatch> {
 
 /// The fastest layout of a job that a short search finds within its memory, beside those that are
 /// named.
-fn best_of(job: &Job, named: Vec<Layout>) -> Option<Planned> {
+fn best_of(job: &Job, named: Vec<(Layout, Vec<usize>)>) -> Option<Planned> {
     fastest(Search::new(job).ok()?.short(named).within(job.memory).best)
 }
 

@@ -1,6 +1,6 @@
 //! The time of a step in closed form: what layouts are ranked by before the best are simulated.
 
-use crate::layout::{Layout, Recompute};
+use crate::layout::Layout;
 use crate::stages::Stage;
 use zeropp_schedule::schedules::MeanTimes;
 use zeropp_schedule::simulate::Costs;
@@ -29,10 +29,10 @@ pub(crate) fn step_s(
 
 /// What the busiest rank computes in a step, ns.
 fn work_ns(layout: &Layout, stages: &[Stage]) -> f64 {
+    let again = layout.recomputed();
     let of = |(s, stage): (usize, &Stage)| {
         let c = &stage.costs;
-        let again = layout.recompute == Recompute::Full && layout.recomputes(s);
-        let again = if again { layout.share_redone() * c.r_ns as f64 } else { 0.0 };
+        let again = if s < again { layout.share_redone() * c.r_ns as f64 } else { 0.0 };
         (c.f_ns + c.b_ns + c.w_ns) as f64 + again
     };
     let mut ranks = vec![0.0; layout.pp];

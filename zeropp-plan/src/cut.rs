@@ -32,6 +32,8 @@ pub struct TooFewLayers {
 pub struct Groups {
     /// Where each group begins in the list of parts, and where the last one ends.
     begins: Vec<usize>,
+    /// Where the parts after the last block begin, if there are any: they may be a stage.
+    tail: Option<usize>,
 }
 
 impl Groups {
@@ -42,16 +44,22 @@ impl Groups {
             begins.extend(is_block.then_some(parts));
             parts += 1;
         }
+        let tail = begins.last().map(|last| last + 1).filter(|tail| *tail < parts);
         if let Some(first) = begins.first_mut() {
             *first = 0;
             begins.push(parts);
         }
-        Groups { begins }
+        Groups { begins, tail }
     }
 
     /// How many there are: the model's blocks.
     pub fn len(&self) -> usize {
         self.begins.len().saturating_sub(1)
+    }
+
+    /// Where the parts after the last block begin: the head, and what is before it.
+    pub(crate) fn tail(&self) -> Option<usize> {
+        self.tail
     }
 
     /// Whether the model has no block.
@@ -74,7 +82,8 @@ impl Groups {
         cut.iter().map(within).collect()
     }
 
-    /// The parts of stages that have so many groups each.
+    /// The parts of stages that have so many groups each; a last one without any has what comes
+    /// after the last block.
     ///
     /// # Panics
     /// Panics where these are more than there are.
@@ -85,15 +94,25 @@ impl Groups {
             at += n;
             self.begins[from]..self.begins[at]
         };
-        sizes.into_iter().map(range).collect()
+        let mut stages: Vec<Range<usize>> = sizes.into_iter().map(range).collect();
+        if let ([.., before, last], Some(tail)) = (&mut stages[..], self.tail)
+            && last.start == last.end
+        {
+            (before.end, last.start) = (tail, tail);
+        }
+        stages
     }
 
     /// The parts of each stage where stage i has `blocks[i]` blocks; none where these are not
-    /// numbers from 1 that make up the model.
+    /// numbers from 1 that make up the model. The last stage may have none: the head is there.
     pub fn by_hand(&self, blocks: &[usize]) -> Option<Vec<Range<usize>>> {
         let sum = blocks.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
-        (sum == Some(self.len()) && !blocks.contains(&0))
-            .then(|| self.stages(blocks.iter().copied()))
+        let with_blocks = match blocks {
+            [some @ .., 0] if self.tail.is_some() => some,
+            all => all,
+        };
+        let has_blocks = !with_blocks.is_empty() && !with_blocks.contains(&0);
+        (sum == Some(self.len()) && has_blocks).then(|| self.stages(blocks.iter().copied()))
     }
 
     /// The parts of each of `stages` stages, whose longest takes as little time as can be and the
@@ -126,6 +145,42 @@ pub struct GroupTimes {
     pub recomputed: Vec<f64>,
     /// How many of the stages are recomputed, from the first on.
     pub recomputing: usize,
+    /// What of the last group's times is of the parts after its block.
+    pub tail: f64,
+}
+
+impl GroupTimes {
+    /// What each stage takes, of so many groups each; one without any has the tail.
+    pub(crate) fn of_stages(&self, sizes: &[usize]) -> Vec<f64> {
+        let mut at = 0;
+        let of = |(stage, n): (usize, &usize)| {
+            let times = if stage < self.recomputing { &self.recomputed } else { &self.kept };
+            at += n;
+            times[at - n..at].iter().sum::<f64>()
+        };
+        let mut stages: Vec<f64> = sizes.iter().enumerate().map(of).collect();
+        if let ([.., before, last], Some(0)) = (&mut stages[..], sizes.last()) {
+            *before -= self.tail;
+            *last += self.tail;
+        }
+        stages
+    }
+
+    /// The same without the tail.
+    pub(crate) fn without_tail(&self) -> GroupTimes {
+        let mut bare = GroupTimes { tail: 0.0, ..self.clone() };
+        for times in [&mut bare.kept, &mut bare.recomputed] {
+            times.iter_mut().next_back().into_iter().for_each(|last| *last -= self.tail);
+        }
+        bare
+    }
+
+    /// What a group takes on average, without the tail: in a stage that keeps what its F makes, and
+    /// in one that is recomputed.
+    pub(crate) fn of_blocks(&self) -> [f64; 2] {
+        let mean = |times: &[f64]| (times.iter().sum::<f64>() - self.tail) / times.len() as f64;
+        [mean(&self.kept), mean(&self.recomputed)]
+    }
 }
 
 /// Times as whole numbers, in proportion. What is negative or no number counts as nothing.
@@ -137,7 +192,7 @@ struct Units {
 
 impl Units {
     fn of(times: &GroupTimes) -> Units {
-        let GroupTimes { kept, recomputed, recomputing } = times;
+        let GroupTimes { kept, recomputed, recomputing, .. } = times;
         let longest = kept.iter().chain(recomputed).copied().fold(0.0, f64::max);
         let unit = if longest > 0.0 && longest.is_finite() { UNITS / longest } else { 0.0 };
         let in_units = |times: &[f64]| times.iter().map(|t| (t * unit).round() as u64).collect();

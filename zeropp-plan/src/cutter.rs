@@ -3,12 +3,11 @@
 use std::ops::Range;
 
 use zeropp_model::optimizer::StateRule;
-use zeropp_schedule::costs::{BlockTimes, CostsError, Table};
+use zeropp_schedule::costs::{BlockTimes, CostsError, Table, head};
+use zeropp_schedule::memory::HeldBytes;
 
 use crate::cut::{GroupTimes, Groups, StageLimits, TooFewLayers};
-use crate::layout::Recompute;
-use crate::memory::Held;
-use crate::parts::{Parts, recomputing, step, whole};
+use crate::parts::{Parts, step, whole};
 
 /// How often a rank that is over its memory gives something away.
 const TRIES: usize = 64;
@@ -25,8 +24,8 @@ pub struct CutFor {
     pub zero3: usize,
     /// Stages in all.
     pub stages: usize,
-    /// What is computed again.
-    pub recompute: Recompute,
+    /// How many of them are computed again, from the first on.
+    pub recomputed: usize,
     /// Bytes that a rank may hold, where that is limited.
     pub rank_memory: Option<u64>,
 }
@@ -63,13 +62,13 @@ impl Cutter {
         let groups = parts.groups().clone();
         let flops = parts.group_flops(false);
         let given = table.map(|table| table.of_blocks(&flops)).transpose()?.flatten();
-        let recomputing = recomputing(cut_for.recompute, cut_for.stages, cut_for.pp);
+        let recomputing = cut_for.recomputed;
         let times = match &given {
-            Some(given) => GroupTimes {
-                kept: given.iter().map(step).collect(),
-                recomputed: given.iter().map(whole).collect(),
-                recomputing,
-            },
+            Some(given) => {
+                let kept: Vec<f64> = given.iter().map(step).collect();
+                let recomputed = given.iter().map(whole).collect();
+                GroupTimes { tail: head(&kept), kept, recomputed, recomputing }
+            }
             None => parts.times_by_flop(recomputing),
         };
         let layers = parts.layers();
@@ -125,14 +124,7 @@ impl Cutter {
 
     /// How many times as long as the mean the longest stage of `cut` takes.
     pub fn longest_stage(&self, cut: &Stages) -> f64 {
-        let GroupTimes { kept, recomputed, recomputing } = &self.times;
-        let mut at = 0;
-        let stage = |(stage, n): (usize, usize)| {
-            let times = if stage < *recomputing { recomputed } else { kept };
-            at += n;
-            times[at - n..at].iter().sum::<f64>()
-        };
-        let stages: Vec<f64> = self.blocks(cut).into_iter().enumerate().map(stage).collect();
+        let stages = self.times.of_stages(&self.blocks(cut));
         let longest = stages.iter().copied().fold(0.0, f64::max);
         let mean = stages.iter().sum::<f64>() / cut.len() as f64;
         if mean > 0.0 { longest / mean } else { 1.0 }
@@ -154,7 +146,7 @@ impl Cutter {
     pub fn within_memory<T, E: From<TooFewLayers>>(
         &self,
         first: T,
-        of: impl Fn(&T) -> (Stages, Vec<(Vec<usize>, Held)>),
+        of: impl Fn(&T) -> (Stages, Vec<(Vec<usize>, HeldBytes)>),
         made: impl Fn(Stages) -> Result<T, E>,
     ) -> Result<T, E> {
         let Some(limit) = self.cut_for.rank_memory else { return Ok(first) };
@@ -191,7 +183,7 @@ impl Cutter {
     fn limits(
         &self,
         (cut, limit): (&Stages, u64),
-        ranks: &[(Vec<usize>, Held)],
+        ranks: &[(Vec<usize>, HeldBytes)],
         largest: usize,
         giving: usize,
     ) -> StageLimits {

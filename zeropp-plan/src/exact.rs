@@ -7,7 +7,7 @@ use zeropp_schedule::action::Cost;
 use zeropp_schedule::costs::check_sums;
 use zeropp_schedule::ir::{Action, Compute, Schedule};
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync, lower};
-use zeropp_schedule::memory::MemoryBytes;
+use zeropp_schedule::memory::{HeldBytes, MemoryBytes};
 use zeropp_schedule::schedules::{Kind, Shape, StepForm};
 use zeropp_schedule::simulate::{Costs, LinkCosts, simulate, step_period_ns, times};
 use zeropp_schedule::timeline::Timeline;
@@ -16,7 +16,7 @@ use zeropp_search::generate_with_costs;
 use crate::PlanError;
 use crate::layout::{Job, Layout};
 use crate::links::{Links, Sent};
-use crate::memory::{self, Held};
+use crate::memory;
 use crate::programs::generator_costs;
 use crate::shared::{Crowd, contended};
 use crate::stages::{Stage, simulator};
@@ -169,8 +169,8 @@ impl<'a> Simulation<'a> {
             let help = "use rates in FLOP/s and bytes/s, such as flops_per_s = 312e12";
             PlanError::new(format!("machine: {e}; {help}"))
         })?;
-        let how = (layout.recompute_of_all(), layout.pp);
-        let weighed = generator_costs(&costs, &costs.memory, how).with_objective(sync.into());
+        let weighed = generator_costs(&costs, &costs.memory, layout.recomputed_of_all());
+        let weighed = weighed.with_objective(sync.into());
         let program = |micro_batches: usize| {
             let shape = Shape { micro_batches, ..layout.shape() };
             let shape = Shape { unit: shape.unit.min(micro_batches), ..shape };
@@ -236,7 +236,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// What its ranks hold; of a longer step than the simulated ones, what grows with it, grows on.
-    pub fn held(&self) -> Vec<Held> {
+    pub fn held(&self) -> Vec<HeldBytes> {
         let of = |program| memory::exact(self.job, self.layout, program, self.stages);
         let first = of(&self.programs[0]);
         let Some(second) = self.programs.get(1).map(of) else { return first };
@@ -246,8 +246,10 @@ impl<'a> Simulation<'a> {
             let activation = a.activation.max((from + self.along * (to - from)) as u64);
             MemoryBytes { activation, ..b }
         };
-        let both = both
-            .map(|(a, b)| Held { at_once: on(a.at_once, b.at_once), peaks: on(a.peaks, b.peaks) });
+        let both = both.map(|(a, b)| HeldBytes {
+            at_once: on(a.at_once, b.at_once),
+            peaks: on(a.peaks, b.peaks),
+        });
         both.collect()
     }
 

@@ -1,17 +1,15 @@
 //! A way to train a model on a cluster.
 
-use std::collections::HashSet;
 use std::fmt;
-use std::sync::LazyLock;
 
 use serde::Serialize;
 pub use zeropp_model::Recompute;
 use zeropp_model::layer::BatchShape;
 use zeropp_model::optimizer::Cut;
 use zeropp_schedule::costs::Machine;
-use zeropp_schedule::ir::{self, Action, looping};
+use zeropp_schedule::ir::looping;
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync};
-use zeropp_schedule::schedules::{Forms, Kind, Planning, Shape, StepForm, generate};
+use zeropp_schedule::schedules::{Forms, Kind, Planning, Shape, StepForm};
 
 use crate::PlanError;
 use crate::bytes::RunState;
@@ -184,17 +182,6 @@ impl Job {
     }
 }
 
-/// The kinds whose schedules have B and W apart, as a small one of each shows.
-static SPLIT: LazyLock<HashSet<&str>> = LazyLock::new(|| {
-    let splits = |kind: &&Kind| {
-        let virtual_stages = kind.stages.default_number();
-        let shape = Shape { pp: 2, virtual_stages, micro_batches: 4, unit: 4 };
-        let made = generate(kind.name, &shape).map(|schedule| schedule.ranks).unwrap_or_default();
-        made.iter().flatten().flat_map(Action::computes).any(|task| task.kind == ir::Compute::B)
-    };
-    Kind::planned().filter(splits).map(|kind| kind.name).collect()
-});
-
 /// One layout.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Layout {
@@ -264,11 +251,12 @@ impl Layout {
         }
     }
 
-    /// Whether full recomputation does `stage` again as a whole.
-    pub fn recomputes(&self, stage: usize) -> bool {
-        let last = usize::from(self.redone.is_some());
-        let kept = if self.splits() && self.virtual_stages > 1 { self.pp } else { last };
-        stage < (self.pp * self.virtual_stages).saturating_sub(kept)
+    /// How many stages are done again as a whole, from the first on; with `redone`, for those
+    /// micro-batches alone.
+    pub fn recomputed(&self) -> usize {
+        let kind = Kind::find(self.schedule).filter(|_| self.recompute == Recompute::Full);
+        let most = self.stages() - usize::from(self.redone.is_some());
+        kind.map_or(0, |kind| kind.recomputed(self.pp, self.virtual_stages).min(most))
     }
 
     /// The share of micro-batches that are recomputed in full, where stages are.
@@ -276,9 +264,9 @@ impl Layout {
         self.redone.map_or(1.0, |first| first as f64 / self.unit as f64)
     }
 
-    /// What is computed again of every micro-batch.
-    pub(crate) fn recompute_of_all(&self) -> Recompute {
-        if self.redone.is_some() { Recompute::Selective } else { self.recompute }
+    /// How many stages are done again as a whole for every micro-batch.
+    pub(crate) fn recomputed_of_all(&self) -> usize {
+        if self.redone.is_some() { 0 } else { self.recomputed() }
     }
 
     /// What is known of its schedule in closed form.
@@ -294,7 +282,7 @@ impl Layout {
 
     /// Whether B and W are apart in its schedule.
     pub(crate) fn splits(&self) -> bool {
-        SPLIT.contains(self.schedule)
+        Kind::find(self.schedule).is_some_and(|kind| kind.splits)
     }
 
     /// The layout that stands for all with the same stages, whatever their kinds and units, and
@@ -336,8 +324,7 @@ impl Layout {
         if self.prefetch != 1 {
             flags.push(format!("--prefetch {}", self.prefetch));
         }
-        // A run cuts by FLOP, where there is more than one way to cut.
-        if stages.len() > 1 && stages.iter().any(|n| *n > 1) {
+        if stages.len() > 1 && stages.iter().any(|n| *n != 1) {
             flags.push(format!("--stages {}", list(stages)));
         }
         flags

@@ -3,24 +3,15 @@
 
 use zeropp_model::optimizer::Cut;
 use zeropp_schedule::ir::Schedule;
-use zeropp_schedule::memory::{MemoryBytes, StageBytes, predict_both, predict_warm_up};
+use zeropp_schedule::memory::{HeldBytes, MemoryBytes, StageBytes, predict_both, predict_warm_up};
 use zeropp_schedule::schedules::FewestHeld;
 
 use crate::bytes::{RankState, StageState};
 use crate::layout::{Job, Layout, Packing, Recompute};
 use crate::stages::Stage;
 
-/// What a rank holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
-    /// At the moment when it holds most.
-    pub at_once: MemoryBytes,
-    /// The most of each kind; they are not all there at the same time.
-    pub peaks: MemoryBytes,
-}
-
 /// What every pipeline rank holds, as a run of `program` predicts it.
-pub fn exact(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<Held> {
+pub fn exact(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<HeldBytes> {
     let held = |stages: &[Stage]| held(job, layout, program, stages);
     let packed = held(stages);
     let is_short = packed.iter().any(|rank| rank.at_once.total() > job.memory);
@@ -36,7 +27,7 @@ pub fn exact(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -
     held(&stages.iter().map(without).collect::<Vec<_>>())
 }
 
-fn held(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<Held> {
+fn held(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<HeldBytes> {
     let bytes: Vec<_> = stages.iter().map(|s| s.bytes).collect();
     let states: Vec<_> = stages.iter().map(|s| &s.state).collect();
     let ranks = rank_states(&states, program, layout.cut(), job.state.save);
@@ -62,21 +53,24 @@ pub fn of_ranks<'a>(
     programs: impl IntoIterator<Item = &'a Schedule>,
     bytes: &[StageBytes],
     ranks: &[RankState],
-) -> Vec<Held> {
+) -> Vec<HeldBytes> {
     let larger = |a: MemoryBytes, b: MemoryBytes| if b.total() > a.total() { b } else { a };
-    let mut all = vec![[MemoryBytes::default(); 3]; ranks.len()];
+    let mut all = vec![(HeldBytes::default(), MemoryBytes::default()); ranks.len()];
     for program in programs {
         let late = program.validates_late();
         let warm_ups = if late { predict_warm_up(program, bytes) } else { Vec::new() };
-        for (rank, [peaks, at_once]) in predict_both(program, bytes).into_iter().enumerate() {
-            let warm_up = warm_ups.get(rank).copied().unwrap_or_default();
-            let [most, held, warm] = all[rank];
-            all[rank] = [most.max(&peaks), larger(held, at_once), larger(warm, warm_up)];
+        for (rank, HeldBytes { peaks, at_once }) in
+            predict_both(program, bytes).into_iter().enumerate()
+        {
+            let (most, warm) = &mut all[rank];
+            *most =
+                HeldBytes { peaks: most.peaks.max(&peaks), at_once: larger(most.at_once, at_once) };
+            *warm = larger(*warm, warm_ups.get(rank).copied().unwrap_or_default());
         }
     }
-    let of = |(rank, [peaks, at_once, warm_up]): (&RankState, [MemoryBytes; 3])| Held {
-        at_once: rank.at_once(at_once, warm_up),
-        peaks: rank.peaks(peaks),
+    let of = |(rank, (held, warm_up)): (&RankState, (HeldBytes, MemoryBytes))| HeldBytes {
+        at_once: rank.at_once(held.at_once, warm_up),
+        peaks: rank.peaks(held.peaks),
     };
     ranks.iter().zip(all).map(of).collect()
 }

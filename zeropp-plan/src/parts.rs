@@ -11,10 +11,10 @@ use zeropp_schedule::simulate::StageCosts;
 
 use crate::bytes::{Layer, StageForm, StageState, Tied, stage_bytes};
 use crate::cut::{GroupTimes, Groups};
-use crate::layout::Recompute;
 
-/// The longest stage's estimated F, in ns: estimates are proportions, not times.
-const LONGEST_NS: f64 = 1e6;
+/// A block's mean estimated F, in ns: estimates are proportions, not times, and alike for every cut
+/// of a model.
+const BLOCK_NS: f64 = 1e6;
 
 /// The parts of a model, from its embedding to its head.
 #[derive(Clone, Debug)]
@@ -79,7 +79,18 @@ impl Parts {
     pub(crate) fn times_by_flop(&self, recomputing: usize) -> GroupTimes {
         let kept = self.group_flops(false).iter().map(step).collect();
         let recomputed = self.group_flops(true).iter().map(whole).collect();
-        GroupTimes { kept, recomputed, recomputing }
+        GroupTimes {
+            kept,
+            recomputed,
+            recomputing,
+            tail: self.tail_of(|i| step(&self.flops(i, false))),
+        }
+    }
+
+    /// The sum over the parts after the last block.
+    pub(crate) fn tail_of(&self, of_part: impl Fn(usize) -> f64) -> f64 {
+        let tail = self.groups.tail().unwrap_or(self.layers.len());
+        (tail..self.layers.len()).map(of_part).sum()
     }
 
     /// Times in proportion to operations, for stages of these parts, of which some are recomputed.
@@ -94,8 +105,9 @@ impl Parts {
             parts.fold([0.0; 4], add)
         };
         let all: Vec<[f64; 4]> = stages.iter().enumerate().map(stage).collect();
-        let largest = all.iter().map(|[f, ..]| *f).fold(1.0, f64::max);
-        let ns = |flops: f64| (flops / largest * LONGEST_NS) as u64;
+        let whole: f64 = (0..self.layers.len()).map(|part| self.flops(part, false)[0]).sum();
+        let block = (whole / self.groups.len().max(1) as f64).max(1.0);
+        let ns = |flops: f64| (flops / block * BLOCK_NS) as u64;
         let costs = all.into_iter().map(|[f, b, w, r]| StageCosts {
             f_ns: ns(f).max(1),
             b_ns: ns(b).max(1),
@@ -138,16 +150,6 @@ impl Parts {
     }
 }
 
-/// How many stages a cut takes to be recomputed, from the first on: all but the last of several on
-/// each rank.
-pub(crate) fn recomputing(recompute: Recompute, stages: usize, pp: usize) -> usize {
-    match recompute {
-        Recompute::Full if stages == pp => stages,
-        Recompute::Full => stages.saturating_sub(pp),
-        Recompute::None | Recompute::Selective => 0,
-    }
-}
-
 /// F, B and W together.
 pub(crate) fn step(of: &BlockTimes) -> f64 {
     of[0] + of[1] + of[2]
@@ -180,11 +182,14 @@ mod tests {
         let parts = Parts::new(vec![plain(0.0, 8), plain(120.0, 8), plain(0.0, 0)], false, 10);
         let times = parts.estimates(&[0..1, 1..2, 2..3, 0..2], |_| false);
         let of = |i: usize| [times[i].f_ns, times[i].b_ns, times[i].w_ns, times[i].r_ns];
-        // 120 FLOP of weights, and as many of attention; the longest stage has 360.
-        let third = 333_333;
-        assert_eq!(of(0), [third, third, third, third]);
-        assert_eq!(of(1), [666_666, 1_000_000, third, 666_666], "attention has no W");
-        assert_eq!(of(2), [third, 666_666, 0, third], "all of its backward is B");
-        assert_eq!(of(3), [1_000_000, 1_333_333, 666_666, 1_000_000]);
+        // 120 FLOP of weights, and as many of attention; a block has 160 on average.
+        let one = 750_000;
+        assert_eq!(of(0), [one, one, one, one]);
+        assert_eq!(of(1), [2 * one, 3 * one, one, 2 * one], "attention has no W");
+        assert_eq!(of(2), [one, 2 * one, 0, one], "all of its backward is B");
+        assert_eq!(of(3), [3 * one, 4 * one, 2 * one, 3 * one]);
+        // Cuts of one model are in one unit, so that their steps can be compared.
+        let alone = parts.estimates(&[2..3], |_| false);
+        assert_eq!(alone[0], times[2]);
     }
 }

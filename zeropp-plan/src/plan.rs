@@ -144,11 +144,10 @@ impl Plan {
         let mut models = Models::new(job);
         let cut = found.best.into_iter().map(|p| {
             let is_default = models.cut_of_run(job, &p.layout).is_some_and(|cut| cut == p.blocks);
-            (models.stages(job, &p.layout), is_default, p)
+            (models.stages_of(job, &p.layout, &p.blocks), is_default, p)
         });
         let cut: Vec<_> = cut.collect();
-        let mut layouts = cores::map(&cut, |(cut, is_default, planned)| {
-            let stages = cut.as_ref().map(|(stages, _)| &stages[..]);
+        let mut layouts = cores::map(&cut, |(stages, is_default, planned)| {
             let blocks: &[usize] = if *is_default { &[] } else { &planned.blocks };
             let mut words = vec!["zeropp run".to_string()];
             words.extend((!model_flags.is_empty()).then(|| model_flags.to_string()));
@@ -201,15 +200,14 @@ impl Plan {
         };
         let layout = &chosen.planned.layout;
         let mut models = Models::new(job);
-        let stages = models.stages(job, layout);
-        let (stages, _) = stages.ok_or_else(|| PlanError::new("a layout without stages"))?;
+        let stages = models.stages_of(job, layout, &chosen.planned.blocks);
         Ok(of(&Simulation::new(job, layout, &stages)?))
     }
 }
 
-fn ranked(job: &Job, stages: Option<&[Stage]>, planned: &Planned, command: String) -> Ranked {
+fn ranked(job: &Job, stages: &[Stage], planned: &Planned, command: String) -> Ranked {
     let layout = &planned.layout;
-    let simulation = stages.and_then(|stages| Simulation::new(job, layout, stages).ok());
+    let simulation = Simulation::new(job, layout, stages).ok();
     let terms = simulation.as_ref().map(Simulation::terms).unwrap_or_default();
     let (worst_rank, worst) = planned.worst();
     let tokens = (job.global_batch * job.model.seq) as f64;
@@ -308,9 +306,10 @@ fn late(job: &Job, models: &mut Models, first: &Ranked) -> Option<LateUpdates> {
         return None;
     }
     let layout = &first.planned.layout;
-    let (stages, blocks) = models.stages(job, layout)?;
+    let blocks = &first.planned.blocks;
+    let stages = models.stages_of(job, layout, blocks);
     let late = Simulation::with(job, layout, &stages, OptimizerSync::Late).ok()?;
-    let late = late.planned(&blocks);
+    let late = late.planned(blocks);
     let worst_bytes = late.worst().1.total();
     let pays = late.step_s < first.planned.step_s * 0.999 && worst_bytes <= job.memory;
     pays.then_some(LateUpdates { step_s: late.step_s, worst_bytes })

@@ -13,8 +13,6 @@ use zeropp_schedule::verify::{
 };
 
 use crate::deal::Deal;
-use crate::layout::Recompute;
-use crate::parts::recomputing;
 
 /// The verified program of a schedule that has compute actions alone. With `one_order` all ranks
 /// issue what they do together in one order, as NCCL wants it (ADR 31).
@@ -54,20 +52,15 @@ pub fn forwards(
 }
 
 /// The generators' costs of stages with these times that keep `bytes`: those that a run's schedule
-/// is made for, and a plan's. Where whole stages are recomputed (all but the last of several on
-/// each rank), that is part of their B.
-pub fn generator_costs(
-    costs: &simulate::Costs,
-    bytes: &[StageBytes],
-    (recompute, pp): (Recompute, usize),
-) -> Costs {
+/// is made for, and a plan's. Of the first `recomputed` stages, which are done again as a whole,
+/// that is part of their B.
+pub fn generator_costs(costs: &simulate::Costs, bytes: &[StageBytes], recomputed: usize) -> Costs {
     // What B keeps for W is at most what F kept.
     let stash = |m: &StageBytes| StageBytes { stash: m.stash.min(m.activation), ..*m };
     let memory = bytes.iter().map(stash).collect();
     let mut weighed = Costs::from(&simulate::Costs { memory, ..costs.clone() });
     weighed.send = message_ns(costs);
-    let again = recomputing(recompute, costs.stages.len(), pp);
-    for (b, stage) in weighed.b.iter_mut().zip(&costs.stages).take(again) {
+    for (b, stage) in weighed.b.iter_mut().zip(&costs.stages).take(recomputed) {
         *b += stage.r_ns;
     }
     weighed

@@ -1,5 +1,6 @@
 //! Which layouts there are, and which of them are best.
 
+mod recuts;
 mod space;
 
 use std::collections::{HashMap, HashSet};
@@ -94,6 +95,8 @@ pub struct Search<'a> {
     /// In the order of their times.
     candidates: Vec<Candidate>,
     known: HashMap<Layout, Option<Planned>>,
+    /// Those of them with other cuts that are shorter.
+    recut: HashMap<Layout, Vec<Planned>>,
     /// Whether it was asked before.
     again: bool,
     /// Whether any layout that fits will do.
@@ -107,9 +110,15 @@ impl<'a> Search<'a> {
     /// A job that no layout suits, whatever the memory.
     pub fn new(job: &'a Job) -> Result<Search<'a>, PlanError> {
         job.check()?;
-        let (models, known) = (Models::new(job), HashMap::new());
-        let mut search =
-            Search { job, models, candidates: Vec::new(), known, again: false, is_short: false };
+        let mut search = Search {
+            job,
+            models: Models::new(job),
+            candidates: Vec::new(),
+            known: HashMap::new(),
+            recut: HashMap::new(),
+            again: false,
+            is_short: false,
+        };
         let candidates = space::first(job).into_iter().filter_map(|l| search.in_closed_form(l));
         let mut candidates: Vec<Candidate> = candidates.collect();
         if candidates.is_empty() {
@@ -120,10 +129,18 @@ impl<'a> Search<'a> {
         Ok(search)
     }
 
-    /// The same search in less time, which climbs a little way only, also from these layouts.
-    pub(crate) fn short(mut self, layouts: Vec<Layout>) -> Search<'a> {
+    /// The same search in less time, which climbs a little way only, also from these layouts, cut
+    /// into stages with so many blocks.
+    pub(crate) fn short(mut self, named: Vec<(Layout, Vec<usize>)>) -> Search<'a> {
         (self.again, self.is_short) = (true, true);
-        self.simulate(layouts);
+        self.simulate(named.iter().map(|(layout, _)| layout.clone()).collect());
+        for (layout, blocks) in named {
+            let first = self.known.get(&layout).cloned().flatten();
+            if let Some(first) = first.filter(|first| first.blocks != blocks) {
+                let found = self.recuts_of(&first, vec![blocks]);
+                self.recut.insert(layout, found);
+            }
+        }
         self
     }
 
@@ -154,6 +171,7 @@ impl<'a> Search<'a> {
         if self.fitting(memory).next().is_some() {
             self.climb(memory);
         }
+        self.cut_again(memory);
         let mut best = distinct(self.in_order(memory), self.job.machine.margin);
         best.truncate(TOLD);
         let best = lean_first(best);
@@ -178,7 +196,7 @@ impl<'a> Search<'a> {
             if first.len() == count || !is_new && first.len() + others.len() >= count {
                 continue;
             }
-            let Some((stages, _)) = self.models.stages(self.job, l) else { continue };
+            let stages = self.models.stages_of(self.job, l, &planned.blocks);
             let Ok(simulation) = Simulation::new(self.job, l, &stages) else { continue };
             if programs.insert(simulation.program_id()) {
                 alike.insert((class, l.micro_batch_size, l.recompute));
@@ -197,8 +215,14 @@ impl<'a> Search<'a> {
         best
     }
 
+    /// What was simulated and fits, each with the cut that is shortest.
     fn fitting(&self, memory: u64) -> impl Iterator<Item = &Planned> {
-        self.known.values().flatten().filter(move |p| p.worst().1.total() <= memory)
+        let fits = move |p: &&Planned| p.worst().1.total() <= memory;
+        self.known.iter().filter_map(move |(layout, planned)| {
+            let others = self.recut.get(layout).into_iter().flatten();
+            let all = planned.iter().chain(others).filter(fits);
+            all.min_by(|a, b| a.step_s.total_cmp(&b.step_s))
+        })
     }
 
     /// Simulates layouts in the order of their closed form, until enough are known.
@@ -429,11 +453,29 @@ impl Models {
         Models { of_samples, cuts: HashMap::new(), last: None }
     }
 
-    /// The blocks of each stage as a run of `layout` cuts by itself.
+    /// The blocks of each stage as a run of `layout` cuts by itself, where that is known.
     pub(crate) fn cut_of_run(&mut self, job: &Job, layout: &Layout) -> Option<Vec<usize>> {
-        let samples = layout.micro_batch_size;
-        let model = self.of_samples.entry(samples).or_insert_with(|| Model::new(job, samples));
-        model.cut_of_run(layout)
+        self.model(job, layout.micro_batch_size).cut_of_run(layout)
+    }
+
+    /// Cuts of a layout beside `first` that are worth a simulation, each with the share of the
+    /// busiest rank's work that is left.
+    pub(crate) fn recuts(
+        &mut self,
+        job: &Job,
+        layout: &Layout,
+        first: &[usize],
+    ) -> Vec<(Vec<usize>, f64)> {
+        self.model(job, layout.micro_batch_size).recuts(layout, &job.machine, first)
+    }
+
+    /// The stages of a layout with so many blocks each.
+    pub fn stages_of(&mut self, job: &Job, layout: &Layout, blocks: &[usize]) -> Arc<[Stage]> {
+        self.model(job, layout.micro_batch_size).stages(job, layout, blocks).into()
+    }
+
+    fn model(&mut self, job: &Job, samples: usize) -> &mut Model {
+        self.of_samples.entry(samples).or_insert_with(|| Model::new(job, samples))
     }
 
     /// The stages of a layout, and the blocks of each; none where there are too few blocks.

@@ -17,7 +17,8 @@ use crate::cut::GroupTimes;
 use crate::layout::{Compute, Job, Layout, Recompute};
 use crate::links::{Links, Sent};
 use crate::matrices::OfBlock;
-use crate::parts::{Parts, recomputing};
+use crate::parts::Parts;
+use crate::recut::Recut;
 use crate::split::rows_of_block;
 
 /// A model's layers with their costs for one size of micro-batch, from which stages of any number
@@ -62,21 +63,40 @@ impl Model {
     /// The number of blocks of each of `stages` with which the longest stage is shortest; none
     /// where there are fewer blocks than stages.
     pub fn cut(&self, stages: usize, machine: &Machine) -> Option<Vec<usize>> {
-        let step = |i: usize| self.layers[i].seconds(machine)[..3].iter().sum::<f64>();
         let groups = self.parts.groups();
-        let kept = groups.sums(step);
-        let times = GroupTimes { recomputed: kept.clone(), kept, recomputing: 0 };
-        let cut = groups.balanced(&times, stages, None).ok()?;
+        let cut = groups.balanced(&self.times(machine, 0), stages, None).ok()?;
         Some(groups.sizes(&cut?))
     }
 
-    /// The same of stages of a run of `layout` that is not told how to cut: it goes by FLOP, and by
-    /// what full recomputation does again.
+    /// What each group takes, of stages of which the first `recomputing` are done again.
+    fn times(&self, machine: &Machine, recomputing: usize) -> GroupTimes {
+        let groups = self.parts.groups();
+        let seconds: Vec<_> = self.layers.iter().map(|layer| layer.seconds(machine)).collect();
+        let step = |i: usize| seconds[i][..3].iter().sum::<f64>();
+        let kept = groups.sums(step);
+        let recomputed = groups.sums(|i| seconds[i].iter().sum::<f64>());
+        GroupTimes { recomputed, kept, recomputing, tail: self.parts.tail_of(step) }
+    }
+
+    /// Cuts for `layout` beside `first` that are worth a simulation, each with the share of the
+    /// busiest rank's work that is left.
+    pub(crate) fn recuts(
+        &self,
+        layout: &Layout,
+        machine: &Machine,
+        first: &[usize],
+    ) -> Vec<(Vec<usize>, f64)> {
+        let times = self.times(machine, layout.recomputed_of_all());
+        let (groups, placement) = (self.parts.groups(), layout.placement());
+        Recut { groups, times: &times, placement: &placement }.candidates(first)
+    }
+
+    /// The blocks of each stage of a run of `layout` that is not told how to cut: it goes by FLOP,
+    /// and by what full recomputation does again.
     pub(crate) fn cut_of_run(&self, layout: &Layout) -> Option<Vec<usize>> {
-        let stages = layout.stages();
-        let recomputing = recomputing(layout.recompute_of_all(), stages, layout.pp);
-        let (groups, times) = (self.parts.groups(), self.parts.times_by_flop(recomputing));
-        let cut = groups.balanced(&times, stages, None).ok()?;
+        let times = self.parts.times_by_flop(layout.recomputed_of_all());
+        let groups = self.parts.groups();
+        let cut = groups.balanced(&times, layout.stages(), None).ok()?;
         Some(groups.sizes(&cut?))
     }
 
@@ -201,7 +221,7 @@ impl Model {
         let layers = &self.layers[range.clone()];
         let batch = job.batch(self.samples);
         // A stage that is recomputed as a whole has all that it keeps from R to B.
-        let whole = layout.recompute == Recompute::Full && layout.recomputes(stage);
+        let whole = stage < layout.recomputed();
         let in_part = whole && layout.redone.is_some();
         let selective = layout.recompute != Recompute::None && (!whole || in_part);
         let form = StageForm {
@@ -399,10 +419,8 @@ pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
     let owners = if layout.zero1 { layout.dp } else { 1 };
     // Parameter, gradient and what is kept are read, all but the gradient written.
     let moved = |s: &Stage| 12 * s.state.elements + 2 * s.kept;
-    let of_rank = |p| stages.iter().skip(p).step_by(layout.pp).map(moved).sum::<u64>();
-    let most = (0..layout.pp).map(of_rank).max().unwrap_or(0) as f64 / layout.zero3 as f64;
-    let matrices = |p| stages.iter().skip(p).step_by(layout.pp).map(|s| s.matrices_ns).sum();
-    let matrices: u64 = (0..layout.pp).map(matrices).max().unwrap_or(0);
+    let most = most_of_ranks(layout, stages, |s| moved(s) as f64) / layout.zero3 as f64;
+    let matrices = most_of_ranks(layout, stages, |s| s.matrices_ns as f64) as u64;
     let update = most / owners as f64 / job.machine.update_bytes_per_s;
     // With ZeRO-1 a layer is gathered from the replicas while the next one is updated, which on
     // devices that compute and send at once hides the faster of the two.
@@ -426,7 +444,15 @@ pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
 
 /// Seconds of the gathers of updated parameters over replicas, of the rank that has most of them.
 fn gathered_s(layout: &Layout, links: &Links, stages: &[Stage]) -> f64 {
-    let update = |s: &Stage| s.sent(layout).update;
-    let of_rank = |p| stages.iter().skip(p).step_by(layout.pp).map(update).sum::<f64>();
-    (0..layout.pp).map(of_rank).fold(0.0, f64::max) / links.replica
+    most_of_ranks(layout, stages, |s| s.sent(layout).update) / links.replica
+}
+
+/// The most that a rank has of what `of` says of each of its stages, which lie as the layout's kind
+/// of schedule places them.
+fn most_of_ranks(layout: &Layout, stages: &[Stage], of: impl Fn(&Stage) -> f64) -> f64 {
+    let mut ranks = vec![0.0; layout.pp];
+    for (rank, stage) in layout.placement().into_iter().zip(stages) {
+        ranks[rank] += of(stage);
+    }
+    ranks.into_iter().fold(0.0, f64::max)
 }

@@ -11,6 +11,7 @@ use crate::schedules::{Kind, Objective, StepForm};
 
 mod head;
 mod issue;
+mod recompute;
 mod replicas;
 mod warm_up;
 mod weights;
@@ -18,6 +19,7 @@ mod weights;
 use weights::keep_written;
 
 pub use issue::in_issue_order;
+pub use recompute::recomputed;
 pub use replicas::with_sums_in_order_of;
 
 /// How lowering treats weights and memory.
@@ -26,9 +28,7 @@ pub struct LowerOptions {
     /// Stages gathered ahead of the one in use; at most 1 + prefetch are resident at once, or two
     /// while an overlapped pair of two stages runs.
     pub prefetch: usize,
-    /// Full recomputation: an R before the backward of every stage but, in schedules that split B
-    /// and W, the last of several on each rank, whose backward follows its forward closely (ZeroPP
-    /// §3.3), and an only one whose backwards are not in order.
+    /// Full recomputation: an R before the backward of the stages that [`recomputed`] says.
     pub recompute: bool,
     /// Of each unit only the first so many micro-batches are recomputed, if that is given, and none
     /// of the last stage's, whose head has to make its gradients in their order.
@@ -228,41 +228,28 @@ struct Programs<'a> {
     head: Option<head::Places>,
 }
 
-/// Whether a rank's backwards are in micro-batch order, in which a head that is done again before
-/// them has to make its gradient.
-fn has_backwards_in_order(actions: &[Action]) -> bool {
-    let backwards = actions.iter().flat_map(Action::computes);
-    backwards
-        .filter(|t| matches!(t.kind, Compute::B | Compute::BW))
-        .is_sorted_by_key(|t| t.micro_batch)
-}
-
 /// A message without a consumer.
 const NOBODY: usize = usize::MAX;
 
 impl<'a> Programs<'a> {
     /// With `written`, R stand where they stood; else where `options` ask for them.
     fn new(schedule: &'a Schedule, options: &LowerOptions, written: bool) -> Programs<'a> {
+        let makes = options.recompute && !written;
         let splits = schedule.splits_backward();
         let in_unit: Vec<usize> = schedule.units.iter().flat_map(|n| 0..*n).collect();
         let is_redone = |stage: usize, micro_batch: usize| match options.redone {
-            None => options.recompute,
-            Some(first) => {
-                let is_first = in_unit[micro_batch] < first;
-                options.recompute && is_first && stage + 1 < schedule.stages()
-            }
+            None => true,
+            Some(first) => in_unit[micro_batch] < first && stage + 1 < schedule.stages(),
         };
         let ranks = schedule.ranks.iter().enumerate().map(|(rank, actions)| {
-            let mine = schedule.stages_of(rank);
-            let is_kept = splits && (mine.len() > 1 || !has_backwards_in_order(actions));
-            let kept = mine.last().copied().filter(|_| is_kept);
+            let kept = if makes { recompute::kept(schedule, splits, rank) } else { None };
             let mut program = Vec::with_capacity(actions.len());
             for action in actions {
                 for Task { kind, stage, micro_batch } in action.computes() {
                     let backward = matches!(kind, Compute::B | Compute::BW);
                     let is_slice = schedule.wide_stage() == Some(stage);
-                    let stays = written || is_slice || kept == Some(stage);
-                    if backward && !stays && is_redone(stage, micro_batch) {
+                    let stays = is_slice || kept == Some(stage);
+                    if makes && backward && !stays && is_redone(stage, micro_batch) {
                         program.push(Action::compute(Compute::R, stage, micro_batch));
                     }
                 }

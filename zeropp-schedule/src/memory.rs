@@ -30,7 +30,7 @@
 //! The paper's own count (ZeroPP §3.4) leaves out the prefetched stage, the last stage's gradient
 //! and the stash.
 
-pub use kind::{MemoryBytes, MemoryKind};
+pub use kind::{HeldBytes, MemoryBytes, MemoryKind};
 pub use over_time::{KindPoint, over_time};
 pub use stage::{HeadBytes, LayerwiseBytes, StageBytes};
 
@@ -88,8 +88,8 @@ pub fn predict_warm_up(schedule: &Schedule, stages: &[StageBytes]) -> Vec<Memory
 ///
 /// # Panics
 /// Panics as [`predict`] does.
-pub fn predict_both(schedule: &Schedule, stages: &[StageBytes]) -> Vec<[MemoryBytes; 2]> {
-    walked(schedule, stages, |ledger| [ledger.peak, ledger.at_once])
+pub fn predict_both(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBytes> {
+    walked(schedule, stages, |ledger| HeldBytes { peaks: ledger.peak, at_once: ledger.at_once })
 }
 
 fn walked<T>(schedule: &Schedule, stages: &[StageBytes], of: fn(&Ledger) -> T) -> Vec<T> {

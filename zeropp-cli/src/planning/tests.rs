@@ -31,9 +31,10 @@ fn holds(line: &str) {
     let flops = (plan.flops_per_token / run.flops_per_token - 1.0).abs();
     assert!(flops < 1e-12, "{line}: {} and {}", plan.flops_per_token, run.flops_per_token);
     assert_eq!(first.planned.memory.len(), run.ranks.len());
+    assert_eq!(first.planned.blocks, run.blocks, "{}", first.command);
     for (rank, run) in run.ranks.iter().enumerate() {
-        assert_eq!(first.planned.memory[rank], run.at_once, "{}", first.command);
-        assert_eq!(first.planned.peaks[rank], run.memory, "peaks: {}", first.command);
+        assert_eq!(first.planned.memory[rank], run.held.at_once, "{}", first.command);
+        assert_eq!(first.planned.peaks[rank], run.held.peaks, "peaks: {}", first.command);
     }
 }
 
@@ -49,6 +50,26 @@ fn a_plan_holds_what_the_run_that_it_prints_predicts() {
         holds(&format!(
             "--cpu --layers 6 --hidden 64 --heads 4 --seq 32 --vocab 300 --global-batch 16 \
              --gpus {ranks} --memory 1G {fixed}"
+        ));
+    }
+}
+
+/// A plan cuts by a machine's times and a run by FLOP: what the plan prints is cut as it says, with
+/// large heads and small ones.
+#[test]
+fn a_job_has_one_cut_in_its_plan_and_in_the_run_that_it_prints() {
+    let mut seed = 7u64;
+    let mut draw = |n: u64| {
+        seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (seed >> 33) % n
+    };
+    for _ in 0..10 {
+        let (layers, pp) = (4 + draw(9), 2 << draw(2));
+        let vocabulary = [300, 5_000, 50_000][draw(3) as usize];
+        let virtual_stages = 1 + draw(layers / pp);
+        holds(&format!(
+            "--cpu --layers {layers} --hidden 64 --heads 4 --seq 32 --vocab {vocabulary} --gpus 4 \
+             --global-batch 32 --memory 4G --pp {pp} --virtual {virtual_stages} --schedule zeropp"
         ));
     }
 }
@@ -157,7 +178,7 @@ fn a_plan_for_gpus_can_be_dry_run_without_them() {
     let trainer = zeropp::Trainer::builder(config).for_prediction().build();
     let trainer = trainer.unwrap_or_else(|e| panic!("{}: {e}", first.command));
     for (rank, run) in trainer.plan().ranks.iter().enumerate() {
-        assert_eq!(first.planned.memory[rank], run.at_once, "{}", first.command);
+        assert_eq!(first.planned.memory[rank], run.held.at_once, "{}", first.command);
     }
     let memory = trainer.memory().to_string();
     assert!(memory.contains("1 rank on ") || cfg!(feature = "cuda"), "{memory}");

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::meter::MemoryBytes;
+use crate::meter::{HeldBytes, MemoryBytes};
 
 /// The description of a run: the first line of its metrics, and of what each resumed run adds to
 /// them.
@@ -237,12 +237,9 @@ pub struct RankPlan {
     /// Bytes that each of its ranks which saves writes of a checkpoint.
     #[serde(default)]
     pub saved: u64,
-    /// Predicted peak bytes by kind.
-    pub memory: MemoryBytes,
-    /// Predicted bytes by kind when their sum is largest; the kinds have their peaks at different
-    /// times.
-    #[serde(default)]
-    pub at_once: MemoryBytes,
+    /// Predicted bytes by kind.
+    #[serde(flatten)]
+    pub held: HeldBytes,
 }
 
 /// Everything known before a rank starts; `--dry-run` shows it.

@@ -12,7 +12,7 @@ fn balance(times: &[u64], stages: usize, limit: Option<&StageLimits>) -> Option<
 
 fn in_units(times: &[f64]) -> Vec<u64> {
     let same = times.to_vec();
-    Units::of(&GroupTimes { kept: same.clone(), recomputed: same, recomputing: 0 }).kept
+    Units::of(&GroupTimes { kept: same.clone(), recomputed: same, recomputing: 0, tail: 0.0 }).kept
 }
 
 fn largest(values: &[u64], cuts: &[usize]) -> u64 {
@@ -154,7 +154,8 @@ fn many_blocks_take_no_time() {
 }
 
 fn groups(blocks: usize) -> Groups {
-    Groups { begins: (0..=blocks).map(|g| if g == 0 { 0 } else { g + 2 }).collect() }
+    let begins = (0..=blocks).map(|g| if g == 0 { 0 } else { g + 2 }).collect();
+    Groups { begins, tail: None }
 }
 
 #[test]
@@ -165,6 +166,6 @@ fn a_cut_by_hand_is_taken_as_it_is_or_not_at_all() {
         assert_eq!(groups(14).by_hand(wrong), None, "{wrong:?}");
     }
     let ones = vec![1.0; 3];
-    let times = GroupTimes { kept: ones.clone(), recomputed: ones, recomputing: 0 };
+    let times = GroupTimes { kept: ones.clone(), recomputed: ones, recomputing: 0, tail: 0.0 };
     assert!(groups(3).balanced(&times, 4, None).is_err());
 }

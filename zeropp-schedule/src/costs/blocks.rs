@@ -19,13 +19,17 @@ impl Table {
     /// Blocks of each of the stages that the times are of; none where the file does not say.
     ///
     /// # Errors
-    /// What is no list of numbers from 1.
+    /// What is no list of numbers from 1, of which the last may be 0: the head alone.
     pub(super) fn blocks(&self) -> Result<Option<Vec<usize>>, CostsError> {
         let Some(value) = self.keys.get(KEY) else { return Ok(None) };
-        let number = |n: &Value| n.as_u64().filter(|n| *n > 0).and_then(|n| n.try_into().ok());
+        let number = |n: &Value| n.as_u64().and_then(|n| n.try_into().ok());
         let blocks: Option<Vec<usize>> =
             value.as_array().and_then(|list| list.iter().map(number).collect());
-        match blocks {
+        let counts = |blocks: &Vec<usize>| match &blocks[..] {
+            [some @ .., _] if !some.is_empty() => !some.contains(&0),
+            all => !all.contains(&0),
+        };
+        match blocks.filter(counts) {
             Some(blocks) => Ok(Some(blocks)),
             None => {
                 let works = "the blocks of each stage that the times are of, 1 or more";
@@ -48,11 +52,12 @@ impl Table {
     /// entry a stage.
     pub fn of_blocks(&self, weights: &[BlockTimes]) -> Result<Option<Vec<BlockTimes>>, CostsError> {
         let Some(blocks) = self.blocks_of(weights.len())? else { return Ok(None) };
+        let (stages, blocks) = (blocks.len(), without_empty(blocks));
         let mut times = vec![BlockTimes::default(); weights.len()];
         for (i, key) in COMPUTES.iter().enumerate() {
             let key = if *key == "t_r" && !self.has(key) { "t_f" } else { *key };
             let weights: Vec<f64> = weights.iter().map(|w| w[i]).collect();
-            let of_stages = self.list(key, blocks.len())?;
+            let of_stages = merged(self.list(key, stages)?, blocks.len());
             let spread = spread(&of_stages, &blocks, &weights);
             times.iter_mut().zip(spread).for_each(|(block, time)| block[i] = time);
         }
@@ -84,13 +89,21 @@ impl Table {
                 at += n;
                 (at - n..at).map(of_block).sum::<f64>()
             };
-            blocks.iter().map(sum).collect::<Vec<f64>>().into()
+            let mut stages: Vec<f64> = blocks.iter().map(sum).collect();
+            if let ([.., before, last], Some(0)) = (&mut stages[..], blocks.last()) {
+                let head = head(&(0..weights.len()).map(of_block).collect::<Vec<f64>>());
+                *before -= head;
+                *last += head;
+            }
+            stages.into()
         };
         for (i, key) in COMPUTES.iter().enumerate() {
             recut.set(key, sums(&|block| times[block][i]));
         }
         for key in COLLECTIVES.iter().filter(|key| self.has(key)) {
-            let even = spread(&self.list(key, own.len())?, &own, &vec![1.0; weights.len()]);
+            let bare = without_empty(own.clone());
+            let of_stages = merged(self.list(key, own.len())?, bare.len());
+            let even = spread(&of_stages, &bare, &vec![1.0; weights.len()]);
             recut.set(key, sums(&|block| even[block]));
         }
         Ok(recut)
@@ -124,6 +137,29 @@ impl Table {
             CostsError::found(key, &value, &works)
         })
     }
+}
+
+/// The same without a last stage that has no block.
+fn without_empty(mut blocks: Vec<usize>) -> Vec<usize> {
+    while blocks.last() == Some(&0) {
+        blocks.pop();
+    }
+    blocks
+}
+
+/// Times of so many stages: what there is beyond is the last one's.
+fn merged(mut times: Vec<f64>, stages: usize) -> Vec<f64> {
+    let beyond: f64 = times.drain(stages..).sum();
+    times.iter_mut().next_back().into_iter().for_each(|last| *last += beyond);
+    times
+}
+
+/// What the head takes of the last block's time: what that is beyond the mean of the blocks between
+/// the first and it.
+pub fn head(of_blocks: &[f64]) -> f64 {
+    let [_, between @ .., last] = of_blocks else { return 0.0 };
+    let mean = between.iter().sum::<f64>() / between.len() as f64;
+    if mean.is_finite() { (last - mean).max(0.0) } else { 0.0 }
 }
 
 /// The time of every block, where stages of `blocks` blocks take `times`.
@@ -212,6 +248,20 @@ mod tests {
         assert_eq!(plain.of_blocks(&[EVEN; 10]).unwrap(), None);
     }
 
+    /// A head alone in the last stage is priced, and what it took is read back.
+    #[test]
+    fn a_last_stage_without_a_block_takes_what_the_head_does() {
+        let table = table(UNEVEN);
+        let recut = table.for_blocks(&[4, 6, 0], &[EVEN; 10]).unwrap();
+        let costs = recut.of(3, ALONE, None).unwrap();
+        let f: Vec<_> = costs.stages.iter().map(|s| s.f_ns).collect();
+        assert_eq!(f, [45_000, 60_000, 30_000]);
+        let own = self::table("blocks = [4, 6, 0]\nt_f = [45, 60, 30]\nt_b = 1\nt_w = 0");
+        let times = own.of_blocks(&[EVEN; 10]).unwrap().unwrap();
+        assert_eq!(times.iter().map(|t| t[0]).sum::<f64>(), 135.0);
+        assert_eq!(own.for_blocks(&[4, 6, 0], &[EVEN; 10]).unwrap(), own);
+    }
+
     #[test]
     fn blocks_that_are_not_the_model_s_are_named() {
         let fails = |text: &str| {
@@ -224,7 +274,7 @@ mod tests {
              another model's"
         );
         assert!(
-            fails("t_f = 1\nblocks = [3, 0]").starts_with("blocks: found [3,0]; the blocks of")
+            fails("t_f = 1\nblocks = [0, 3]").starts_with("blocks: found [0,3]; the blocks of")
         );
         assert!(fails("t_f = 1\nblocks = 3").starts_with("blocks: found 3; the blocks of each"));
         assert!(

@@ -39,7 +39,7 @@ use crate::exchange::json;
 use crate::memory::StageBytes;
 use crate::simulate;
 
-pub use blocks::BlockTimes;
+pub use blocks::{BlockTimes, head};
 pub use layers::layers_of;
 pub use machine::Machine;
 pub use measured::{measured, scaled_to};

@@ -86,6 +86,17 @@ pub struct MemoryBytes {
     pub rollback: u64,
 }
 
+/// What a rank holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldBytes {
+    /// The most of each kind; they are not all there at the same time.
+    #[serde(rename = "memory")]
+    pub peaks: MemoryBytes,
+    /// Bytes by kind at the moment when their sum is largest.
+    #[serde(default)]
+    pub at_once: MemoryBytes,
+}
+
 impl MemoryBytes {
     /// The field of one kind.
     pub fn get(&self, kind: MemoryKind) -> u64 {

@@ -142,6 +142,22 @@ impl Forms {
     pub(super) const ZB_H1: Forms =
         Forms { waits: w_fills, in_flight: one_stage, refills: two_rounds, ..Forms::UNKNOWN };
 
+    pub(super) const ZB_H2: Forms = Forms {
+        waits: |shape, times| {
+            before(shape.pp) * (times.f + times.b - 2.0 * times.w).max(0.0) + times.fill(shape.pp)
+        },
+        in_flight: one_stage,
+        ..Forms::UNKNOWN
+    };
+
+    pub(super) const DUALPIPE_V: Forms = Forms {
+        waits: |shape, times| before(shape.pp) * (times.f + times.b - times.w).max(times.f),
+        ..Forms::UNKNOWN
+    };
+
+    /// A wave has two stages on each rank: the more of them, the shorter each.
+    pub(super) const HANAYO: Forms = Forms { waits: many_messages, ..Forms::UNKNOWN };
+
     pub(super) const ZB_V: Forms = Forms {
         waits: |shape, times| times.fill(shape.pp),
         in_flight: |shape, rank, full| folded(shape, rank, full, 1),

@@ -18,6 +18,7 @@ pub const FORWARD: Kind = Kind {
     obeys_limit: false,
     plans_gathers: false,
     placement: looping,
+    splits: false,
     planning: Planning::Not("it trains nothing"),
     note: |_| None,
     with_unit: None,

@@ -27,6 +27,10 @@ pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
     Ok(Schedule { kind: NAME.into(), placement, units, ranks, ..Schedule::default() })
 }
 
+/// A task that a rank may run: its start, whether it is a forward, its micro-batch and its stage.
+/// Of several the least is preferred.
+type Ready = (u64, bool, usize, usize);
+
 /// The step as far as it has run.
 struct Waves<'a> {
     placement: &'a [usize],
@@ -36,42 +40,57 @@ struct Waves<'a> {
     /// When each micro-batch's forward (0) and backward (1) of each stage ended, as far as they
     /// ran.
     ends: [Vec<Vec<u64>>; 2],
+    /// The task that each rank would run next, by what has run: only those of a rank and of the
+    /// stages beside one that has run are looked at again, as planners make many of these.
+    next: Vec<Option<Ready>>,
     ranks: Vec<Vec<Action>>,
 }
 
 impl Waves<'_> {
     fn new(placement: &[usize], pp: usize, micro_batches: usize) -> Waves<'_> {
         let none = || vec![Vec::with_capacity(micro_batches); placement.len()];
-        let ranks = vec![Vec::new(); pp];
-        Waves { placement, micro_batches, free: vec![0; pp], ends: [none(), none()], ranks }
+        let (free, ends, ranks) = (vec![0; pp], [none(), none()], vec![Vec::new(); pp]);
+        let next = vec![None; pp];
+        let mut waves = Waves { placement, micro_batches, free, ends, next, ranks };
+        (0..pp).for_each(|rank| waves.look(rank));
+        waves
     }
 
     /// Always takes the task that starts first, and of several the one the rule prefers.
     fn run(mut self) -> Vec<Vec<Action>> {
-        while let Some((start, backward, stage)) = self.next() {
-            let rank = self.placement[stage];
-            let micro_batch = self.ends[backward][stage].len();
+        while let Some((start, is_forward, micro_batch, stage)) =
+            self.next.iter().copied().flatten().min()
+        {
+            let (rank, backward) = (self.placement[stage], usize::from(!is_forward));
             let end = start + SLOTS[backward];
             self.ends[backward][stage].push(end);
             self.free[rank] = end;
             let kind = [Compute::F, Compute::BW][backward];
             self.ranks[rank].push(Action::compute(kind, stage, micro_batch));
+            let beside = [stage.checked_sub(1), Some(stage), Some(stage + 1)].into_iter().flatten();
+            for rank in beside.filter_map(|stage| self.placement.get(stage)) {
+                self.look(*rank);
+            }
         }
         self.ranks
     }
 
-    /// Start, direction and stage of the next task. Every stage takes its micro-batches in order,
-    /// so each has one candidate in each direction.
-    fn next(&self) -> Option<(u64, usize, usize)> {
-        let stages = 0..self.placement.len();
+    /// Finds the next task of a rank. Every stage takes its micro-batches in order, so each has one
+    /// candidate in each direction.
+    fn look(&mut self, rank: usize) {
+        let pp = self.free.len();
+        let of_round = |round: usize| {
+            let at = if round.is_multiple_of(2) { rank } else { pp - 1 - rank };
+            round * pp + at
+        };
+        let stages = (0..self.placement.len() / pp).map(of_round);
         let tasks = stages.flat_map(|stage| [(0, stage), (1, stage)]);
         let ready = tasks.filter_map(|(backward, stage)| {
             let micro_batch = self.ends[backward][stage].len();
-            let start =
-                self.ready(backward, stage, micro_batch)?.max(self.free[self.placement[stage]]);
-            Some((start, 1 - backward, micro_batch, stage))
+            let start = self.ready(backward, stage, micro_batch)?.max(self.free[rank]);
+            Some((start, backward == 0, micro_batch, stage))
         });
-        ready.min().map(|(start, forward, _, stage)| (start, 1 - forward, stage))
+        self.next[rank] = ready.min();
     }
 
     /// When the task could start but for its rank; none while what it waits for has not run.

@@ -25,6 +25,8 @@ pub struct Kind {
     pub plans_gathers: bool,
     /// The rank of each stage, for P ranks with V stages each.
     pub placement: fn(usize, usize) -> Vec<usize>,
+    /// Whether some of its backwards are split into B and W.
+    pub splits: bool,
     /// Whether planners choose among its layouts, and by which closed forms.
     pub planning: Planning,
     /// A better cut of a shape into units, in a sentence, if there is one.
@@ -134,9 +136,6 @@ use StepForm::{Rounds, Units, Whole};
 /// Why kinds are not planned with.
 const SEARCHED: &str = "its order is searched for, which takes too long for every layout";
 
-/// Why kinds that are made at once are not planned with yet.
-const UNTRIED: &str = "its plans have not been held against runs";
-
 /// The kind of a run that names none.
 pub const DEFAULT: &str = KINDS[0].name;
 
@@ -151,6 +150,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: looping,
+        splits: true,
         planning: Planning::With(Forms::ZEROPP),
         note: unit_note,
         with_unit: None,
@@ -166,6 +166,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: looping,
+        splits: false,
         planning: Planning::Not("bf-pp has the same order"),
         note: |_| None,
         with_unit: None,
@@ -181,6 +182,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: looping,
+        splits: false,
         planning: Planning::With(Forms::ONE_F_ONE_B),
         note: |_| None,
         with_unit: None,
@@ -196,6 +198,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: looping,
+        splits: false,
         planning: Planning::With(Forms::INTERLEAVED),
         note: |_| None,
         with_unit: None,
@@ -211,6 +214,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: looping,
+        splits: false,
         planning: Planning::With(Forms::BREADTH_FIRST),
         note: |_| None,
         with_unit: None,
@@ -226,6 +230,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: looping,
+        splits: true,
         planning: Planning::With(Forms::INTERLEAVED_ZB),
         note: |_| None,
         with_unit: None,
@@ -241,6 +246,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: looping,
+        splits: true,
         planning: Planning::With(Forms::ZB_H1),
         note: |_| None,
         with_unit: None,
@@ -256,7 +262,8 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: looping,
-        planning: Planning::Not(UNTRIED),
+        splits: true,
+        planning: Planning::With(Forms::ZB_H2),
         note: |_| None,
         with_unit: None,
         ahead: None,
@@ -271,6 +278,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: true,
         plans_gathers: false,
         placement: looping,
+        splits: true,
         planning: Planning::Not(SEARCHED),
         note: |_| None,
         with_unit: None,
@@ -286,6 +294,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: true,
         plans_gathers: false,
         placement: looping,
+        splits: true,
         planning: Planning::Not(SEARCHED),
         note: |_| None,
         with_unit: None,
@@ -301,6 +310,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: true,
         plans_gathers: false,
         placement: vee,
+        splits: true,
         planning: Planning::With(Forms::ZB_V),
         note: |_| None,
         with_unit: None,
@@ -319,6 +329,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: true,
         plans_gathers: false,
         placement: vee,
+        splits: true,
         planning: Planning::With(Forms::V_HALF),
         note: |_| None,
         with_unit: None,
@@ -334,6 +345,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: true,
         plans_gathers: false,
         placement: vee,
+        splits: true,
         planning: Planning::With(Forms::V_MIN),
         note: |_| None,
         with_unit: None,
@@ -349,6 +361,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: true,
         plans_gathers: true,
         placement: looping,
+        splits: true,
         planning: Planning::Not(SEARCHED),
         note: |_| None,
         with_unit: None,
@@ -364,6 +377,7 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: true,
         plans_gathers: false,
         placement: looping,
+        splits: true,
         planning: Planning::Not(SEARCHED),
         note: |_| None,
         with_unit: Some(zeropp_auto::zeropp_auto_unit),
@@ -379,7 +393,8 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: vee,
-        planning: Planning::Not(UNTRIED),
+        splits: true,
+        planning: Planning::With(Forms::DUALPIPE_V),
         note: |_| None,
         with_unit: None,
         ahead: None,
@@ -394,7 +409,8 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         plans_gathers: false,
         placement: vee,
-        planning: Planning::Not(UNTRIED),
+        splits: false,
+        planning: Planning::With(Forms::HANAYO),
         note: |_| None,
         with_unit: None,
         ahead: None,
