@@ -12,7 +12,7 @@ use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, activation};
 use zeropp::burn;
-use zeropp::layer::{BatchShape, Kept, Layer, LayerCost, LayerCx, Part, Slot};
+use zeropp::layer::{BatchShape, Keeps, Layer, LayerCost, LayerCx, Part, Slot};
 use zeropp::model::gpt::{self, GptShape};
 use zeropp::params::{Init, ParamSpec};
 use zeropp::split::ops;
@@ -61,10 +61,10 @@ impl Layer for GatedMlp {
         let [h, i] = [hidden, inner].map(|width| n * width * batch.element_bytes as u64);
         // Operation by operation, as their documentation says: inputs and, for W, the dYs. B can
         // make the inputs of the linear maps again, from x and from gate and up.
-        let norm = Kept { slots: vec![Slot::new(h), Slot::new(4 * n)], made: 4 * hidden };
-        let maps = Kept { slots: vec![Slot::new(h).made_from(h).for_w()], made: 2 * i };
-        let swiglu = Kept { slots: vec![Slot::new(2 * i)], made: 0 };
-        let down = Kept { slots: vec![Slot::new(i).made_from(2 * i).for_w()], made: h };
+        let norm = Keeps { slots: vec![Slot::new(h), Slot::new(4 * n)], made: 4 * hidden };
+        let maps = Keeps { slots: vec![Slot::new(h).made_from(h).for_w()], made: 2 * i };
+        let swiglu = Keeps { slots: vec![Slot::new(2 * i)], made: 0 };
+        let down = Keeps { slots: vec![Slot::new(i).made_from(2 * i).for_w()], made: h };
         LayerCost {
             forward_flops: 6.0 * (n * hidden * inner) as f64,
             ..LayerCost::keeping(&[norm, maps, swiglu, down])

@@ -97,16 +97,16 @@ options! {
         "max-gathers" "N" max_gathers: Option<usize> = None, Program Kept => "schedule:max-gathers";
         /// What to compute again in the backward to save memory.
         ///
-        /// `selective`: the outputs of norms and activation functions, a third of what a layer keeps
-        /// for 1 to 2 % of the time, and attention's scores, which GPUs and bf16 never keep; on
-        /// every stage. `full`: whole stages, of which only the layers' inputs are kept. Schedules
+        /// `selective`: the outputs of norms and activation functions, a third of what a layer
+        /// keeps for 1 to 2 % of the time, and attention's scores, which GPUs and bf16 never keep.
+        /// `full`: whole stages, of which only the layers' inputs are kept. Schedules
         /// with a split backward do not recompute the last of a rank's several stages as a whole,
         /// because its backward follows at once: there `full` means `selective`.
         "recompute" "WHAT" recompute: Recompute = Recompute::None, Program Kept;
         /// Of each unit, the micro-batches that `recompute = full` is for. Default: all.
         ///
-        /// The others do as with `selective`, and so does the stage with the head. So the memory that
-        /// there is can be used up: `zeropp plan` finds the number.
+        /// The others do as with `selective`, and so does the stage with the head. So the memory
+        /// that there is can be used up: `zeropp plan` finds the number.
         "recompute-first" "N" recompute_first: Option<usize> = None, Program Kept;
         /// When ranks learn the norm that clipping and the check for finite gradients need.
         ///

@@ -138,7 +138,6 @@ fn memory_is_predicted() {
         Config { recompute: Recompute::Selective, ..with(2, 2, 1, 3) },
         Config { dp: 2, ..with(2, 2, 1, 3) },
         Config { micro_batches: Some(9), ..with(2, 2, 1, 3) },
-        // Replicas that have not as many micro-batches each.
         Config { dp: 3, ..dealt(with(2, 2, 1, 3)) },
         Config { dp: 2, zero1: true, ..dealt(with(2, 1, 1, 2)) },
         Config { precision: Precision::Bf16, ..with(2, 2, 1, 3) },

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use burn::tensor::{Int, Tensor};
 
 pub use zeropp_model::layer::{BackwardPeak, BatchShape, LayerCost, pieces};
-pub use zeropp_model::slots::{Kept, Slot};
+pub use zeropp_model::slots::{Keeps, Slot};
 
 use crate::optimizer::Role;
 use crate::params::ParamSpec;

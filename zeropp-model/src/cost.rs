@@ -4,7 +4,7 @@ use crate::decoder::{Decoder, Norm};
 use crate::head::{head_chunk, logit_bytes};
 use crate::layer::{BatchShape, LayerCost};
 use crate::parts::{DecoderPart, PartKind};
-use crate::slots::{Kept, Slot};
+use crate::slots::{Keeps, Slot};
 use crate::tensors::{DecoderTensor, QK_NORMS};
 
 impl DecoderPart {
@@ -32,14 +32,14 @@ fn bytes(width: usize, batch: BatchShape) -> u64 {
 
 /// What the norm called `name` keeps: its input and one or two numbers of each row for B, a
 /// gradient of h for each of its parameters that trains for W, all but the input fp32.
-fn norm(part: &DecoderPart, name: &str, batch: BatchShape) -> Kept {
+fn norm(part: &DecoderPart, name: &str, batch: BatchShape) -> Keeps {
     let numbers = match part.decoder.norm {
         Norm::Layer { .. } => 2,
         Norm::Rms { .. } => 1,
     };
     let statistics = 4 * numbers * batch.tokens() as u64;
     let trained = ["weight", "bias"].into_iter().filter(|of| trains(part, &format!("{name}.{of}")));
-    Kept {
+    Keeps {
         slots: vec![Slot::new(hidden_bytes(&part.decoder, batch)), Slot::new(statistics)],
         made: (4 * trained.count() * part.decoder.hidden) as u64,
     }
@@ -111,8 +111,8 @@ impl Maps {
     }
 
     /// What they keep: the input where W needs it, x·A of adapters, and dY of each product with a
-    /// weight that trains. B can make the input from `inputs` elements of a token, if there are any.
-    fn kept(&self, inputs: Option<usize>, batch: BatchShape) -> Kept {
+    /// weight that trains. B can make the input from `inputs` elements of a token, if any.
+    fn kept(&self, inputs: Option<usize>, batch: BatchShape) -> Keeps {
         let needs_input = self.maps.iter().any(|map| map.weight || map.rank.is_some());
         let input = Slot::new(bytes(self.input, batch)).for_w();
         let input = match inputs {
@@ -122,7 +122,7 @@ impl Maps {
         let adapted = self.maps.iter().filter_map(|map| map.rank);
         let adapted = adapted.map(|rank| Slot::new(bytes(rank, batch)).for_w());
         let slots = needs_input.then_some(input).into_iter().chain(adapted).collect();
-        Kept { slots, made: self.made(batch) }
+        Keeps { slots, made: self.made(batch) }
     }
 
     /// Bytes that B keeps for W and F has not kept for B: dY of each product with a weight that
@@ -159,7 +159,7 @@ fn groups(part: &DecoderPart) -> [Maps; 4] {
 }
 
 /// What a block's operations keep, in the order of their forwards.
-fn operations(part: &DecoderPart, index: usize, batch: BatchShape) -> Vec<Kept> {
+fn operations(part: &DecoderPart, index: usize, batch: BatchShape) -> Vec<Keeps> {
     let (d, names) = (&part.decoder, part.decoder.names());
     let [norm_1, norm_2] = [names.norm_1, names.norm_2].map(|name| norm(part, name, batch));
     let [of_qkv, of_out, of_up, of_down] = groups(part);
@@ -178,15 +178,15 @@ fn operations(part: &DecoderPart, index: usize, batch: BatchShape) -> Vec<Kept> 
         let heads = Slot::new(4 * (batch.tokens() * (d.heads + d.kv_heads)) as u64);
         let trained = QK_NORMS.iter().filter(|name| trains(part, &format!("{name}.weight")));
         let made = (4 * trained.count() * d.head_dim) as u64;
-        operations.push(Kept { slots: vec![attended, heads], made });
+        operations.push(Keeps { slots: vec![attended, heads], made });
         attended = attended.made_from(bytes(qkv, batch));
     }
     operations.extend([
-        Kept { slots: vec![attended, beside], made: 0 },
+        Keeps { slots: vec![attended, beside], made: 0 },
         of_out.kept(None, batch),
         norm_2,
         of_up.kept(Some(d.hidden), batch),
-        Kept { slots: vec![Slot::new(bytes(inner, batch))], made: 0 },
+        Keeps { slots: vec![Slot::new(bytes(inner, batch))], made: 0 },
         of_down.kept(Some(inner), batch),
     ]);
     operations

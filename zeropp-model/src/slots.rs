@@ -31,7 +31,7 @@ impl Slot {
     }
 
     /// The same, which B never needs as a whole.
-    pub fn not_needed(self) -> Slot {
+    pub(crate) fn not_needed(self) -> Slot {
         Slot { again: Some(0), ..self }
     }
 
@@ -43,14 +43,14 @@ impl Slot {
 
 /// What an operation keeps. Its B first gives back what W does not need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct Keeps {
     /// From F to B; what two operations keep is in one of them.
     pub slots: Vec<Slot>,
     /// Bytes that B makes for W.
     pub made: u64,
 }
 
-impl Kept {
+impl Keeps {
     /// What B gives back, and then makes or keeps for W beside what F kept.
     fn in_backward(&self, selective: bool) -> [(u64, u64); 2] {
         let sum = |stays: bool| {
@@ -65,7 +65,7 @@ impl Kept {
 
 impl LayerCost {
     /// The memory of a layer with these operations, in the order of their forwards.
-    pub fn keeping(operations: &[Kept]) -> LayerCost {
+    pub fn keeping(operations: &[Keeps]) -> LayerCost {
         let slots = || operations.iter().flat_map(|of| &of.slots);
         let kept = |selective| slots().map(|slot| slot.kept(selective)).sum();
         let backward = |selective| {
@@ -92,11 +92,11 @@ mod tests {
     #[test]
     fn what_b_makes_again_for_w_counts_from_b_on() {
         // x, its norm for W with a dY of 8, an activation's input, and its output for W.
-        let norm = Kept { slots: vec![Slot::new(10)], made: 0 };
-        let up = Kept { slots: vec![Slot::new(10).made_from(10).for_w()], made: 8 };
-        let gelu = Kept { slots: vec![Slot::new(40)], made: 0 };
-        let down = Kept { slots: vec![Slot::new(40).made_from(40).for_w()], made: 10 };
-        let scores = Kept { slots: vec![Slot::new(5).not_needed()], made: 0 };
+        let norm = Keeps { slots: vec![Slot::new(10)], made: 0 };
+        let up = Keeps { slots: vec![Slot::new(10).made_from(10).for_w()], made: 8 };
+        let gelu = Keeps { slots: vec![Slot::new(40)], made: 0 };
+        let down = Keeps { slots: vec![Slot::new(40).made_from(40).for_w()], made: 10 };
+        let scores = Keeps { slots: vec![Slot::new(5).not_needed()], made: 0 };
         let cost = LayerCost::keeping(&[norm, up, scores, gelu, down]);
         assert_eq!((cost.activation_bytes, cost.activation_bytes_selective), (105, 50));
         assert_eq!((cost.stash_bytes, cost.again_bytes), (68, 100));

@@ -250,10 +250,9 @@ pub(super) fn id<const D: usize>(x: &Tensor<D>) -> Option<NodeId> {
     if !is_tracked(x) {
         return None;
     }
-    let id = Arc::default();
+    let id = Arc::<Mutex<Option<NodeId>>>::default();
     <Dispatch as VjpBackend>::identified(x.clone().into_dispatch(), Arc::clone(&id));
-    let id = *id.lock();
-    id
+    id.lock().take()
 }
 
 /// x + y, as [`ops::add`](super::ops::add) says.
