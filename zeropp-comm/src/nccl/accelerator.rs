@@ -55,8 +55,8 @@ pub unsafe trait Accelerator: Send + Sync {
     /// Whether the device has reached `event`.
     fn is_done(&self, event: RawEvent) -> DeviceResult<bool>;
 
-    /// Lets the device begin what the calling thread has asked of it so far, also where such work is
-    /// collected to be queued together. What the thread waits for next comes after it.
+    /// Lets the device begin what the calling thread has asked of it so far, also where such work
+    /// is collected to be queued together. What the thread waits for next comes after it.
     fn start(&self) -> DeviceResult<()>;
 
     /// Lets the calling thread's later work on `tensor` wait for `event`. A device whose tensors

@@ -194,7 +194,11 @@ unsafe impl Accelerator for Host {
     }
 
     fn join(&self, _: &Tensor<1>, event: Arc<Event>) -> DeviceResult<()> {
-        assert_eq!(self.joins_since.fetch_add(1, Ordering::Relaxed), 0, "the device was not started");
+        assert_eq!(
+            self.joins_since.fetch_add(1, Ordering::Relaxed),
+            0,
+            "the device was not started"
+        );
         // SAFETY: the event is alive while it is held.
         unsafe { (self.pretend.join)(event.raw()) };
         Ok(())

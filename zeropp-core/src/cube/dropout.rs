@@ -1,5 +1,5 @@
-//! Dropout of rows in place, by the masks of `zeropp_kernels::dropout`: the generator runs where the
-//! elements are, so that no mask is made on the host and copied.
+//! Dropout of rows in place, by the masks of `zeropp_kernels::dropout`: the generator runs where
+//! the elements are, so that no mask is made on the host and copied.
 
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;

@@ -35,6 +35,34 @@ pub(crate) fn tensor_id<const D: usize>(t: &Tensor<D>) -> Option<usize> {
     Some(t.id.value() as usize)
 }
 
+/// Kernels of masks and tokens, which change their first tensor in place.
+#[backend_extension(Cube, Fusion)]
+trait KernelsOfRows: Backend {
+    #[fusion(dtype = sum, shape = sum)]
+    fn add_token_rows(
+        sum: FloatTensor<Self>,
+        ids: IntTensor<Self>,
+        rows: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
+
+    #[fusion(dtype = x, shape = x)]
+    fn drop_rows(x: FloatTensor<Self>, rows: DroppedRows) -> FloatTensor<Self>;
+}
+
+impl KernelsOfRows for CubeBackend {
+    fn add_token_rows(
+        sum: FloatTensor<Self>,
+        ids: IntTensor<Self>,
+        rows: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        token_rows::add(sum, ids, rows)
+    }
+
+    fn drop_rows(x: FloatTensor<Self>, rows: DroppedRows) -> FloatTensor<Self> {
+        dropout::drop_rows(x, rows)
+    }
+}
+
 #[backend_extension(Cube, Fusion)]
 trait Kernels: Backend {
     #[fusion(meta = product_of)]
@@ -62,16 +90,6 @@ trait Kernels: Backend {
 
     #[fusion(dtype = sum, shape = sum)]
     fn add_first_rows(sum: FloatTensor<Self>, part: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    #[fusion(dtype = sum, shape = sum)]
-    fn add_token_rows(
-        sum: FloatTensor<Self>,
-        ids: IntTensor<Self>,
-        rows: FloatTensor<Self>,
-    ) -> FloatTensor<Self>;
-
-    #[fusion(dtype = x, shape = x)]
-    fn drop_rows(x: FloatTensor<Self>, rows: DroppedRows) -> FloatTensor<Self>;
 
     #[fusion(meta = losses_of)]
     fn cross_entropy(
@@ -143,18 +161,6 @@ impl Kernels for CubeBackend {
 
     fn add_first_rows(sum: FloatTensor<Self>, part: FloatTensor<Self>) -> FloatTensor<Self> {
         sums::add_first_rows(sum, part)
-    }
-
-    fn add_token_rows(
-        sum: FloatTensor<Self>,
-        ids: IntTensor<Self>,
-        rows: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        token_rows::add(sum, ids, rows)
-    }
-
-    fn drop_rows(x: FloatTensor<Self>, rows: DroppedRows) -> FloatTensor<Self> {
-        dropout::drop_rows(x, rows)
     }
 
     fn cross_entropy(
@@ -336,13 +342,13 @@ pub(crate) fn add_token_rows(sum: Tensor<1>, ids: Tensor<1, Int>, rows: Tensor<2
     assert_eq!((ids.dims(), sum.dtype()), ([n], DType::F32));
     assert!(n > 0 && h > 0 && elements.is_multiple_of(h), "{n} rows of {h} onto {elements}");
     let (sum, ids, rows) = (sum.into_dispatch(), ids.into_dispatch(), rows.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as Kernels>::add_token_rows(sum, ids, rows))
+    Tensor::from_dispatch(<Dispatch as KernelsOfRows>::add_token_rows(sum, ids, rows))
 }
 
 /// `x`, whose rows are `rows`, with elements dropped and the others scaled, in place where nothing
 /// else holds it.
 pub(crate) fn drop_rows<const D: usize>(x: Tensor<D>, rows: DroppedRows) -> Tensor<D> {
-    Tensor::from_dispatch(<Dispatch as Kernels>::drop_rows(x.into_dispatch(), rows))
+    Tensor::from_dispatch(<Dispatch as KernelsOfRows>::drop_rows(x.into_dispatch(), rows))
 }
 
 /// −log softmax(logits)\[target\] of every row of `logits: [n, V]`, in fp32, NaN for a target that

@@ -134,8 +134,8 @@ impl Grads {
         });
     }
 
-    /// Lets `add` add to the accumulator of one parameter off the CPU, flat and zero at first, which
-    /// nothing else holds: so in place.
+    /// Lets `add` add to the accumulator of one parameter off the CPU, flat and zero at first,
+    /// which nothing else holds: so in place.
     ///
     /// # Panics
     /// Panics on the CPU; [`host_mut`](Self::host_mut) is for that.
