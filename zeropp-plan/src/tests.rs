@@ -559,7 +559,7 @@ fn commands_have_no_cut_that_is_the_default() {
 /// the mean compute of a rank.
 #[test]
 fn a_head_that_outlasts_a_block_gets_a_stage_of_its_own() {
-    for (v, before, after) in [(4, 0.386, 0.219), (3, 0.467, 0.218)] {
+    for (v, before, after) in [(4, 0.37, 0.226), (3, 0.60, 0.245)] {
         let fixed = Fixed {
             pp: Some(8),
             zero3: Some(8),
@@ -582,9 +582,9 @@ fn a_head_that_outlasts_a_block_gets_a_stage_of_its_own() {
         let least =
             [8, 11, 15, 16, 32].map(|unit| held(&job, &Layout { unit, ..layout.clone() }).0);
         let least = least.into_iter().fold(f64::INFINITY, f64::min);
-        println!("V {v}: {} {}", loss(least), loss(first.planned.step_s));
+        assert!(loss(least) > before, "{} where the longest stage is shortest", loss(least));
         let now = loss(first.planned.step_s);
-        assert!(now < after + 0.006, "{now} {:?}", first.planned.blocks);
+        assert!(now < after, "{now} {:?}", first.planned.blocks);
         assert_eq!(first.planned.blocks.last(), Some(&0), "{:?}", first.planned.blocks);
         assert!(first.command.contains("--stages"), "{}", first.command);
     }

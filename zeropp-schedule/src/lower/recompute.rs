@@ -5,9 +5,9 @@ use crate::ir::{Action, Compute, Schedule};
 use crate::schedules::Kind;
 
 /// The stage of `rank` that keeps what its forward makes. Where `splits` says that B and W are
-/// apart that is the last of several, whose backward follows its forward closely (ZeroPP §3.3), and an only one whose
-/// backwards are not in order: a head that is done again before them has to make its gradient in
-/// the order of the micro-batches.
+/// apart that is the last of several, whose backward follows its forward closely (ZeroPP §3.3), and
+/// an only one whose backwards are not in order: a head that is done again before them has to make
+/// its gradient in the order of the micro-batches.
 pub(super) fn kept(schedule: &Schedule, splits: bool, rank: usize) -> Option<usize> {
     let mine = schedule.stages_of(rank);
     let is_kept = mine.len() > 1 || !has_backwards_in_order(&schedule.ranks[rank]);
