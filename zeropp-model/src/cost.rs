@@ -1,10 +1,10 @@
 //! The cost of a decoder's parts for a micro-batch: FLOP, and bytes as the meter will count them.
 
-use crate::decoder::{Decoder, Norm};
+use crate::decoder::{Decoder, Moe, Norm};
 use crate::head::{head_chunk, logit_bytes};
 use crate::layer::{BackwardPeak, BatchShape, LayerCost};
 use crate::parts::{DecoderPart, PartKind};
-use crate::tensors::{DecoderTensor, QK_NORMS};
+use crate::tensors::{DecoderTensor, EXPERTS, QK_NORMS, ROUTER};
 
 impl DecoderPart {
     /// The cost of a micro-batch.
@@ -56,9 +56,12 @@ fn is_start(rest: &str) -> bool {
     rest.is_empty() || rest.ends_with('.')
 }
 
-/// Elements of a matrix that is packed: both sizes in whole tiles of bf16 products.
+/// Elements of a matrix, or of each expert's, that is packed: both sizes in whole tiles of bf16
+/// products.
 fn packed(shape: &[usize]) -> u64 {
-    shape.iter().map(|n| n.next_multiple_of(32) as u64).product()
+    let (count, matrix) = shape.split_at(shape.len().saturating_sub(2));
+    let elements: u64 = matrix.iter().map(|n| n.next_multiple_of(32) as u64).product();
+    elements * count.iter().product::<usize>() as u64
 }
 
 /// The embedding: W adds rows of dY.
@@ -145,30 +148,93 @@ impl Maps {
     }
 }
 
-/// The linear maps of a block by their inputs.
-fn groups(part: &DecoderPart) -> [Maps; 4] {
+/// The linear maps of a block by their inputs: q, k and v, and what follows attention.
+fn attention_maps(part: &DecoderPart) -> [Maps; 2] {
     let (d, names) = (&part.decoder, part.decoder.names());
     [
         Maps::of(part, names.qkv, d.hidden, true),
         Maps::of(part, &[names.out], d.query_width(), false),
-        Maps::of(part, names.up, d.hidden, false),
-        Maps::of(part, &[names.down], d.intermediate, false),
     ]
+}
+
+/// What stands between the second norm of a block and its end: an MLP, or experts.
+struct Inner {
+    /// Bytes kept from F to B.
+    kept: u64,
+    /// Bytes kept from B to W.
+    stash: u64,
+    /// What B keeps for W and gives back, operation by operation.
+    backward: Vec<(u64, u64)>,
+    /// Floating-point operations of adapters on a token.
+    adapters: usize,
+    /// Elements of a token's values between the maps into it and out of it.
+    width: usize,
+    /// Elements of its matrices that a token is not multiplied with.
+    idle: usize,
+}
+
+fn mlp(part: &DecoderPart, batch: BatchShape) -> Inner {
+    let (d, names) = (&part.decoder, part.decoder.names());
+    let up = Maps::of(part, names.up, d.hidden, false);
+    let down = Maps::of(part, &[names.down], d.intermediate, false);
+    // The products before the activation.
+    let before = bytes((d.mlp_maps() - 1) * d.intermediate, batch);
+    Inner {
+        kept: before + bytes(up.kept() + down.kept(), batch),
+        stash: up.stash(batch) + down.stash(batch),
+        backward: vec![(down.made(batch), 0), (0, before), (up.made(batch), 0)],
+        adapters: up.adapter_flops() + down.adapter_flops(),
+        width: d.intermediate,
+        idle: 0,
+    }
+}
+
+/// Routing and experts: what is kept is of the rows n·k, however they spread over the experts.
+fn experts(part: &DecoderPart, moe: Moe, batch: BatchShape) -> Inner {
+    let (h, n) = (part.decoder.hidden, batch.tokens());
+    let Moe { experts, chosen, inner, .. } = moe;
+    let trains_of = |name: &str| trains(part, &format!("{name}.weight"));
+    let (router, [gate, up, down]) = (trains_of(ROUTER), EXPERTS.map(trains_of));
+    let (inputs, any) = (router || gate || up, gate || up || down);
+    let rows = |width: usize| bytes(chosen * width, batch);
+    // Indices of experts, rows and places, and where the rows of an expert begin; weights, scores.
+    let choice = 4 * (3 * n * chosen + experts + 1) as u64;
+    let weights = 4 * (n * chosen) as u64;
+    let scores = if moe.divided { 0 } else { 4 * (n * experts) as u64 };
+    let x = if inputs { bytes(h, batch) } else { 0 };
+    let made = u64::from(gate) * rows(inner)
+        + u64::from(up) * rows(inner)
+        + u64::from(down) * (rows(inner) + bytes(h, batch))
+        + u64::from(any) * choice;
+    let dlogits = u64::from(router) * bytes(experts, batch);
+    Inner {
+        kept: x + rows(2 * inner) + choice + weights + scores,
+        stash: x + made + dlogits,
+        backward: vec![(made, rows(2 * inner)), (dlogits, choice + weights + scores)],
+        adapters: 0,
+        width: chosen * inner,
+        idle: 3 * (experts - chosen) * h * inner,
+    }
 }
 
 /// The block with this index.
 fn block(part: &DecoderPart, index: usize, batch: BatchShape) -> LayerCost {
-    let (d, names, groups) = (&part.decoder, part.decoder.names(), groups(part));
+    let (d, names, maps) = (&part.decoder, part.decoder.names(), attention_maps(part));
+    let inner = match d.moe_of(index) {
+        Some(moe) => experts(part, moe, batch),
+        None => mlp(part, batch),
+    };
     let norms = [names.norm_1, names.norm_2].map(|name| norm(part, name, batch));
     let qkv = d.qkv_width();
     // Of q and k before their norms, and one number of each of their heads.
     let normed_heads = 4 * (batch.tokens() * (d.heads + d.kv_heads)) as u64;
     let before_norms = if d.qk_norm { bytes(qkv, batch) + normed_heads } else { 0 };
-    // Kept from F to B: x, q k v, x after attention, the MLP's products before the activation; the
-    // inputs of linear maps that train; and what norms and attention keep.
-    let inputs: usize = groups.iter().map(Maps::kept).sum();
+    // Kept from F to B: x, q k v, x after attention, what the MLP or the experts keep; the inputs
+    // of linear maps that train; and what norms and attention keep.
+    let inputs: usize = maps.iter().map(Maps::kept).sum();
     let kept = 2 * hidden_bytes(d, batch)
-        + bytes(qkv + (d.mlp_maps() - 1) * d.intermediate + inputs, batch)
+        + bytes(qkv + inputs, batch)
+        + inner.kept
         + norms.iter().map(|norm| norm.activation_bytes).sum::<u64>()
         + before_norms;
     let queries = (batch.samples * d.heads * batch.seq) as u64;
@@ -178,50 +244,51 @@ fn block(part: &DecoderPart, index: usize, batch: BatchShape) -> LayerCost {
     } else {
         [0, 4 * queries]
     };
-    let tensors = part.tensors();
-    let matrices = || tensors.iter().filter(|tensor| tensor.shape.len() == 2);
-    let frozen: usize = matrices().filter(|t| !t.trains).map(DecoderTensor::len).sum();
     let head_norms = QK_NORMS.iter().filter(|name| trains(part, &format!("{name}.weight")));
-    let adapters: usize = groups.iter().map(Maps::adapter_flops).sum();
+    let adapters = maps.iter().map(Maps::adapter_flops).sum::<usize>() + inner.adapters;
     let head_norms = (4 * head_norms.count() * d.head_dim) as u64;
     let backward = |attention: u64| {
-        let [of_qkv, of_out, of_up, of_down] = groups.each_ref().map(|maps| (maps.made(batch), 0));
-        let inner = bytes((d.mlp_maps() - 1) * d.intermediate, batch);
+        let [of_qkv, of_out] = maps.each_ref().map(|maps| (maps.made(batch), 0));
         let attention = bytes(qkv, batch) + attention;
         // A norm gives its input back before its weights have their gradients.
         let given =
             norms.each_ref().map(|norm| (0, norm.activation_bytes + hidden_bytes(d, batch)));
         let made = norms.each_ref().map(|norm| (norm.stash_bytes, 0));
-        BackwardPeak::of([
-            of_down,
-            (0, inner),
-            of_up,
-            given[1],
-            made[1],
-            of_out,
-            (0, attention),
-            (0, before_norms),
-            (head_norms, 0),
-            of_qkv,
-            given[0],
-            made[0],
-        ])
+        let attention = [(0, attention), (0, before_norms), (head_norms, 0), of_qkv];
+        let before = [given[1], made[1], of_out].into_iter().chain(attention);
+        let all = inner.backward.iter().copied().chain(before).chain([given[0], made[0]]);
+        BackwardPeak::of(all)
     };
+    let tensors = part.tensors();
+    let matrices = || tensors.iter().filter(|tensor| tensor.shape.len() > 1);
     LayerCost {
         forward_flops: d.block_flops(index, batch.samples, batch.seq)
             + (batch.tokens() * adapters) as f64,
-        output_flops: 2.0 * (batch.tokens() * d.intermediate * d.hidden) as f64,
-        frozen_flops: 2.0 * (batch.tokens() * frozen) as f64,
+        output_flops: 2.0 * (batch.tokens() * inner.width * d.hidden) as f64,
+        frozen_flops: 2.0 * batch.tokens() as f64 * frozen_weights(&tensors, d.moe_of(index)),
         activation_bytes: kept + probabilities + sums,
         activation_bytes_selective: kept + sums,
         backward: backward(probabilities + sums),
         backward_selective: backward(sums),
-        stash_bytes: groups.iter().map(|maps| maps.stash(batch)).sum::<u64>()
+        stash_bytes: maps.iter().map(|maps| maps.stash(batch)).sum::<u64>()
+            + inner.stash
             + norms.iter().map(|norm| norm.stash_bytes).sum::<u64>()
             + head_norms,
         packed_elements: matrices().map(|tensor| packed(&tensor.shape)).sum(),
+        idle_elements: inner.idle as u64,
         ..LayerCost::default()
     }
+}
+
+/// Elements of the matrices that a token is multiplied with and that do not train.
+fn frozen_weights(tensors: &[DecoderTensor], moe: Option<Moe>) -> f64 {
+    let frozen = tensors.iter().filter(|tensor| !tensor.trains);
+    let elements = frozen.filter_map(|tensor| match (tensor.shape.as_slice(), moe) {
+        ([_, input, output], Some(moe)) => Some(moe.chosen * input * output),
+        ([_, _], _) => Some(tensor.len()),
+        _ => None,
+    });
+    elements.sum::<usize>() as f64
 }
 
 /// The norm before the head.

@@ -9,6 +9,7 @@ mod close;
 mod common;
 mod documents;
 mod dropout;
+mod experts;
 mod head;
 mod heads;
 #[path = "../common/random.rs"]
