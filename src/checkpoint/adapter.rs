@@ -52,7 +52,7 @@ pub fn export_adapter(from: &Path, to: &Path, store_as: StoreAs) -> Result<Expor
     let read = merged.write(from, |read| {
         let values = |i: usize| -> Result<Vec<f32>, ExportError> {
             let mut values = vec![0.0; plan[i].elements()];
-            read(&plan[i].parameter, &mut values)?;
+            read(&plan[i].parameter, plan[i].first, &mut values)?;
             Ok(plan[i].arranged(values))
         };
         write_adapter(to, &tensors, &others, values)

@@ -17,7 +17,7 @@ use crate::checkpoint::saved_cut::goes_on_from;
 use crate::config::{Config, ConfigError, OPTIONS, is_path};
 
 /// Settings that make the model that weights are of; a run may have samples of another length.
-const OF_WEIGHTS: [&str; 14] = [
+const OF_WEIGHTS: [&str; 16] = [
     "model",
     "layers",
     "hidden",
@@ -25,6 +25,8 @@ const OF_WEIGHTS: [&str; 14] = [
     "kv-heads",
     "head-dim",
     "intermediate",
+    "experts",
+    "experts-per-token",
     "tied",
     "activation",
     "vocab",
@@ -128,6 +130,8 @@ pub(crate) fn contradiction(config: &Config, path: &Path, vocabulary: usize) -> 
             ("kv-heads", d.kv_heads),
             ("head-dim", d.head_dim),
             ("intermediate", d.intermediate),
+            ("experts", d.moe.map_or(0, |moe| moe.experts)),
+            ("experts-per-token", d.moe.map_or(0, |moe| moe.chosen)),
             ("vocab", d.vocabulary),
         ]
     };

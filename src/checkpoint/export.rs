@@ -100,7 +100,7 @@ pub fn export_checkpoint(
     let write = |read: &mut ReadWhole<'_>| {
         let values = |i: usize| -> Result<Vec<f32>, ExportError> {
             let mut values = vec![0.0; plan[i].elements()];
-            read(&plan[i].parameter, &mut values)?;
+            read(&plan[i].parameter, plan[i].first, &mut values)?;
             Ok(plan[i].arranged(values))
         };
         write_folder(to, &tensors, FILE_BYTES_MAX, &others, values)
@@ -170,7 +170,7 @@ impl Source {
         }
     }
 
-    /// Calls `write` with what reads the first elements of a parameter: its error, and whether what
+    /// Calls `write` with what reads elements of a parameter: its error, and whether what
     /// it read was whole.
     fn write(
         &self,
@@ -182,7 +182,7 @@ impl Source {
             Source::Whole(checkpoint) => {
                 let means = checkpoint.means().filter(|_| ema);
                 let mut reader = means.unwrap_or_else(|| checkpoint.parameters());
-                write(&mut |name, out| Ok(reader.read(name, 0, out)?))?;
+                write(&mut |name, first, out| Ok(reader.read(name, first, out)?))?;
                 Ok(reader.finish().map_err(ExportError::from))
             }
             Source::Merged(merged, _) => merged.write(from, write),

@@ -8,8 +8,8 @@ use zeropp_zero3::checkpoint::CheckpointError;
 use crate::Error;
 use crate::error::RankError;
 
-/// Reads the first elements of a parameter.
-pub(crate) type ReadWhole<'a> = dyn FnMut(&str, &mut [f32]) -> Result<(), ExportError> + 'a;
+/// Reads elements of a parameter from a number on.
+pub(crate) type ReadWhole<'a> = dyn FnMut(&str, usize, &mut [f32]) -> Result<(), ExportError> + 'a;
 
 /// Why a checkpoint was not exported.
 #[derive(Debug, thiserror::Error)]

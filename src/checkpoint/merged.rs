@@ -60,7 +60,7 @@ impl Merged {
         self.model.parts.iter().flat_map(Part::parameters)
     }
 
-    /// Calls `write` with what reads the first elements of a parameter, an adapter merged into it:
+    /// Calls `write` with what reads elements of a parameter, an adapter merged into it:
     /// its error, and whether what it read, of the checkpoint at `from`, was whole.
     ///
     /// # Errors
@@ -72,8 +72,8 @@ impl Merged {
     ) -> Result<Result<(), ExportError>, ExportError> {
         let mut written = Ok(());
         let read = self.initial.read(&mut |read| {
-            written = write(&mut |name, out| {
-                self.read_merged(name, out, read).map_err(|e| of_rank(from, &e))
+            written = write(&mut |name, first, out| {
+                self.read_merged((name, first), out, read).map_err(|e| of_rank(from, &e))
             });
             Ok(())
         });
@@ -82,11 +82,11 @@ impl Merged {
 
     fn read_merged(
         &self,
-        name: &str,
+        (name, first): (&str, usize),
         out: &mut [f32],
         read: &mut Read<'_>,
     ) -> Result<(), RankError> {
-        read(name, 0, out)?;
+        read(name, first, out)?;
         let Some(lora) = &self.lora else { return Ok(()) };
         let Some(map) = name.strip_suffix("weight") else { return Ok(()) };
         let of = LORA.map(|of| self.parameters().find(|p| p.name == format!("{map}{of}")));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use toml::Table;
 use zeropp_core::choice::Activation;
 use zeropp_core::model::decoder::{
-    Biases, Decoder, Naming, Norm, Positions, Rotary, RotaryScaling,
+    Biases, Decoder, Moe, Naming, Norm, Positions, Rotary, RotaryScaling,
 };
 use zeropp_core::model::hf_config::{self, HfConfig};
 use zeropp_core::model::presets::{PRESETS, Preset};
@@ -23,16 +23,26 @@ enum Family {
     Gpt,
     Llama,
     Mistral,
+    Mixtral,
     Qwen2,
     Qwen3,
+    Qwen3Moe,
 }
 
-const FAMILIES: [(&str, Family); 5] = [
+impl Family {
+    fn has_experts(self) -> bool {
+        matches!(self, Family::Mixtral | Family::Qwen3Moe)
+    }
+}
+
+const FAMILIES: [(&str, Family); 7] = [
     ("gpt", Family::Gpt),
     ("llama", Family::Llama),
     ("mistral", Family::Mistral),
+    ("mixtral", Family::Mixtral),
     ("qwen2", Family::Qwen2),
     ("qwen3", Family::Qwen3),
+    ("qwen3-moe", Family::Qwen3Moe),
 ];
 
 /// The meaning of the setting `model`.
@@ -160,6 +170,14 @@ impl Config {
                 *field = Some(value);
             }
         }
+        for (key, field, value) in [
+            ("experts", &mut config.experts, d.moe.map(|moe| moe.experts)),
+            ("experts-per-token", &mut config.experts_per_token, d.moe.map(|moe| moe.chosen)),
+        ] {
+            if absent(key) {
+                *field = value;
+            }
+        }
         if absent("tied") {
             config.tied = d.tied;
         }
@@ -219,9 +237,15 @@ impl Config {
             return Err(ConfigError::value("activation", self.activation, problem, help));
         }
         let hidden = self.hidden;
+        let moe = self.moe_of_family(family)?;
         // As many weights as two matrices of 4h, in steps that suit products.
         let inner = if gpt { 4 * hidden } else { (8 * hidden / 3).next_multiple_of(64) };
-        let qwen = matches!(family, Family::Qwen2 | Family::Qwen3);
+        let intermediate = self.intermediate.unwrap_or(match moe {
+            // A token is multiplied with as many weights as without experts.
+            Some(moe) => inner.div_ceil(moe.chosen.max(1)).next_multiple_of(64),
+            None => inner,
+        });
+        let qwen = !matches!(family, Family::Llama | Family::Mistral | Family::Mixtral);
         let theta = if qwen { 1e6 } else { 1e4 };
         Ok(Decoder {
             naming: if gpt { Naming::Gpt2 } else { Naming::Llama },
@@ -230,7 +254,7 @@ impl Config {
             heads: self.heads,
             kv_heads: self.kv_heads.unwrap_or(self.heads),
             head_dim: self.head_dim.unwrap_or(hidden / self.heads.max(1)),
-            intermediate: self.intermediate.unwrap_or(inner),
+            intermediate,
             vocabulary,
             vocabulary_multiple: self.vocab_multiple,
             norm: match family {
@@ -246,12 +270,32 @@ impl Config {
                 Family::Qwen2 => Biases { qkv: true, ..Biases::NONE },
                 _ => Biases::NONE,
             },
-            qk_norm: family == Family::Qwen3,
+            qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
             activation: self.activation,
             tied: self.tied,
             window: None,
+            moe: moe.map(|moe| Moe { inner: intermediate, ..moe }),
             context: self.seq,
         })
+    }
+
+    /// The experts of a family that has some, without their size.
+    fn moe_of_family(&self, family: Family) -> Result<Option<Moe>, ConfigError> {
+        if family.has_experts() {
+            let experts = self.experts.unwrap_or(8);
+            let chosen = self.experts_per_token.unwrap_or(2);
+            let moe = Moe { experts, chosen, inner: 0, divided: true, first: 0, every: 1 };
+            return Ok(Some(moe));
+        }
+        let given = [("experts", self.experts), ("experts-per-token", self.experts_per_token)];
+        match given.into_iter().find_map(|(field, given)| Some((field, given?))) {
+            Some((field, given)) => {
+                let problem = format!("model {} has no experts", self.model);
+                let help = format!("leave {field} out, or use model qwen3-moe or mixtral");
+                Err(ConfigError::value(field, given, problem, help))
+            }
+            None => Ok(None),
+        }
     }
 
     /// Refuses settings that say otherwise than a preset or a file.
@@ -262,6 +306,8 @@ impl Config {
             ("kv-heads", self.kv_heads, d.kv_heads),
             ("head-dim", self.head_dim, d.head_dim),
             ("intermediate", self.intermediate, d.intermediate),
+            ("experts", self.experts, d.moe.map_or(0, |moe| moe.experts)),
+            ("experts-per-token", self.experts_per_token, d.moe.map_or(0, |moe| moe.chosen)),
         ];
         let differs = |field: &str, ours: String, theirs: String| {
             let problem = format!("model {} has {theirs}", self.model);

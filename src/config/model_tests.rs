@@ -120,6 +120,22 @@ fn contradictions_to_the_model_are_refused() {
         ("activation = \"swiglu\"", "activation = swiglu: is not what model gpt has; use gelu or"),
         ("kv-heads = 3", "kv-heads = 3: does not divide heads = 4"),
         ("kv-heads = 0", "kv-heads = 0: at least 1"),
+        (
+            "model = \"qwen3-moe\"\nexperts-per-token = 9",
+            "experts-per-token = 9: a token goes to 1 to 8 of experts = 8",
+        ),
+        ("model = \"mixtral\"\nexperts = 5000", "experts = 5000: a layer has at most 4096"),
+        (
+            "model = \"qwen3\"\nexperts = 4",
+            "experts = 4: model qwen3 has no experts; leave experts",
+        ),
+        ("model = \"gpt2\"\nexperts = 4", "experts = 4: model gpt2 has 0"),
+        (
+            "model = \"mixtral\"\noptimizer = \"muon\"",
+            "optimizer = muon: model mixtral has experts",
+        ),
+        ("model = \"mixtral\"\nlora-rank = 4", "lora-rank = 4: model mixtral has experts, beside"),
+        ("model = \"mixtral\"\ndevice = \"cuda\"", "device = cuda: model mixtral has"),
         ("model = \"llama\"\nhead-dim = 7", "head-dim = 7: rotary positions turn pairs"),
     ];
     for (toml, says) in cases {

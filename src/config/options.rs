@@ -250,13 +250,13 @@ options! {
         /// Which model to train: a family, a preset, a Hugging Face folder, or a GGUF file.
         ///
         /// A family takes its sizes from the settings below: gpt, which is GPT-2's, llama, mistral,
-        /// qwen2, qwen3. A preset has its own, as a file has: gpt2, gpt2-medium, gpt2-large,
-        /// gpt2-xl, llama2-7b, llama2-13b, llama2-70b, llama3-8b, llama3-70b, llama3.1-8b,
-        /// llama-1b, llama-3b, smollm2-135m, smollm2-360m, smollm2-1.7b, mistral-7b, qwen2.5-0.5b,
-        /// qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b. Beside these,
-        /// layers, seq and vocab may be set; seq is at most 1024 by default. What
-        /// has a slash or ends in .json or .gguf is a path: of a folder, its config.json, or a GGUF
-        /// file. Weights start from the seed, unless init-from names some.
+        /// mixtral, qwen2, qwen3, qwen3-moe. A preset has its own, as a file has: gpt2,
+        /// gpt2-medium, gpt2-large, gpt2-xl, llama2-7b, llama2-13b, llama2-70b, llama3-8b,
+        /// llama3-70b, llama3.1-8b, llama-1b, llama-3b, smollm2-135m, smollm2-360m, smollm2-1.7b,
+        /// mistral-7b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b,
+        /// qwen3-8b. Beside these, layers, seq and vocab may be set; seq is at most 1024 by
+        /// default. What has a slash or ends in .json or .gguf is a path: of a folder, its
+        /// config.json, or a GGUF file. Weights start from the seed, unless init-from names some.
         "model" "MODEL" model: String = "gpt".into(), Same Fixed OfModel;
         /// Transformer blocks. Every stage needs at least one: P·V or more.
         "layers" "N" layers: usize = 8, Same Kept OfModel;
@@ -269,8 +269,16 @@ options! {
         /// Elements of an attention head. Default: hidden/heads.
         "head-dim" "N" head_dim: Option<usize> = None, Same Fixed OfModel;
         /// Inner size of the MLP. Default: four times hidden; with swiglu, which has three
-        /// matrices, two thirds of that, rounded up to a multiple of 64.
+        /// matrices, two thirds of that, rounded up to a multiple of 64. In qwen3-moe and mixtral
+        /// it is an expert's, by default a part of that, one for each of experts-per-token.
         "intermediate" "N" intermediate: Option<usize> = None, Same Kept OfModel;
+        /// Experts of a layer, in qwen3-moe and mixtral. Default: 8.
+        ///
+        /// They stand in place of the MLP, and a router sends each token to a few of them.
+        /// For CPUs, and not yet beside optimizer muon or lora-rank.
+        "experts" "E" experts: Option<usize> = None, Same Fixed OfModel;
+        /// Experts that each token goes to. Default: 2.
+        "experts-per-token" "N" experts_per_token: Option<usize> = None, Same Fixed OfModel;
         /// Tokens in a sample.
         "seq" "N" seq: usize = 64, Same Told OfModel;
         /// Whether the head shares the embedding's weights, as in GPT-2.

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerSync, Precision, Recompute,
+    Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync, Precision,
+    Recompute,
     Resume,
 };
 use zeropp_core::device;
@@ -147,6 +148,9 @@ impl Config {
             ConfigError::value("heads", self.heads, problem, help)
         })?;
         let decoder = self.decoder(self.vocab.unwrap_or(1))?;
+        if decoder.moe.is_some() {
+            self.check_experts()?;
+        }
         self.tuning(&decoder).map(drop)
     }
 
@@ -161,6 +165,27 @@ impl Config {
         check(first > 0, || {
             let help = "use recompute = selective without it";
             ConfigError::value(field, first, "recomputes nothing in full", help)
+        })
+    }
+
+    /// Refuses what there is not yet beside experts.
+    fn check_experts(&self) -> Checked {
+        let problem = format!("model {} has experts, which there are only on CPUs", self.model);
+        check(self.device == DeviceKind::Cpu, || {
+            let help = "use device cpu, or a model without experts";
+            ConfigError::value("device", self.device, problem, help)
+        })?;
+        let problem =
+            format!("model {} has experts, whose matrices it has no rule for", self.model);
+        check(self.optimizer != OptimizerKind::Muon, || {
+            let help = "use adamw, or a model without experts";
+            ConfigError::value("optimizer", self.optimizer, problem, help)
+        })?;
+        let problem =
+            format!("model {} has experts, beside which there are no adapters", self.model);
+        check(self.lora_rank == 0, || {
+            let help = "leave lora-rank out, or use a model without experts";
+            ConfigError::value("lora-rank", self.lora_rank, problem, help)
         })
     }
 

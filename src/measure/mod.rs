@@ -73,6 +73,8 @@ fn bare(config: &Config) -> Config {
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
         intermediate: config.intermediate,
+        experts: config.experts,
+        experts_per_token: config.experts_per_token,
         seq: config.seq,
         tied: config.tied,
         vocab: config.vocab,

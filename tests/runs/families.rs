@@ -16,8 +16,20 @@ use zeropp::model::decoder::Decoder;
 use zeropp::model::{self, Whole};
 use zeropp::{Config, Sampling, Trainer, Weights};
 
-const FAMILIES: [&str; 9] =
-    ["gpt2", "llama2", "llama3", "biased", "mistral", "window", "qwen2-window", "qwen2", "qwen3"];
+const FAMILIES: [&str; 12] = [
+    "gpt2",
+    "llama2",
+    "llama3",
+    "biased",
+    "mistral",
+    "window",
+    "qwen2-window",
+    "qwen2",
+    "qwen3",
+    "qwen3-moe",
+    "qwen3-moe-all",
+    "mixtral",
+];
 /// How far a gradient may be from transformers', relative to the largest element of its tensor.
 const GRADIENT: f64 = 5e-6;
 /// How far logits may be, absolute.
@@ -77,8 +89,12 @@ impl Family {
             let mut both = [numbers.take(n), initial(tensor, n)];
             let mut shape = shape.clone();
             if known.transposed_in_files {
-                both = both.map(|values| transposed(&values, shape[0], shape[1]));
-                shape.reverse();
+                // A matrix, or one of each expert.
+                let of = shape.len() - 2;
+                let (rows, columns) = (shape[of], shape[of + 1]);
+                let turned = |values: &[f32]| transposed(values, rows, columns);
+                both = both.map(|values| values.chunks(rows * columns).flat_map(turned).collect());
+                shape[of..].reverse();
             }
             assert_eq!(shape, known.shape, "{name}: {tensor}");
             let [gradient, weight] = both;
@@ -246,7 +262,14 @@ fn greedy_text_is_that_of_transformers() {
 /// Groups of heads, norms of heads and gates keep the contract: no layout changes a bit.
 #[test]
 fn layouts_give_the_same_bits() {
-    for (model, head_dim) in [("llama", None), ("qwen2", None), ("qwen3", Some(12))] {
+    let models = [
+        ("llama", None),
+        ("qwen2", None),
+        ("qwen3", Some(12)),
+        ("qwen3-moe", None),
+        ("mixtral", None),
+    ];
+    for (model, head_dim) in models {
         for precision in [Precision::Fp32, Precision::Bf16] {
             let with = |pp, v, recompute| Config {
                 model: model.into(),

@@ -15,6 +15,7 @@ mod dropout;
 mod emulation;
 mod evaluation;
 mod examples;
+mod experts;
 mod families;
 mod frozen;
 mod generate;

@@ -18,7 +18,7 @@ fn gelu_tanh_exponent(x: f32) -> f32 {
 
 /// sigmoid(z) and its derivative; the latter without the cancellation in 1 − sigmoid(z).
 #[inline(always)]
-fn sigmoid_slope(z: f32) -> (f32, f32) {
+pub(crate) fn sigmoid_slope(z: f32) -> (f32, f32) {
     let e = exp(-z);
     let s = 1.0 / (1.0 + e);
     (s, s * (e * s))

@@ -52,6 +52,11 @@ impl<'a> MatRef<'a> {
         }
     }
 
+    /// (rows, columns).
+    pub(crate) fn sizes(&self) -> (usize, usize) {
+        (self.rows, self.cols)
+    }
+
     /// Some of its rows and columns.
     fn part(self, rows: Range<usize>, cols: Range<usize>) -> Self {
         let (r, c) = (rows.len(), cols.len());

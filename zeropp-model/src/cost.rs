@@ -1,11 +1,11 @@
 //! The cost of a decoder's parts for a micro-batch: FLOP, and bytes as the meter will count them.
 
-use crate::decoder::{Decoder, Norm};
+use crate::decoder::{Decoder, Moe, Norm};
 use crate::head::{head_chunk, logit_bytes};
 use crate::layer::{BatchShape, LayerCost};
 use crate::parts::{DecoderPart, PartKind};
 use crate::slots::{Keeps, Slot};
-use crate::tensors::{DecoderTensor, QK_NORMS};
+use crate::tensors::{DecoderTensor, EXPERTS, QK_NORMS, ROUTER};
 
 impl DecoderPart {
     /// The cost of a micro-batch.
@@ -57,7 +57,9 @@ fn is_start(rest: &str) -> bool {
 
 /// Elements of a matrix that is packed: both sizes in whole tiles of bf16 products.
 fn packed(shape: &[usize]) -> u64 {
-    shape.iter().map(|n| n.next_multiple_of(32) as u64).product()
+    let (count, matrix) = shape.split_at(shape.len().saturating_sub(2));
+    let elements: u64 = matrix.iter().map(|n| n.next_multiple_of(32) as u64).product();
+    elements * count.iter().product::<usize>() as u64
 }
 
 /// The embedding: W adds rows of dY.
@@ -147,23 +149,87 @@ impl Maps {
     }
 }
 
-/// The linear maps of a block by their inputs.
-fn groups(part: &DecoderPart) -> [Maps; 4] {
+/// The linear maps of a block by their inputs: q, k and v, and what follows attention.
+fn attention_maps(part: &DecoderPart) -> [Maps; 2] {
     let (d, names) = (&part.decoder, part.decoder.names());
     [
         Maps::of(part, names.qkv, d.hidden, true),
         Maps::of(part, &[names.out], d.query_width(), false),
-        Maps::of(part, names.up, d.hidden, false),
-        Maps::of(part, &[names.down], d.intermediate, false),
     ]
 }
 
+/// What stands between the second norm of a block and its end: an MLP, or experts.
+struct Inner {
+    /// What its operations keep, in the order of their forwards.
+    operations: Vec<Keeps>,
+    /// Floating-point operations of adapters on a token.
+    adapters: usize,
+    /// Elements of a token's values between the maps into it and out of it.
+    width: usize,
+    /// Elements of its matrices that a token is not multiplied with.
+    idle: usize,
+}
+
+fn mlp(part: &DecoderPart, batch: BatchShape) -> Inner {
+    let (d, names) = (&part.decoder, part.decoder.names());
+    let up = Maps::of(part, names.up, d.hidden, false);
+    let down = Maps::of(part, &[names.down], d.intermediate, false);
+    // The products before the activation.
+    let before = (d.mlp_maps() - 1) * d.intermediate;
+    Inner {
+        operations: vec![
+            up.kept(Some(d.hidden), batch),
+            Keeps { slots: vec![Slot::new(bytes(before, batch))], made: 0 },
+            down.kept(Some(before), batch),
+        ],
+        adapters: up.adapter_flops() + down.adapter_flops(),
+        width: d.intermediate,
+        idle: 0,
+    }
+}
+
+/// Routing and experts: what is kept is of the rows n·k, however they spread over the experts.
+fn experts(part: &DecoderPart, moe: Moe, batch: BatchShape) -> Inner {
+    let (h, n) = (part.decoder.hidden, batch.tokens());
+    let Moe { experts, chosen, inner, .. } = moe;
+    let trains_of = |name: &str| trains(part, &format!("{name}.weight"));
+    let (router, [gate, up, down]) = (trains_of(ROUTER), EXPERTS.map(trains_of));
+    let (inputs, any) = (router || gate || up, gate || up || down);
+    let rows = |width: usize| bytes(chosen * width, batch);
+    // Indices of experts, rows and places, and where the rows of an expert begin; weights, scores.
+    let choice = 4 * (3 * n * chosen + experts + 1) as u64;
+    let weights = 4 * (n * chosen) as u64;
+    let scores = if moe.divided { 0 } else { 4 * (n * experts) as u64 };
+    let made = u64::from(gate) * rows(inner)
+        + u64::from(up) * rows(inner)
+        + u64::from(down) * (rows(inner) + bytes(h, batch))
+        + u64::from(any) * choice;
+    let dlogits = u64::from(router) * bytes(experts, batch);
+    let x = inputs.then(|| Slot::new(bytes(h, batch)).for_w());
+    // Each gives back what W does not need after it has made what W needs.
+    let operation = |slots: Vec<Slot>, made| [Keeps { slots, made: 0 }, Keeps { slots: vec![], made }];
+    let [mut routed, routes] = operation(vec![Slot::new(choice + weights + scores)], dlogits);
+    routed.slots.extend(x);
+    let [kept, makes] = operation(vec![Slot::new(rows(2 * inner))], made);
+    Inner {
+        operations: vec![routed, routes, kept, makes],
+        adapters: 0,
+        width: chosen * inner,
+        idle: 3 * (experts - chosen) * h * inner,
+    }
+}
+
 /// What a block's operations keep, in the order of their forwards.
-fn operations(part: &DecoderPart, index: usize, batch: BatchShape) -> Vec<Keeps> {
+fn operations(
+    part: &DecoderPart,
+    index: usize,
+    [of_qkv, of_out]: &[Maps; 2],
+    inner: Vec<Keeps>,
+    batch: BatchShape,
+) -> Vec<Keeps> {
     let (d, names) = (&part.decoder, part.decoder.names());
     let [norm_1, norm_2] = [names.norm_1, names.norm_2].map(|name| norm(part, name, batch));
-    let [of_qkv, of_out, of_up, of_down] = groups(part);
-    let (qkv, inner) = (d.qkv_width(), (d.mlp_maps() - 1) * d.intermediate);
+    let qkv = d.qkv_width();
     let queries = (batch.samples * d.heads * batch.seq) as u64;
     let slides = d.window_of(index).is_some_and(|window| window < batch.seq);
     let beside = if batch.keeps_probabilities && !slides {
@@ -181,32 +247,42 @@ fn operations(part: &DecoderPart, index: usize, batch: BatchShape) -> Vec<Keeps>
         operations.push(Keeps { slots: vec![attended, heads], made });
         attended = attended.made_from(bytes(qkv, batch));
     }
-    operations.extend([
-        Keeps { slots: vec![attended, beside], made: 0 },
-        of_out.kept(None, batch),
-        norm_2,
-        of_up.kept(Some(d.hidden), batch),
-        Keeps { slots: vec![Slot::new(bytes(inner, batch))], made: 0 },
-        of_down.kept(Some(inner), batch),
-    ]);
+    operations.push(Keeps { slots: vec![attended, beside], made: 0 });
+    operations.extend([of_out.kept(None, batch), norm_2]);
+    operations.extend(inner);
     operations
 }
 
 /// The block with this index.
 fn block(part: &DecoderPart, index: usize, batch: BatchShape) -> LayerCost {
     let d = &part.decoder;
-    let tensors = part.tensors();
-    let matrices = || tensors.iter().filter(|tensor| tensor.shape.len() == 2);
-    let frozen: usize = matrices().filter(|t| !t.trains).map(DecoderTensor::len).sum();
-    let adapters: usize = groups(part).iter().map(Maps::adapter_flops).sum();
+    let (maps, tensors) = (attention_maps(part), part.tensors());
+    let inner = match d.moe_of(index) {
+        Some(moe) => experts(part, moe, batch),
+        None => mlp(part, batch),
+    };
+    let adapters = maps.iter().map(Maps::adapter_flops).sum::<usize>() + inner.adapters;
+    let matrices = tensors.iter().filter(|tensor| tensor.shape.len() > 1);
     LayerCost {
         forward_flops: d.block_flops(index, batch.samples, batch.seq)
             + (batch.tokens() * adapters) as f64,
-        output_flops: 2.0 * (batch.tokens() * d.intermediate * d.hidden) as f64,
-        frozen_flops: 2.0 * (batch.tokens() * frozen) as f64,
-        packed_elements: matrices().map(|tensor| packed(&tensor.shape)).sum(),
-        ..LayerCost::keeping(&operations(part, index, batch))
+        output_flops: 2.0 * (batch.tokens() * inner.width * d.hidden) as f64,
+        frozen_flops: 2.0 * batch.tokens() as f64 * frozen_weights(&tensors, d.moe_of(index)),
+        packed_elements: matrices.map(|tensor| packed(&tensor.shape)).sum(),
+        idle_elements: inner.idle as u64,
+        ..LayerCost::keeping(&operations(part, index, &maps, inner.operations, batch))
     }
+}
+
+/// Elements of the matrices that a token is multiplied with and that do not train.
+fn frozen_weights(tensors: &[DecoderTensor], moe: Option<Moe>) -> f64 {
+    let frozen = tensors.iter().filter(|tensor| !tensor.trains);
+    let elements = frozen.filter_map(|tensor| match (tensor.shape.as_slice(), moe) {
+        ([_, input, output], Some(moe)) => Some(moe.chosen * input * output),
+        ([_, _], _) => Some(tensor.len()),
+        _ => None,
+    });
+    elements.sum::<usize>() as f64
 }
 
 /// The norm before the head.

@@ -67,6 +67,28 @@ pub struct Window {
     pub first_layer: usize,
 }
 
+/// Most experts of a layer: beyond this a slip of the keyboard is likelier.
+const EXPERTS_MAX: usize = 1 << 12;
+
+/// Experts in place of the MLP of some layers: each token goes to a few of many small MLPs, and
+/// none is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moe {
+    /// Experts E of a layer.
+    pub experts: usize,
+    /// Experts k that a token goes to: those with the largest scores, which are the softmax over
+    /// all E of the router's logits in fp32.
+    pub chosen: usize,
+    /// Inner size of an expert.
+    pub inner: usize,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub divided: bool,
+    /// Layers at the beginning that have an MLP instead.
+    pub first: usize,
+    /// Of the others those have experts whose number, counted from 1, is a multiple of this.
+    pub every: usize,
+}
+
 /// A decoder-only transformer with pre-norm blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decoder {
@@ -82,7 +104,7 @@ pub struct Decoder {
     pub kv_heads: usize,
     /// Elements of a head d; h/H in most families, not in all.
     pub head_dim: usize,
-    /// Inner size f of the MLP.
+    /// Inner size f of the MLP, of layers that have one.
     pub intermediate: usize,
     /// Token ids: those below this number.
     pub vocabulary: usize,
@@ -103,6 +125,8 @@ pub struct Decoder {
     pub tied: bool,
     /// The sliding window of attention, where there is one.
     pub window: Option<Window>,
+    /// Experts, where it has some.
+    pub moe: Option<Moe>,
     /// Tokens of the longest texts that it was made for.
     pub context: usize,
 }
@@ -133,11 +157,21 @@ impl Decoder {
         if self.activation == Activation::Swiglu { 3 } else { 2 }
     }
 
-    /// Elements of a block's weight matrices, biases and norms not counted.
-    pub(crate) fn block_weights(&self) -> f64 {
+    /// The experts of a layer, if it has some in place of an MLP.
+    pub fn moe_of(&self, layer: usize) -> Option<Moe> {
+        self.moe.filter(|moe| layer >= moe.first && (layer + 1).is_multiple_of(moe.every))
+    }
+
+    /// Elements of a block's weight matrices that a token is multiplied with: of experts those that
+    /// it goes to. Biases and norms are not counted.
+    pub(crate) fn block_weights(&self, layer: usize) -> f64 {
         let h = self.hidden as f64;
         let attention = (self.qkv_width() + self.query_width()) as f64;
-        h * (attention + (self.mlp_maps() * self.intermediate) as f64)
+        let mlp = match self.moe_of(layer) {
+            Some(moe) => moe.experts + self.mlp_maps() * moe.chosen * moe.inner,
+            None => self.mlp_maps() * self.intermediate,
+        };
+        h * (attention + mlp as f64)
     }
 
     /// Tokens that a query of a layer sees, itself included, where not all before it.
@@ -153,7 +187,7 @@ impl Decoder {
             Some(window) if window < s => window - window * window / (2.0 * s),
             _ => s / 2.0,
         };
-        2.0 * n * self.block_weights() + 4.0 * n * seen * self.query_width() as f64
+        2.0 * n * self.block_weights(layer) + 4.0 * n * seen * self.query_width() as f64
     }
 
     /// Floating-point operations of the head's forward on `tokens`: rows that are no token ids are
@@ -194,6 +228,7 @@ impl Decoder {
         if !self.heads.is_multiple_of(self.kv_heads) {
             return Err(("kv-heads", format!("does not divide heads = {}", self.heads)));
         }
+        self.check_experts()?;
         if let Positions::Rotary(_) = self.positions
             && !self.head_dim.is_multiple_of(2)
         {
@@ -209,5 +244,23 @@ impl Decoder {
             }
             _ => Ok(()),
         }
+    }
+
+    fn check_experts(&self) -> Result<(), (&'static str, String)> {
+        let Some(moe) = self.moe else { return Ok(()) };
+        if moe.experts == 0 || moe.inner == 0 || moe.every == 0 {
+            return Err(("experts", "at least 1 of at least 1 element is needed".into()));
+        }
+        if moe.experts > EXPERTS_MAX {
+            return Err(("experts", format!("a layer has at most {EXPERTS_MAX}")));
+        }
+        if !(1..=moe.experts).contains(&moe.chosen) {
+            let problem = format!("a token goes to 1 to {} of experts = {0}", moe.experts);
+            return Err(("experts-per-token", problem));
+        }
+        if self.naming != Naming::Llama || self.biases.mlp {
+            return Err(("experts", "blocks with biases in their MLP have none".into()));
+        }
+        Ok(())
     }
 }

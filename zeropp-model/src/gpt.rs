@@ -55,6 +55,7 @@ impl From<GptShape> for Decoder {
             activation: shape.activation,
             tied: shape.tied,
             window: None,
+            moe: None,
             context: shape.seq,
         }
     }

@@ -2,6 +2,7 @@
 //! writes and in that of transformers 5. What this program cannot honour is an error that names the
 //! field; nothing is skipped in silence.
 
+mod experts;
 mod fields;
 mod generation;
 mod keys;
@@ -15,12 +16,13 @@ use zeropp_data::files::{escaped_line, excerpt, read_text};
 use crate::Activation;
 use crate::decoder::{Biases, Decoder, Naming, Norm, Positions, Window};
 use fields::{Fault, Fields, Kind};
-use keys::{EVERY, GPT2, HARMLESS, LLAMA};
+use keys::{EVERY, GPT2, HARMLESS, LLAMA, MOE};
 
 /// Largest `config.json`, in bytes.
 const BYTES_MAX: u64 = 1 << 20;
 /// The `model_type`s that are read.
-pub const MODEL_TYPES: [&str; 5] = ["gpt2", "llama", "mistral", "qwen2", "qwen3"];
+pub const MODEL_TYPES: [&str; 7] =
+    ["gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"];
 
 /// The content of a `config.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -146,19 +148,22 @@ impl Fields<'_> {
             Some("gpt2") => self.gpt2(),
             Some("llama") => self.llama(Family::Llama),
             Some("mistral") => self.llama(Family::Mistral),
+            Some("mixtral") => self.llama(Family::Mixtral),
             Some("qwen2") => self.llama(Family::Qwen2),
             Some("qwen3") => self.llama(Family::Qwen3),
+            Some("qwen3_moe") => self.llama(Family::Qwen3Moe),
             _ => self.fault("model_type", format!("the families here are {known}")),
         }
     }
 
     /// Every field is one that the family reads, or changes nothing.
-    fn known(self, of_family: &[(&str, Kind)]) -> Result<(), Fault> {
-        self.check(&[EVERY, of_family, &HARMLESS.map(|field| (field, Kind::Any))])
+    fn known(self, of_family: &[&[(&str, Kind)]]) -> Result<(), Fault> {
+        let harmless = HARMLESS.map(|field| (field, Kind::Any));
+        self.check(&[&[EVERY, &harmless][..], of_family].concat())
     }
 
     fn gpt2(self) -> Result<HfConfig, Fault> {
-        self.known(GPT2)?;
+        self.known(&[GPT2])?;
         let not_here = "attention is scaled by the root of the head's size here, nothing else";
         self.must_be("scale_attn_weights", true, not_here)?;
         self.must_be("scale_attn_by_inverse_layer_idx", false, not_here)?;
@@ -186,6 +191,7 @@ impl Fields<'_> {
             activation,
             tied: self.switch("tie_word_embeddings", true)?,
             window: None,
+            moe: None,
             context: positions,
         };
         let dropout = ["resid_pdrop", "embd_pdrop", "attn_pdrop"];
@@ -193,7 +199,7 @@ impl Fields<'_> {
     }
 
     fn llama(self, family: Family) -> Result<HfConfig, Fault> {
-        self.known(LLAMA)?;
+        self.known(if family.has_experts() { &[LLAMA, MOE] } else { &[LLAMA] })?;
         match self.word("hidden_act")? {
             Some("silu" | "swish") => {}
             _ => return self.fault("hidden_act", "the MLP's gate is silu here"),
@@ -210,7 +216,9 @@ impl Fields<'_> {
         }
         let head_dim = match (self.optional_size("head_dim")?, family) {
             (Some(d), _) => d,
-            (None, Family::Qwen3) => return self.fault("head_dim", "Qwen3 says it apart"),
+            (None, Family::Qwen3 | Family::Qwen3Moe) => {
+                return self.fault("head_dim", "Qwen3 says it apart");
+            }
             (None, _) => self.head_dim("num_attention_heads", hidden, heads)?,
         };
         if !head_dim.is_multiple_of(2) {
@@ -220,7 +228,7 @@ impl Fields<'_> {
         let layers = self.layers("num_hidden_layers")?;
         let context = self.size("max_position_embeddings")?;
         let none = "this family has no biases there";
-        if family == Family::Mistral {
+        if matches!(family, Family::Mistral | Family::Mixtral) {
             self.must_be("attention_bias", false, none)?;
         }
         if family != Family::Llama {
@@ -245,13 +253,16 @@ impl Fields<'_> {
                 out: attention,
                 mlp: self.switch("mlp_bias", false)?,
             },
-            qk_norm: family == Family::Qwen3,
+            qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
             activation: Activation::Swiglu,
             tied: self.switch("tie_word_embeddings", false)?,
             window: self.window(family, layers)?,
+            moe: self.moe(family)?,
             context,
         };
-        Ok(HfConfig { decoder, notes: self.dropout_notes(&["attention_dropout"])? })
+        let mut notes = self.dropout_notes(&["attention_dropout"])?;
+        notes.extend(self.balance_note()?);
+        Ok(HfConfig { decoder, notes })
     }
 
     fn head_dim(self, field: &str, hidden: usize, heads: usize) -> Result<usize, Fault> {
@@ -270,20 +281,27 @@ impl Fields<'_> {
             && match family {
                 Family::Llama => false,
                 Family::Mistral => true,
+                Family::Mixtral => self.get("sliding_window").is_some(),
                 Family::Qwen2 | Family::Qwen3 => self.switch("use_sliding_window", false)?,
+                Family::Qwen3Moe => {
+                    let problem = "windows beside experts of this family are not supported";
+                    self.must_be("use_sliding_window", false, problem)?;
+                    false
+                }
             };
+        let all_slide = matches!(family, Family::Mistral | Family::Mixtral);
         let refused = |problem: &str| Err(("layer_types".into(), problem.into()));
         let first_layer = match types {
             Some(first) if !slides && first < layers => {
                 return refused("has layers that slide, where other fields say that none does");
             }
             // Transformers does not look at them there.
-            Some(1..) if slides && family == Family::Mistral => {
+            Some(1..) if slides && all_slide => {
                 return refused("has layers that do not slide, where all of this model type do");
             }
             Some(first) => first,
             None if !slides => layers,
-            None if family == Family::Mistral => 0,
+            None if all_slide => 0,
             // 0 of them are full where all slide.
             None => self.optional_count("max_window_layers", 0)?.unwrap_or(28),
         };
@@ -330,8 +348,16 @@ fn first_sliding(types: &[Value], layers: usize) -> Result<usize, Fault> {
 enum Family {
     Llama,
     Mistral,
+    Mixtral,
     Qwen2,
     Qwen3,
+    Qwen3Moe,
+}
+
+impl Family {
+    fn has_experts(self) -> bool {
+        matches!(self, Family::Mixtral | Family::Qwen3Moe)
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::Activation;
-use crate::decoder::{Biases, Decoder, Norm, Positions, Rotary, RotaryScaling, Yarn};
+use crate::decoder::{Biases, Decoder, Moe, Norm, Positions, Rotary, RotaryScaling, Yarn};
 use crate::hf_config::parse;
 
 /// Tokens of the texts that a scaled model was first trained on.
@@ -59,6 +59,8 @@ fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
     let Decoder { biases, window, .. } = *decoder;
     let qkv_alone = Biases { qkv: true, out: false, mlp: false };
     let (model_type, architecture) = match window {
+        _ if decoder.moe.is_some() && decoder.qk_norm => ("qwen3_moe", "Qwen3MoeForCausalLM"),
+        _ if decoder.moe.is_some() => ("mixtral", "MixtralForCausalLM"),
         _ if decoder.qk_norm => ("qwen3", "Qwen3ForCausalLM"),
         _ if biases == qkv_alone => ("qwen2", "Qwen2ForCausalLM"),
         Some(_) => ("mistral", "MistralForCausalLM"),
@@ -88,9 +90,11 @@ fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
             fields["attention_bias"] = json!(biases.qkv);
             fields["mlp_bias"] = json!(biases.mlp);
         }
-        "mistral" => fields["sliding_window"] = json!(window.map(|window| window.tokens)),
+        "mistral" | "mixtral" => {
+            fields["sliding_window"] = json!(window.map(|window| window.tokens));
+        }
         _ => {
-            if model_type == "qwen3" {
+            if model_type.starts_with("qwen3") {
                 fields["attention_bias"] = json!(biases.qkv);
             }
             fields["use_sliding_window"] = json!(window.is_some());
@@ -99,7 +103,24 @@ fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
             fields["max_window_layers"] = json!(first);
         }
     }
+    if let Some(moe) = decoder.moe {
+        insert_experts(fields.as_object_mut().expect("made above"), &moe, model_type);
+    }
     fields
+}
+
+/// The fields of experts, under the names of all versions of transformers.
+fn insert_experts(fields: &mut Map<String, Value>, moe: &Moe, model_type: &str) {
+    let mut insert = |field: &str, value: Value| fields.insert(field.into(), value);
+    insert("num_local_experts", json!(moe.experts));
+    insert("num_experts_per_tok", json!(moe.chosen));
+    if model_type == "qwen3_moe" {
+        insert("num_experts", json!(moe.experts));
+        insert("moe_intermediate_size", json!(moe.inner));
+        insert("norm_topk_prob", json!(moe.divided));
+        insert("decoder_sparse_step", json!(moe.every));
+        insert("mlp_only_layers", json!((0..moe.first).collect::<Vec<_>>()));
+    }
 }
 
 /// Says in `fields` how `rotary` turns so that transformers 4 and 5 both read it: 5 in
@@ -182,6 +203,7 @@ mod tests {
             activation: Activation::Swiglu,
             tied: true,
             window: None,
+            moe: None,
             context: 128,
         }
     }
@@ -196,6 +218,9 @@ mod tests {
         let qkv = Biases { qkv: true, ..Biases::NONE };
         let attention = Biases { out: true, ..qkv };
         let slides = |first_layer| Some(Window { tokens: 9, first_layer });
+        let (experts, chosen, inner) = (6, 2, 40);
+        let moe = Moe { experts, chosen, inner, divided: true, first: 0, every: 1 };
+        let sparse = Moe { divided: false, first: 1, every: 2, ..moe };
         let gpt2 = Decoder {
             naming: Naming::Gpt2,
             kv_heads: 4,
@@ -231,6 +256,10 @@ mod tests {
             (Decoder { biases: qkv, window: slides(2), ..llama }, "qwen2"),
             (Decoder { qk_norm: true, ..llama }, "qwen3"),
             (Decoder { qk_norm: true, window: slides(0), biases: attention, ..llama }, "qwen3"),
+            (Decoder { intermediate: 40, moe: Some(moe), ..llama }, "mixtral"),
+            (Decoder { intermediate: 40, moe: Some(moe), window: slides(0), ..llama }, "mixtral"),
+            (Decoder { moe: Some(moe), qk_norm: true, ..llama }, "qwen3_moe"),
+            (Decoder { moe: Some(sparse), qk_norm: true, ..llama }, "qwen3_moe"),
             (gpt2, "gpt2"),
             (Decoder { activation: Activation::GeluTanh, intermediate: 192, ..gpt2 }, "gpt2"),
         ] {

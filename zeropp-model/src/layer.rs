@@ -112,6 +112,9 @@ pub struct LayerCost {
     /// Those of the floating-point operations of a forward that multiply by weights which do not
     /// train, so that there is nothing to do for them in W.
     pub frozen_flops: f64,
+    /// Elements of its matrices that a token is not multiplied with: the experts that it does not
+    /// go to.
+    pub idle_elements: u64,
     /// Whether F makes the gradients, as a head does that never has all logits at once: B hands on
     /// dX, W has nothing to do, and the fp32 gradient of the weights is there from the first F of a
     /// unit.

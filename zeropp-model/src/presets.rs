@@ -38,6 +38,7 @@ const fn gpt2(name: &'static str, layers: usize, hidden: usize, heads: usize) ->
         activation: Activation::GeluTanh,
         tied: true,
         window: None,
+        moe: None,
         context: 1024,
     };
     Preset { name, decoder }
@@ -66,6 +67,7 @@ const fn llama(sizes: Sizes, vocabulary: usize, context: usize, theta: f64) -> D
         activation: Activation::Swiglu,
         tied: false,
         window: None,
+        moe: None,
         context,
     }
 }

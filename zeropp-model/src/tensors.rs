@@ -18,7 +18,7 @@ pub struct DecoderTensor {
     pub name: String,
     /// Dimensions here.
     pub shape: Vec<usize>,
-    /// Whether a file of the family holds the matrix transposed: `[out, in]`.
+    /// Whether a file of the family holds the matrix, or each expert's, transposed: `[out, in]`.
     pub transposed_in_files: bool,
     /// How it starts.
     pub init: Init,
@@ -109,6 +109,13 @@ impl TensorNames {
         self.qkv.iter().copied().chain(out).chain(self.up.iter().copied()).chain(down)
     }
 }
+
+/// The router of a block with experts: `[h, E]`.
+pub const ROUTER: &str = "mlp.gate";
+/// Gate and up `[E, h, f]` and down `[E, f, h]` of all experts of a block. Files of the families
+/// have a matrix for each expert.
+pub const EXPERTS: [&str; 3] =
+    ["mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.experts.down_proj"];
 
 /// The weights of the norms of q and of k.
 pub const QK_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
@@ -202,6 +209,20 @@ impl Decoder {
         }
         all.extend(linear(names.out, [q, h], residual, self.biases.out));
         all.extend(self.norm_tensors(&format!("{block}.{}", names.norm_2)));
+        if let Some(moe) = self.moe_of(i) {
+            all.extend(linear(ROUTER, [h, moe.experts], INIT_STD, false));
+            let stds = [INIT_STD, INIT_STD, residual];
+            let sizes = [[h, moe.inner], [h, moe.inner], [moe.inner, h]];
+            for ((name, [input, output]), std) in EXPERTS.into_iter().zip(sizes).zip(stds) {
+                let (name, shape) =
+                    (format!("{block}.{name}.weight"), [moe.experts, input, output]);
+                all.push(DecoderTensor {
+                    transposed_in_files: true,
+                    ..DecoderTensor::new(name, &shape, Init::Normal(std))
+                });
+            }
+            return all;
+        }
         for name in names.up {
             all.extend(linear(name, [h, f], INIT_STD, self.biases.mlp));
         }

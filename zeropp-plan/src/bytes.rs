@@ -56,7 +56,8 @@ impl Layer {
     /// Floating-point operations with its matrices, of a forward of so many tokens.
     pub(crate) fn weight_flops(&self, tokens: usize) -> f64 {
         let matrices = self.parameters.iter().filter(|p| p.shape.len() > 1);
-        2.0 * (tokens * matrices.map(|p| p.len()).sum::<usize>()) as f64
+        let elements = matrices.map(|p| p.len()).sum::<usize>();
+        2.0 * (tokens * (elements - self.cost.idle_elements as usize)) as f64
     }
 
     /// Floating-point operations of F, B, W and R for so many tokens, those of its cost.

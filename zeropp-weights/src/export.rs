@@ -1,6 +1,6 @@
 //! A model's parameters as the tensors of Hugging Face's files.
 
-use crate::family::Family;
+use crate::family::{ExpertNaming, Family};
 use crate::import::ParameterShape;
 use crate::write::{StoreAs, Tensor};
 
@@ -11,6 +11,8 @@ pub struct Exported {
     pub parameter: String,
     /// The tensor: its name and shape in files.
     pub tensor: Tensor,
+    /// The first element of the parameter that it has.
+    pub first: usize,
     transposed: bool,
 }
 
@@ -22,20 +24,29 @@ pub fn tensors(
     vocabulary: usize,
     store_as: StoreAs,
 ) -> Vec<Exported> {
+    let naming = ExpertNaming::of(parameters.iter().map(|p| p.name.as_str()));
     let exported = |parameter: &ParameterShape| {
         let transposed = family.is_transposed(&parameter.name);
-        let mut shape = parameter.shape.clone();
+        let names = family.all_exported(&parameter.name, &parameter.shape, naming);
+        // Those of experts are one of as many matrices.
+        let matrix = parameter.shape.len().saturating_sub(2);
+        let mut shape = parameter.shape[matrix..].to_vec();
+        let elements: usize = shape.iter().product();
         if family.is_vocabulary(&parameter.name) {
             shape[0] = vocabulary;
         }
         if transposed {
             shape.reverse();
         }
-        let name = family.exported(&parameter.name);
-        let tensor = Tensor { name, shape, store_as };
-        Exported { parameter: parameter.name.clone(), tensor, transposed }
+        let of = |(i, name)| Exported {
+            parameter: parameter.name.clone(),
+            tensor: Tensor { name, shape: shape.clone(), store_as },
+            first: i * elements,
+            transposed,
+        };
+        names.into_iter().enumerate().map(of).collect::<Vec<_>>()
     };
-    parameters.iter().map(exported).collect()
+    parameters.iter().flat_map(exported).collect()
 }
 
 /// The tensors of adapters as peft names them and lays them out: both matrices `[out, in]`.
@@ -44,18 +55,18 @@ pub fn adapters(family: Family, parameters: &[ParameterShape], store_as: StoreAs
         let name = format!("base_model.model.{}", family.exported(&parameter.name));
         let shape = parameter.shape.iter().rev().copied().collect();
         let tensor = Tensor { name, shape, store_as };
-        Exported { parameter: parameter.name.clone(), tensor, transposed: true }
+        Exported { parameter: parameter.name.clone(), tensor, first: 0, transposed: true }
     };
     parameters.iter().map(exported).collect()
 }
 
 impl Exported {
-    /// Elements of the parameter that the file has: its first ones.
+    /// Elements of the parameter that the file has, from [`first`](Self::first) on.
     pub fn elements(&self) -> usize {
         self.tensor.shape.iter().product()
     }
 
-    /// The first [`elements`](Self::elements) of the parameter, in the file's order.
+    /// Those [`elements`](Self::elements) of the parameter, in the file's order.
     pub fn arranged(&self, values: Vec<f32>) -> Vec<f32> {
         if !self.transposed {
             return values;

@@ -24,9 +24,10 @@ impl Family {
         })
     }
 
-    /// Whether files have the matrix `parameter` as `[out, in]`.
+    /// Whether files have the matrix `parameter`, or that of each expert, as `[out, in]`.
     pub(crate) fn is_transposed(self, parameter: &str) -> bool {
-        self == Family::Llama && parameter.ends_with("_proj.weight")
+        let is_map = parameter.ends_with("_proj.weight") || parameter.ends_with(ROUTER);
+        self == Family::Llama && is_map
     }
 
     /// Whether the rows of `parameter` are token ids.
@@ -62,6 +63,34 @@ impl Family {
         }
     }
 
+    /// The names of the tensors that `parameter` of this shape is in these files: one, or those of
+    /// all experts in their order.
+    pub(crate) fn all_stored(
+        self,
+        parameter: &str,
+        shape: &[usize],
+        weights: &Weights,
+    ) -> Vec<String> {
+        let naming = |block: &str| {
+            let router = format!("{block}{}", ExpertNaming::Mixtral.router());
+            let is_mixtral = weights.find(&self.stored(&router, weights)).is_some();
+            if is_mixtral { ExpertNaming::Mixtral } else { ExpertNaming::Qwen }
+        };
+        let names = of_experts(parameter, shape, naming);
+        names.iter().map(|name| self.stored(name, weights)).collect()
+    }
+
+    /// The same in files that are written, for a model with these parameters.
+    pub(crate) fn all_exported(
+        self,
+        parameter: &str,
+        shape: &[usize],
+        naming: ExpertNaming,
+    ) -> Vec<String> {
+        let names = of_experts(parameter, shape, |_| naming);
+        names.iter().map(|name| self.exported(name)).collect()
+    }
+
     /// Whether a tensor of a file is no weight but a constant that the class keeps: causal masks,
     /// frequencies of rotary positions.
     pub(crate) fn is_constant(self, name: &str) -> bool {
@@ -72,6 +101,63 @@ impl Family {
         ends.iter().any(|end| name.ends_with(end))
     }
 }
+
+/// How files name the router and the experts of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExpertNaming {
+    /// `mlp.gate`, `mlp.experts.0.gate_proj`, as most families have them.
+    Qwen,
+    /// `block_sparse_moe.gate`, `block_sparse_moe.experts.0.w1`.
+    Mixtral,
+}
+
+impl ExpertNaming {
+    /// That of the family whose files a model with these parameters is written as: Mixtral has no
+    /// norms of heads, and Qwen3 has.
+    pub(crate) fn of<'a>(mut parameters: impl Iterator<Item = &'a str>) -> ExpertNaming {
+        match parameters.any(|name| name.ends_with("q_norm.weight")) {
+            true => ExpertNaming::Qwen,
+            false => ExpertNaming::Mixtral,
+        }
+    }
+
+    fn router(self) -> &'static str {
+        match self {
+            ExpertNaming::Qwen => ROUTER,
+            ExpertNaming::Mixtral => "block_sparse_moe.gate.weight",
+        }
+    }
+
+    /// The name of an expert's matrix, which is `gate`, `up` or `down`.
+    fn expert(self, expert: usize, map: &str) -> String {
+        match (self, map) {
+            (ExpertNaming::Qwen, _) => format!("mlp.experts.{expert}.{map}_proj.weight"),
+            (_, "gate") => format!("block_sparse_moe.experts.{expert}.w1.weight"),
+            (_, "down") => format!("block_sparse_moe.experts.{expert}.w2.weight"),
+            _ => format!("block_sparse_moe.experts.{expert}.w3.weight"),
+        }
+    }
+}
+
+/// The names of files for a parameter: its own, a router's, or those of the matrices of all
+/// experts. `naming` is that of a block, whose name it gets.
+fn of_experts(
+    parameter: &str,
+    shape: &[usize],
+    naming: impl Fn(&str) -> ExpertNaming,
+) -> Vec<String> {
+    if let Some(block) = parameter.strip_suffix(ROUTER) {
+        return vec![format!("{block}{}", naming(block).router())];
+    }
+    let Some((block, map)) = parameter.split_once(EXPERTS) else { return vec![parameter.into()] };
+    let Some(map) = map.strip_suffix("_proj.weight") else { return vec![parameter.into()] };
+    let naming = naming(block);
+    (0..shape[0]).map(|expert| format!("{block}{}", naming.expert(expert, map))).collect()
+}
+
+/// How the names of routers end in a model, and where those of experts stand.
+const ROUTER: &str = "mlp.gate.weight";
+const EXPERTS: &str = "mlp.experts.";
 
 /// The head's weight, where it is not the embedding's.
 pub(crate) const HEAD: &str = "lm_head.weight";

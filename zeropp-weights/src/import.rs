@@ -30,10 +30,13 @@ pub struct Import {
 /// Where a parameter is.
 #[derive(Debug)]
 struct Found {
-    stored: String,
+    /// The tensors that it is, one after the other: more than one for experts.
+    stored: Vec<String>,
     transposed: bool,
     /// Columns of the parameter in the model.
     columns: usize,
+    /// Elements of each tensor in the model.
+    each: usize,
 }
 
 impl Import {
@@ -52,24 +55,23 @@ impl Import {
         let mut found = BTreeMap::new();
         let mut used = BTreeSet::new();
         for parameter in parameters {
-            let stored = family.stored(&parameter.name, &weights);
+            let stored = family.all_stored(&parameter.name, &parameter.shape, &weights);
             let transposed = family.is_transposed(&parameter.name);
-            let Some(tensor) = weights.find(&stored) else {
-                let problem = format!("it has no tensor {stored}, and the model has");
-                let help = match parameter.name == HEAD {
-                    true => {
-                        "if its head is the embedding use tied = true, or where a config.json \
-                         describes the model set tie_word_embeddings = true there"
-                    }
-                    false => "use the model's own settings (its config.json), or other weights",
+            // Of experts each is a tensor.
+            let matrix = parameter.shape.len().saturating_sub(2);
+            let shape = parameter.shape[matrix..].to_vec();
+            let of = ParameterShape { name: parameter.name.clone(), shape };
+            for name in &stored {
+                let Some(tensor) = weights.find(name) else {
+                    return Err(missing(&weights, name, &parameter.name));
                 };
-                return Err(wrong(weights.path(), problem, help));
-            };
-            check_shape(tensor, parameter, transposed, (family, vocabulary))?;
-            weights.read(tensor, 0, &mut [])?;
+                check_shape(tensor, &of, transposed, (family, vocabulary))?;
+                weights.read(tensor, 0, &mut [])?;
+            }
             let columns = parameter.shape.last().copied().unwrap_or(1);
-            used.insert(stored.clone());
-            found.insert(parameter.name.clone(), Found { stored, transposed, columns });
+            used.extend(stored.iter().cloned());
+            let each = of.shape.iter().product();
+            found.insert(of.name, Found { stored, transposed, columns, each });
         }
         check_all_used(&weights, family, &used)?;
         Ok(Import { weights, found })
@@ -89,8 +91,24 @@ impl Import {
     /// # Panics
     /// Panics for a name that was not given to [`new`](Self::new), and beyond the end.
     pub fn read(&self, name: &str, offset: usize, out: &mut [f32]) -> Checked<()> {
+        let Found { stored, each, .. } = &self.found[name];
+        let (mut offset, mut out) = (offset, out);
+        while !out.is_empty() {
+            // The last one also has what is beyond its end.
+            let i = (offset / (*each).max(1)).min(stored.len() - 1);
+            let within = offset - i * each;
+            let n = if i + 1 < stored.len() { out.len().min(each - within) } else { out.len() };
+            let (part, rest) = out.split_at_mut(n);
+            self.read_tensor((name, i), within, part)?;
+            (offset, out) = (offset + n, rest);
+        }
+        Ok(())
+    }
+
+    /// The same of tensor number `i` of a parameter.
+    fn read_tensor(&self, (name, i): (&str, usize), offset: usize, out: &mut [f32]) -> Checked<()> {
         let found = &self.found[name];
-        let tensor = self.weights.find(&found.stored).expect("found before");
+        let tensor = self.weights.find(&found.stored[i]).expect("found before");
         match found.transposed {
             true => transposed(tensor, found.columns, offset, out),
             false => {
@@ -108,6 +126,18 @@ impl Import {
         let problem = format!("its tensor {} has numbers that are not finite", tensor.name);
         Err(wrong(tensor.path(), problem, "training would not recover from them; use others"))
     }
+}
+
+fn missing(weights: &Weights, stored: &str, parameter: &str) -> WeightsError {
+    let problem = format!("it has no tensor {stored}, and the model has");
+    let help = match parameter == HEAD {
+        true => {
+            "if its head is the embedding use tied = true, or where a config.json describes the \
+             model set tie_word_embeddings = true there"
+        }
+        false => "use the model's own settings (its config.json), or other weights",
+    };
+    wrong(weights.path(), problem, help)
 }
 
 fn check_shape(

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use zeropp_model::decoder::Norm;
-use zeropp_model::parts::DecoderPart;
-use zeropp_model::tensors::{QK_NORMS, TensorNames};
+use zeropp_model::decoder::{Moe, Norm};
+use zeropp_model::parts::{DecoderPart, PartKind};
+use zeropp_model::tensors::{EXPERTS, QK_NORMS, ROUTER, TensorNames};
 use zeropp_model::tuning::LORA;
 
 use crate::choice::Activation;
@@ -14,7 +14,7 @@ use crate::layer::{BatchShape, Layer, LayerCost, LayerCx};
 use crate::params::ParamSpec;
 use crate::past::Past;
 use crate::split::OpCx;
-use crate::split::ops::{self, HeadNorms, Projection, Rotation, Turns};
+use crate::split::ops::{self, HeadNorms, Projection, Rotation, Routing, Turns};
 
 /// One block: x + attention(norm(x)), and of that x + mlp(norm(x)).
 pub(super) struct Block {
@@ -43,6 +43,15 @@ fn map(name: &str, bias: bool, cx: &LayerCx) -> Projection {
         weight: cx.weight(&format!("{name}.weight")),
         bias: bias.then(|| cx.weight(&format!("{name}.bias"))),
     }
+}
+
+/// What the experts of each token of x give, weighted by the router.
+fn experts(x: Tensor<3>, moe: Moe, cx: &LayerCx) -> Tensor<3> {
+    let Moe { experts, chosen, divided, .. } = moe;
+    let router = cx.weight(&format!("{ROUTER}.weight"));
+    let (w, routed) = ops::route(x.clone(), &router, Routing { experts, chosen, divided }, &cx.op);
+    let maps = EXPERTS.map(|name| cx.weight(&format!("{name}.weight")));
+    ops::experts(x, w, &routed, maps.each_ref(), &cx.last_op())
 }
 
 impl Block {
@@ -101,7 +110,17 @@ impl Block {
         let x = ops::add(x, ops::dropout(attended, [&self.name, "attention"], &cx.op));
         let normed = norm(d.norm, x.clone(), names.norm_2, cx);
         let last = cx.last_op();
-        ops::add_last(x, ops::dropout(self.mlp(normed, cx), [&self.name, "mlp"], &last), &last)
+        let inner = match self.moe() {
+            Some(moe) => experts(normed, moe, cx),
+            None => self.mlp(normed, cx),
+        };
+        ops::add_last(x, ops::dropout(inner, [&self.name, "mlp"], &last), &last)
+    }
+
+    /// The experts that it has in place of an MLP.
+    fn moe(&self) -> Option<Moe> {
+        let PartKind::Block(index) = self.part.kind else { return None };
+        self.part.decoder.moe_of(index)
     }
 
     /// q, k and v of the normalised x, ready for attention.

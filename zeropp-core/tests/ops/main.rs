@@ -10,6 +10,7 @@ mod close;
 mod common;
 mod documents;
 mod dropout;
+mod experts;
 mod head;
 mod heads;
 #[path = "../common/random.rs"]

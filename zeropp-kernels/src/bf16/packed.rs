@@ -120,7 +120,7 @@ impl Packed {
 
     /// The same for a path that is named: helpers do not know the path that was set for the calling
     /// thread.
-    pub(super) fn on(isa: Isa, b: Mat<'_>) -> Self {
+    pub(crate) fn on(isa: Isa, b: Mat<'_>) -> Self {
         let (k, n) = (b.rows, b.cols);
         let mut packed = Self { isa, k, n, lines: Vec::new() };
         let panels = 2 * n.div_ceil(COLS);
@@ -134,6 +134,11 @@ impl Packed {
         // SAFETY: every block of every panel was written, which is all of the lines.
         unsafe { packed.lines.set_len(count) };
         packed
+    }
+
+    /// (k, n), without the padding.
+    pub(crate) fn sizes(&self) -> (usize, usize) {
+        (self.k, self.n)
     }
 
     /// Bytes that it takes.

@@ -61,6 +61,21 @@ pub(super) const LLAMA: Known<'_> = &[
     ("attention_dropout", Kind::Share),
 ];
 
+/// Read in the families with experts, beside those of LLaMA's.
+pub(super) const MOE: Known<'_> = &[
+    ("num_experts", Kind::Size),
+    ("num_local_experts", Kind::Size),
+    ("num_experts_per_tok", Kind::Size),
+    ("moe_intermediate_size", Kind::Size),
+    ("norm_topk_prob", Kind::Switch),
+    ("decoder_sparse_step", Kind::Size),
+    ("mlp_only_layers", Kind::List),
+    ("router_jitter_noise", Kind::Share),
+    // A loss for balance, which a run does not have.
+    ("router_aux_loss_coef", Kind::Share),
+    ("output_router_logits", Kind::Switch),
+];
+
 /// Change nothing of a model: who wrote the file and how, how a run would begin anew or generate
 /// text, heads of other tasks (whose tensors are refused), and what other programs remember.
 pub(super) const HARMLESS: [&str; 77] = [

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::fields::{Kind, Known};
-use super::keys::{EVERY, GPT2, HARMLESS, LLAMA, ROPE};
+use super::keys::{EVERY, GPT2, HARMLESS, LLAMA, MOE, ROPE};
 use super::*;
 
 fn llama() -> Value {
@@ -24,6 +24,10 @@ fn gpt2() -> Value {
         "model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 128,
         "layer_norm_epsilon": 1e-5, "vocab_size": 300, "activation_function": "gelu_new",
     })
+}
+
+fn mixtral() -> Value {
+    with(&llama(), "model_type", json!("mixtral"))
 }
 
 fn refusal(config: &Value) -> Option<String> {
@@ -51,7 +55,7 @@ fn wrong(kind: Kind) -> Option<Value> {
 
 #[test]
 fn a_field_with_a_value_of_another_type_is_refused_by_name() {
-    let families = [(llama(), LLAMA), (gpt2(), GPT2)];
+    let families = [(llama(), LLAMA), (gpt2(), GPT2), (mixtral(), MOE)];
     let cases = families
         .iter()
         .flat_map(|(config, own)| EVERY.iter().chain(*own).map(move |field| (config, field)));

@@ -1,5 +1,5 @@
 use super::*;
-use crate::decoder::{Rotary, RotaryScaling};
+use crate::decoder::{Moe, Rotary, RotaryScaling};
 use crate::presets::Preset;
 
 fn read_text_of(text: &str) -> Result<HfConfig, String> {
@@ -224,4 +224,59 @@ fn a_field_of_rope_that_its_type_does_not_use_is_refused() {
     let scaling = turned(&format!(r#""rope_scaling": {scales},"#)).unwrap().scaling;
     let RotaryScaling::Yarn(yarn) = scaling else { panic!("{scaling:?}") };
     assert_eq!(yarn.attention, (0.2 * 4f64.ln() + 1.0) / (0.05 * 4f64.ln() + 1.0));
+}
+
+/// Qwen3-30B-A3B's as transformers 4 wrote it, in short, and in the names of 5.24.
+#[test]
+fn experts_are_read_under_the_names_of_all_versions() {
+    let qwen = r#"{
+        "attention_bias": false, "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 40960,
+        "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe",
+        "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32,
+        "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+        "num_key_value_heads": 4, "output_router_logits": false, "rms_norm_eps": 1e-06,
+        "rope_scaling": null, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+        "sliding_window": null, "tie_word_embeddings": false, "use_sliding_window": false,
+        "vocab_size": 151936}"#;
+    let read = read_text_of(qwen).unwrap();
+    assert_eq!(read.notes, [""; 0]);
+    let d = read.decoder;
+    let moe = Moe { experts: 128, chosen: 8, inner: 768, divided: true, first: 0, every: 1 };
+    assert_eq!((d.moe, d.qk_norm), (Some(moe), true));
+    assert_eq!(d.parameter_count(), 30_532_122_624);
+    // 3.3 billion of them are multiplied with a token, or looked up.
+    let active = d.flops_per_token(1) / 6.0 + (d.hidden * d.vocabulary) as f64;
+    assert!((active / 3.35e9 - 1.0).abs() < 0.01, "{active}");
+    let renamed = qwen.replace("num_experts\"", "num_local_experts\"");
+    assert_eq!(read_text_of(&renamed).unwrap().decoder, d);
+    let change = |from: &str, to: &str| read_text_of(&qwen.replace(from, to));
+    let some = change("\"mlp_only_layers\": []", "\"mlp_only_layers\": [0, 1]").unwrap().decoder;
+    let some = Decoder { moe: some.moe.map(|moe| Moe { every: 2, ..moe }), ..some };
+    let with_experts = (0..6).map(|layer| some.moe_of(layer).is_some());
+    assert_eq!(with_experts.collect::<Vec<_>>(), [false, false, false, true, false, true]);
+    let noted = change("router_logits\": false", "router_logits\": true").unwrap().notes;
+    assert!(noted[0].contains("router_aux_loss_coef = 0.001; nothing is added"), "{noted:?}");
+    for (from, to, says) in [
+        ("\"mlp_only_layers\": []", "\"mlp_only_layers\": [3]", "mlp_only_layers: [3] are not the"),
+        ("tok\": 8", "tok\": 129", "num_experts_per_tok: 129 is more than there are experts, 128"),
+        (
+            "null, \"tie_word_embeddings\": false, \"use_sliding_window\": false",
+            "4096, \"use_sliding_window\": true",
+            "use_sliding_window: true windows beside",
+        ),
+        (
+            "\"num_experts\": 128",
+            "\"num_experts\": 128, \"num_local_experts\": 64",
+            "num_experts: 128 where num_local_experts = 64 says another number",
+        ),
+        (
+            "\"num_experts\": 128",
+            "\"num_experts\": 128, \"router_jitter_noise\": 0.1",
+            "router_jitter_noise: 0.1 noise before the router is not supported",
+        ),
+    ] {
+        let error = change(from, to).unwrap_err();
+        assert!(error.contains(says), "{to}: {error}");
+    }
 }

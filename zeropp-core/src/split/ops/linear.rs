@@ -53,9 +53,9 @@ pub fn linear_transposed<const D: usize>(x: Tensor<D>, w: &Weight<2>, cx: &OpCx)
 
 /// The factor on the right: W, or Wᵀ if `transposed`.
 #[derive(Clone)]
-struct Matrix {
-    w: Weight<2>,
-    transposed: bool,
+pub(super) struct Matrix {
+    pub(super) w: Weight<2>,
+    pub(super) transposed: bool,
 }
 
 fn apply<const D: usize>(x: Tensor<D>, m: Matrix, b: Option<&Weight<1>>, cx: &OpCx) -> Tensor<D> {
@@ -152,7 +152,7 @@ impl Matrix {
         if self.transposed { m.t() } else { m }
     }
 
-    fn input_gradient<const D: usize>(&self, dy: &Tensor<D>) -> Tensor<D> {
+    pub(super) fn input_gradient<const D: usize>(&self, dy: &Tensor<D>) -> Tensor<D> {
         let [input, output] = self.sizes();
         let mut dims = dy.dims();
         dims[D - 1] = input;
@@ -173,7 +173,7 @@ impl Matrix {
 
     /// W: dW += xᵀ·dY (or dYᵀ·x), db += column sums of dY; both in fp32, inside of the product and
     /// over micro-batches, whatever the type of its factors.
-    fn weight_gradient<const D: usize>(
+    pub(super) fn weight_gradient<const D: usize>(
         &self,
         bias: Option<&Weight<1>>,
         x: Saved<D>,

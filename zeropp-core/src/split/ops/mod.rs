@@ -17,6 +17,7 @@ mod adapter;
 mod attention;
 mod dropout;
 mod embedding;
+mod experts;
 mod head;
 mod head_norm;
 mod join;
@@ -37,6 +38,7 @@ pub(crate) use adapter::add_scaled;
 pub use attention::{attention, dropout_attention, grouped_attention, windowed_attention};
 pub use dropout::dropout;
 pub use embedding::{embedding, position_embedding};
+pub use experts::{Routed, Routing, experts, route};
 #[doc(hidden)]
 pub use head::force_head_chunk;
 pub use head::{head_chunk, linear_cross_entropy};

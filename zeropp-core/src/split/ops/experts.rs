@@ -1,0 +1,317 @@
+//! Routing of tokens to experts, and the experts' MLPs, on the CPU's kernels.
+//!
+//! Each token goes to k of E experts and none is dropped, so that there are n·k rows, however they
+//! spread: what is sent, gathered and kept does not depend on the routing.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Tensor, bf16};
+
+use super::linear::{Matrix, packed};
+use super::{Later, is_tracked, link, wants_gradient};
+use crate::cpu_tensor::{self, CpuTensor};
+use crate::kernels::bf16::{Mat, Packed, convert, product_set};
+use crate::kernels::experts::{self as kernel, Element, Rows};
+use crate::kernels::gemm::{MatRef, product};
+use crate::kernels::routing::{self, ChosenExperts};
+use crate::meter::{Hold, MemoryKind};
+use crate::split::weight::Side;
+use crate::split::{Grads, OpCx, Saved, Weight, custom_source, custom_vjp2};
+
+pub use crate::kernels::routing::Routing;
+
+/// The experts of each token of a micro-batch, as [`route`] chose them.
+#[derive(Clone)]
+pub struct Routed {
+    choice: Arc<ChosenExperts>,
+    /// Counts it as long as a backward will need it.
+    _hold: Option<Arc<Hold>>,
+}
+
+/// Sends each token of `x: [b, s, h]` to k experts by a router `[h, E]`: the weights of what they
+/// give, `[b, s, k]` in fp32, and which they are. The router's logits are fp32 sums, whatever the
+/// type of x; of equal scores the expert with the lower index is chosen.
+///
+/// Keeps F→B: x, the choice (12·n·k + 4·E + 4 bytes for n tokens), the weights (4·n·k), and where
+/// they are not divided by their sum the scores (4·n·E). Keeps B→W: x and the gradient of the
+/// logits, in the type of x.
+pub fn route(x: Tensor<3>, router: &Weight<2>, routing: Routing, cx: &OpCx) -> (Tensor<3>, Routed) {
+    let [b, s, _] = x.dims();
+    let xi = x.clone().inner();
+    let mut scores = logits(&xi, router);
+    let (weights, choice) = routing::route(&mut scores, routing);
+    let out = cpu_tensor::from_vec(weights, [b, s, routing.chosen]);
+    let choice = Arc::new(choice);
+    if !wants_gradient(&x, cx) {
+        return (out, Routed { choice, _hold: None });
+    }
+    let hold = cx.meter.hold(MemoryKind::Activation, choice.bytes() as u64);
+    let routed = Routed { choice, _hold: Some(Arc::new(hold)) };
+    let dtype = xi.dtype();
+    let saved = router.trains().then(|| cx.save(xi));
+    let scores = cpu_tensor::from_vec(scores, [b * s, routing.experts]);
+    let scores = (!routing.divided).then(|| cx.save(scores));
+    let weights = cx.save(out.clone());
+    let router = Matrix { w: router.clone(), transposed: false };
+    let (later, kept) = (Later::new(cx), routed.clone());
+    let out = link(x, out, cx, move |dw| {
+        let [dw, weights] = [dw, weights.get()].map(|t| floats(&t));
+        let scores = scores.as_ref().map(|scores| floats(&scores.get()));
+        let scores = scores.as_ref().map(CpuTensor::as_slice);
+        let (dw, weights) = (dw.as_slice(), weights.as_slice());
+        let dlogits = routing::route_backward(dw, weights, scores, &kept.choice);
+        let dims = [b, s, routing.experts];
+        let dlogits = match dtype {
+            DType::F32 => cpu_tensor::from_vec(dlogits, dims),
+            _ => cpu_tensor::from_halves(convert::narrow(&dlogits), dims),
+        };
+        let dx = router.input_gradient(&dlogits);
+        if let Some(saved) = saved {
+            let (x, dlogits) = (later.stash(saved.take()), later.stash(dlogits));
+            later.queue.push(move |grads| router.weight_gradient(None, x, dlogits, grads));
+        }
+        dx
+    });
+    (out, routed)
+}
+
+/// The router's logits, `[n, E]`.
+fn logits(x: &Tensor<3>, router: &Weight<2>) -> Vec<f32> {
+    let [h, experts] = router.shape();
+    if x.dtype() == DType::F32 {
+        let (x, w) = (floats(x), floats(&router.get()));
+        let (x, w) = (x.as_slice(), w.as_slice());
+        return product(1.0, MatRef::new(x, x.len() / h, h), MatRef::new(w, h, experts));
+    }
+    let x = bf16::view(x);
+    let n = x.as_slice().len() / h;
+    let mut logits = vec![0.0; n * experts];
+    let w = packed(router, false, Side::Forward);
+    product_set(&mut logits, experts, Mat::new(x.as_slice(), n, h), &w[0]);
+    logits
+}
+
+fn floats<const D: usize>(t: &Tensor<D>) -> CpuTensor {
+    f32::view(t)
+}
+
+/// Types of elements that experts have on the CPU.
+trait OnCpu: Element {
+    /// The elements of a tensor of this type.
+    fn view<const D: usize>(t: &Tensor<D>) -> CpuTensor<Self>;
+    fn slice(view: &CpuTensor<Self>) -> &[Self];
+    fn tensor<const D: usize>(elements: Vec<Self>, shape: [usize; D]) -> Tensor<D>;
+    /// Calls `f` with each expert's weight as products on one side read it.
+    fn with<R>(w: &Weight<3>, side: Side, f: impl FnOnce(&[Self::Factor<'_>]) -> R) -> R;
+}
+
+/// Runs of experts are refused on other devices before a rank starts.
+const ON_CPU: &str = "experts compute on the CPU, in fp32 or bf16";
+
+impl OnCpu for f32 {
+    fn view<const D: usize>(t: &Tensor<D>) -> CpuTensor {
+        cpu_tensor::on_cpu(t).expect(ON_CPU)
+    }
+
+    fn slice(view: &CpuTensor) -> &[f32] {
+        view.as_slice()
+    }
+
+    fn tensor<const D: usize>(elements: Vec<f32>, shape: [usize; D]) -> Tensor<D> {
+        cpu_tensor::from_vec(elements, shape)
+    }
+
+    fn with<R>(w: &Weight<3>, side: Side, f: impl FnOnce(&[MatRef<'_>]) -> R) -> R {
+        let ([_, rows, columns], values) = (w.shape(), Self::view(&w.get()));
+        let of = |m| {
+            let m = MatRef::new(m, rows, columns);
+            if side == Side::Backward { m.t() } else { m }
+        };
+        f(&values.as_slice().chunks(rows * columns).map(of).collect::<Vec<_>>())
+    }
+}
+
+impl OnCpu for bf16 {
+    fn view<const D: usize>(t: &Tensor<D>) -> CpuTensor<bf16> {
+        cpu_tensor::halves_on_cpu(t).expect(ON_CPU)
+    }
+
+    fn slice(view: &CpuTensor<bf16>) -> &[bf16] {
+        view.as_slice()
+    }
+
+    fn tensor<const D: usize>(elements: Vec<bf16>, shape: [usize; D]) -> Tensor<D> {
+        cpu_tensor::from_halves(elements, shape)
+    }
+
+    fn with<R>(w: &Weight<3>, side: Side, f: impl FnOnce(&[&Packed]) -> R) -> R {
+        let packed = w.packed(side, || {
+            let ([_, rows, columns], values) = (w.shape(), Self::view(&w.get()));
+            let of = |m| {
+                let m = Mat::new(m, rows, columns);
+                Packed::new(if side == Side::Backward { m.t() } else { m })
+            };
+            values.as_slice().chunks(rows * columns).map(of).collect()
+        });
+        f(&packed.iter().collect::<Vec<_>>())
+    }
+}
+
+/// Σ w·(silu(x·gate)·(x·up))·down over the experts of each token, for `x: [b, s, h]` and the
+/// weights `w: [b, s, k]` of [`route`]; gate and up are `[E, h, f]`, down is `[E, f, h]`. A token's
+/// sum is in the order of its experts, in fp32, and rounded once.
+///
+/// Keeps F→B: x, w, the choice, and for gate and up n·k·f elements each. Keeps B→W: x, dY, the
+/// choice, the gradients of those, and as many inner values. x is for gate and up, dY and inner
+/// values are for down, where these train.
+pub fn experts(
+    x: Tensor<3>,
+    w: Tensor<3>,
+    routed: &Routed,
+    maps: [&Weight<3>; 3],
+    cx: &OpCx,
+) -> Tensor<3> {
+    match x.dtype() {
+        DType::F32 => apply::<f32>(x, w, routed, maps, cx),
+        _ => apply::<bf16>(x, w, routed, maps, cx),
+    }
+}
+
+fn apply<E: OnCpu>(
+    x: Tensor<3>,
+    w: Tensor<3>,
+    routed: &Routed,
+    maps: [&Weight<3>; 3],
+    cx: &OpCx,
+) -> Tensor<3> {
+    let (xi, wi) = (x.clone().inner(), w.clone().inner());
+    let (dims, [_, h, f]) = (xi.dims(), maps[0].shape());
+    let made = forward::<E>(&xi, &wi, &routed.choice, maps, cx.output_wanted);
+    let out = match cx.output_wanted {
+        true => E::tensor(made.y, dims),
+        false => OpCx::stand_in(&xi, dims),
+    };
+    if !wants_gradient(&x, cx) && !is_tracked(&w) {
+        return out;
+    }
+    let rows = [routed.choice.tokens() * routed.choice.chosen(), f];
+    let trains = maps.map(Weight::trains);
+    let kept = Kept::<E> {
+        x: (trains[0] || trains[1]).then(|| cx.save(xi)),
+        w: cx.save(wi),
+        made: [made.gate, made.up].map(|made| cx.save(E::tensor(made, rows))),
+        routed: routed.clone(),
+        maps: maps.map(Weight::clone),
+        sizes: [h, f],
+        later: Later::new(cx),
+        elements: std::marker::PhantomData,
+    };
+    if is_tracked(&x) || is_tracked(&w) {
+        return custom_vjp2([x, w], out, move |dy| kept.pull(dy));
+    }
+    custom_source(&cx.token, out, move |dy| drop(kept.pull(dy)))
+}
+
+fn forward<E: OnCpu>(
+    x: &Tensor<3>,
+    w: &Tensor<3>,
+    choice: &ChosenExperts,
+    [gate, up, down]: [&Weight<3>; 3],
+    output_wanted: bool,
+) -> kernel::Forward<E> {
+    let (x, w) = (E::view(x), floats(w));
+    let [_, h, f] = gate.shape();
+    E::with(gate, Side::Forward, |gate| {
+        E::with(up, Side::Forward, |up| {
+            let run = |down: Option<&[E::Factor<'_>]>| {
+                let routed = (choice, w.as_slice());
+                kernel::forward(E::slice(&x), routed, gate, up, down, [h, f])
+            };
+            match output_wanted {
+                true => E::with(down, Side::Forward, |down| run(Some(down))),
+                false => run(None),
+            }
+        })
+    })
+}
+
+/// What a forward keeps for its backward.
+struct Kept<E> {
+    x: Option<Saved<3>>,
+    w: Saved<3>,
+    /// x·gate and x·up of each row.
+    made: [Saved<2>; 2],
+    routed: Routed,
+    maps: [Weight<3>; 3],
+    sizes: [usize; 2],
+    later: Later,
+    elements: std::marker::PhantomData<E>,
+}
+
+impl<E: OnCpu> Kept<E> {
+    /// The gradients of x and w; those of the weights are queued.
+    fn pull(self, dy: Tensor<3>) -> [Tensor<3>; 2] {
+        let ([h, f], choice) = (self.sizes, self.routed.choice.clone());
+        let [gate, up, down] = &self.maps;
+        let (dy_view, w) = (E::view(&dy), floats(&self.w.get()));
+        let made = self.made.each_ref().map(|made| E::view(&made.get()));
+        let back = E::with(gate, Side::Backward, |gate| {
+            E::with(up, Side::Backward, |up| {
+                E::with(down, Side::Backward, |down| {
+                    let made = made.each_ref().map(|made| E::slice(made));
+                    let (dy, routed) = (E::slice(&dy_view), (&*choice, w.as_slice()));
+                    kernel::backward(dy, routed, made, gate, up, down, [h, f])
+                })
+            })
+        });
+        let kernel::Backward { dx, dw, dgate, dup, inner } = back;
+        let (dims, weights) = (dy.dims(), [dy.dims()[0], dy.dims()[1], choice.chosen()]);
+        self.queue([dgate, dup, inner], dy);
+        [E::tensor(dx, dims), cpu_tensor::from_vec(dw, weights)]
+    }
+
+    /// Queues W of what trains.
+    fn queue(self, made: [Vec<E>; 3], dy: Tensor<3>) {
+        let Kept { x, maps, later, sizes: [_, f], .. } = self;
+        let trains = maps.each_ref().map(Weight::trains);
+        if !trains.contains(&true) {
+            return;
+        }
+        let choice = self.routed.choice.clone();
+        let rows = [choice.tokens() * choice.chosen(), f];
+        let mut made = made.into_iter().zip(trains);
+        let made = std::array::from_fn::<_, 3, _>(|_| {
+            let (made, trains) = made.next().expect("three of each");
+            trains.then(|| later.stash(E::tensor(made, rows)))
+        });
+        let x = x.map(|x| later.stash(x.take()));
+        let dy = trains[2].then(|| later.stash(dy));
+        let hold = later.meter.hold(MemoryKind::WeightStash, choice.bytes() as u64);
+        later.queue.push(move |grads| {
+            let _hold = hold;
+            weight_gradients::<E>(&maps, [x, dy], made, &choice, grads);
+        });
+    }
+}
+
+/// W: adds Xᵀ·dgate, Xᵀ·dup and innerᵀ·dY of each expert's rows, of what trains.
+fn weight_gradients<E: OnCpu>(
+    maps: &[Weight<3>; 3],
+    [x, dy]: [Option<Saved<3>>; 2],
+    made: [Option<Saved<2>>; 3],
+    choice: &ChosenExperts,
+    grads: &mut Grads,
+) {
+    let [x, dy] = [x, dy].map(|t| t.map(|t| E::view(&t.take())));
+    for (i, (map, made)) in maps.iter().zip(made).enumerate() {
+        let Some(made) = made else { continue };
+        let made = E::view(&made.take());
+        let tokens = if i < 2 { &x } else { &dy };
+        let tokens = Rows::OfTokens(E::slice(tokens.as_ref().expect("kept where it trains")));
+        let made = Rows::OfRows(E::slice(&made));
+        let (left, right) = if i < 2 { (tokens, made) } else { (made, tokens) };
+        let [_, a, b] = map.shape();
+        let dw = grads.host_mut(map.slot()).expect("gradients of CPU tensors are on the CPU");
+        kernel::add_weight_gradient(dw, left, right, choice, [a, b]);
+    }
+}

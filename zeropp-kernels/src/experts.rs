@@ -1,0 +1,298 @@
+//! The MLPs of experts on the rows of their tokens: forward, gradients of the inputs (B) and of the
+//! weights (W).
+//!
+//! Threads take whole experts, whose products are those of one thread; a token's sum over its
+//! experts is in their order, in fp32, and rounded once. So no bit depends on the threads.
+
+use half::bf16;
+
+use crate::activation::{sigmoid_slope, swiglu};
+use crate::bf16::{self as halves, Isa, Mat, Packed};
+use crate::gemm::{MatMut, MatRef, StoreMode, gemm};
+use crate::routing::ChosenExperts;
+use crate::threads;
+use crate::{GRAIN, Number, simd};
+
+/// Elements whose products the experts are made of.
+pub trait Element: Number + 'static {
+    /// A weight as the right factor of products.
+    type Factor<'a>: Copy + Send + Sync;
+
+    /// `c = a·b` in fp32, for `a` of `m` rows.
+    fn set(c: &mut [f32], m: usize, a: &[Self], b: Self::Factor<'_>);
+    /// `c += a·b` in fp32.
+    fn add(c: &mut [f32], m: usize, a: &[Self], b: Self::Factor<'_>);
+    /// `c = a·b`, rounded once.
+    fn product(c: &mut [Self], m: usize, a: &[Self], b: Self::Factor<'_>);
+    /// `c += aᵀ·b` in fp32, for `a: [m, rows]`, `b: [m, columns]`, by the given path of bf16.
+    fn add_turned(c: &mut [f32], a: &[Self], b: &[Self], sizes: [usize; 3], isa: Isa);
+}
+
+impl Element for f32 {
+    type Factor<'a> = MatRef<'a>;
+
+    fn set(c: &mut [f32], m: usize, a: &[f32], b: MatRef<'_>) {
+        let (k, n) = b.sizes();
+        gemm(MatMut::new(c, m, n), StoreMode::Set, 1.0, MatRef::new(a, m, k), b);
+    }
+
+    fn add(c: &mut [f32], m: usize, a: &[f32], b: MatRef<'_>) {
+        let (k, n) = b.sizes();
+        gemm(MatMut::new(c, m, n), StoreMode::Add, 1.0, MatRef::new(a, m, k), b);
+    }
+
+    fn product(c: &mut [f32], m: usize, a: &[f32], b: MatRef<'_>) {
+        Self::set(c, m, a, b);
+    }
+
+    fn add_turned(c: &mut [f32], a: &[f32], b: &[f32], [m, rows, columns]: [usize; 3], _: Isa) {
+        let (a, b) = (MatRef::new(a, m, rows), MatRef::new(b, m, columns));
+        gemm(MatMut::new(c, rows, columns), StoreMode::Add, 1.0, a.t(), b);
+    }
+}
+
+impl Element for bf16 {
+    type Factor<'a> = &'a Packed;
+
+    fn set(c: &mut [f32], m: usize, a: &[bf16], b: &Packed) {
+        let (k, n) = b.sizes();
+        halves::product_set(c, n, Mat::new(a, m, k), b);
+    }
+
+    fn add(c: &mut [f32], m: usize, a: &[bf16], b: &Packed) {
+        let (k, n) = b.sizes();
+        halves::add_product(c, n, Mat::new(a, m, k), b);
+    }
+
+    fn product(c: &mut [bf16], m: usize, a: &[bf16], b: &Packed) {
+        let (k, n) = b.sizes();
+        halves::product_into(c, n, Mat::new(a, m, k), b, None);
+    }
+
+    fn add_turned(c: &mut [f32], a: &[bf16], b: &[bf16], sizes: [usize; 3], isa: Isa) {
+        let [m, rows, columns] = sizes;
+        let packed = Packed::on(isa, Mat::new(b, m, columns));
+        halves::add_product(c, columns, Mat::new(a, m, rows).t(), &packed);
+    }
+}
+
+/// The results of a [`forward`].
+pub struct Forward<E> {
+    /// The output `[n, h]`; empty where it is not wanted.
+    pub y: Vec<E>,
+    /// x·gate of each row, `[n·k, f]`.
+    pub gate: Vec<E>,
+    /// x·up of each row.
+    pub up: Vec<E>,
+}
+
+/// y = Σ w·(silu(x·gate)·(x·up))·down over the experts of each token, for `x: [n, h]`, weights
+/// `w: [n, k]`, and `gate` and `up` `[h, f]` and `down` `[f, h]` of each expert. Without `down`
+/// there is no output.
+///
+/// # Panics
+/// Panics if sizes do not match.
+pub fn forward<E: Element>(
+    x: &[E],
+    (choice, w): (&ChosenExperts, &[f32]),
+    gate: &[E::Factor<'_>],
+    up: &[E::Factor<'_>],
+    down: Option<&[E::Factor<'_>]>,
+    [h, f]: [usize; 2],
+) -> Forward<E> {
+    let rows = choice.tokens() * choice.chosen();
+    assert_eq!((x.len(), w.len()), (choice.tokens() * h, rows), "sizes of the experts' inputs");
+    let mut gates = vec![E::ZERO; rows * f];
+    let mut ups = vec![E::ZERO; rows * f];
+    let mut outs = vec![0.0; if down.is_some() { rows * h } else { 0 }];
+    let out_width = if down.is_some() { h } else { 0 };
+    let inner = choice.split(&mut gates, f).zip(choice.split(&mut ups, f));
+    let all = inner.zip(choice.split(&mut outs, out_width)).enumerate();
+    threads::each(all, |(expert, ((gates, ups), outs))| {
+        let m = choice.rows_of(expert).len();
+        if m == 0 {
+            return;
+        }
+        let x = rows_of(x, choice, expert, h);
+        E::product(gates, m, &x, gate[expert]);
+        E::product(ups, m, &x, up[expert]);
+        if let Some(down) = down {
+            E::set(outs, m, &swiglu(gates, ups), down[expert]);
+        }
+    });
+    let y = if down.is_some() { summed(&outs, Some(w), choice, h) } else { Vec::new() };
+    Forward { y, gate: gates, up: ups }
+}
+
+/// The results of a [`backward`]: gradients, and what W multiplies.
+pub struct Backward<E> {
+    /// The gradient of x, `[n, h]`.
+    pub dx: Vec<E>,
+    /// That of the weights, `[n, k]`.
+    pub dw: Vec<f32>,
+    /// That of x·gate of each row, `[n·k, f]`.
+    pub dgate: Vec<E>,
+    /// That of x·up of each row.
+    pub dup: Vec<E>,
+    /// w·silu(x·gate)·(x·up) of each row.
+    pub inner: Vec<E>,
+}
+
+/// The gradients of [`forward`] by `dy: [n, h]`, from what it has made of gate and up, and each
+/// expert's transposed weights: `gate` and `up` `[f, h]`, `down` `[h, f]`.
+///
+/// # Panics
+/// Panics if sizes do not match.
+pub fn backward<E: Element>(
+    dy: &[E],
+    (choice, w): (&ChosenExperts, &[f32]),
+    [gates, ups]: [&[E]; 2],
+    gate: &[E::Factor<'_>],
+    up: &[E::Factor<'_>],
+    down: &[E::Factor<'_>],
+    [h, f]: [usize; 2],
+) -> Backward<E> {
+    let rows = choice.tokens() * choice.chosen();
+    assert_eq!((dy.len(), gates.len()), (choice.tokens() * h, rows * f), "sizes of gradients");
+    let [mut dgate, mut dup, mut inner] = [(); 3].map(|()| vec![E::ZERO; rows * f]);
+    let (mut dx, mut dw) = (vec![0.0; rows * h], vec![0.0; rows]);
+    let made = choice.split(&mut dgate, f).zip(choice.split(&mut dup, f));
+    let made = made.zip(choice.split(&mut inner, f));
+    let inputs = choice.split(&mut dx, h).zip(choice.split(&mut dw, 1));
+    threads::each(made.zip(inputs).enumerate(), |(expert, (((dgate, dup), inner), (dx, dw)))| {
+        let range = choice.rows_of(expert);
+        let m = range.len();
+        if m == 0 {
+            return;
+        }
+        let dy = rows_of(dy, choice, expert, h);
+        // The gradient of the inner values of a row with a weight of 1.
+        let mut dinner = vec![0.0; m * f];
+        E::set(&mut dinner, m, &dy, down[expert]);
+        for (i, origin) in choice.origins(range.clone()).iter().enumerate() {
+            let (row, made) = ((range.start + i) * f, i * f);
+            let given = [&gates[row..row + f], &ups[row..row + f]];
+            let made = made..made + f;
+            let outs = [&mut dgate[made.clone()], &mut dup[made.clone()], &mut inner[made.clone()]];
+            dw[i] = row_backward(&dinner[made], w[*origin as usize], given, outs);
+        }
+        E::set(dx, m, dgate, gate[expert]);
+        E::add(dx, m, dup, up[expert]);
+    });
+    let dx = summed(&dx, None, choice, h);
+    Backward { dx, dw: choice.by_token(&dw), dgate, dup, inner }
+}
+
+/// Lanes of a sum over a row.
+const LANES: usize = 16;
+
+/// The gradient of a row's weight w; writes those of its gate and up, and w times its inner values.
+fn row_backward<E: Number>(
+    dinner: &[f32],
+    w: f32,
+    [gate, up]: [&[E]; 2],
+    [dgate, dup, inner]: [&mut [E]; 3],
+) -> f32 {
+    let mut sums = [0.0; LANES];
+    simd(
+        #[inline(always)]
+        || {
+            let given = dinner.chunks(LANES).zip(gate.chunks(LANES).zip(up.chunks(LANES)));
+            let outs = dgate.chunks_mut(LANES).zip(dup.chunks_mut(LANES));
+            for ((given, outs), inner) in given.zip(outs).zip(inner.chunks_mut(LANES)) {
+                let ((d, (gate, up)), (dgate, dup)) = (given, outs);
+                for i in 0..d.len() {
+                    let (g, u) = (gate[i].up(), up[i].up());
+                    let (s, ds) = sigmoid_slope(g);
+                    let value = E::down(g * s * u).up();
+                    sums[i] += d[i] * value;
+                    let weighted = w * d[i];
+                    dup[i] = E::down(weighted * (g * s));
+                    dgate[i] = E::down(weighted * u * (s + g * ds));
+                    inner[i] = E::down(w * value);
+                }
+            }
+        },
+    );
+    sums.iter().sum()
+}
+
+/// What W multiplies: of each row, or of its token.
+#[derive(Clone, Copy)]
+pub enum Rows<'a, E> {
+    /// `[n·k, width]`, in the order of rows.
+    OfRows(&'a [E]),
+    /// `[n, width]`.
+    OfTokens(&'a [E]),
+}
+
+/// Adds leftᵀ·right over the rows of each expert to its gradient, for `dw: [E, a, b]` in fp32,
+/// `left` of width a and `right` of width b. An expert without rows adds nothing.
+///
+/// # Panics
+/// Panics if sizes do not match.
+pub fn add_weight_gradient<E: Element>(
+    dw: &mut [f32],
+    left: Rows<'_, E>,
+    right: Rows<'_, E>,
+    choice: &ChosenExperts,
+    [a, b]: [usize; 2],
+) {
+    assert_eq!(dw.len(), choice.experts() * a * b, "sizes of the experts' gradients");
+    let isa = halves::in_use();
+    threads::each(dw.chunks_mut(a * b).enumerate(), |(expert, dw)| {
+        let range = choice.rows_of(expert);
+        let m = range.len();
+        if m == 0 {
+            return;
+        }
+        let of = |rows: Rows<'_, E>, width: usize| match rows {
+            Rows::OfRows(all) => all[range.start * width..range.end * width].to_vec(),
+            Rows::OfTokens(all) => rows_of(all, choice, expert, width),
+        };
+        E::add_turned(dw, &of(left, a), &of(right, b), [m, a, b], isa);
+    });
+}
+
+/// The rows of `x: [n, width]` that an expert gets.
+fn rows_of<E: Copy>(x: &[E], choice: &ChosenExperts, expert: usize, width: usize) -> Vec<E> {
+    let range = choice.rows_of(expert);
+    let mut rows = Vec::with_capacity(range.len() * width);
+    for origin in choice.origins(range) {
+        let token = *origin as usize / choice.chosen();
+        rows.extend_from_slice(&x[token * width..][..width]);
+    }
+    rows
+}
+
+/// The sum of each token's rows, times their weights where there are any, `[n, width]`.
+fn summed<E: Number>(
+    rows: &[f32],
+    weights: Option<&[f32]>,
+    choice: &ChosenExperts,
+    width: usize,
+) -> Vec<E> {
+    let (n, k) = (choice.tokens(), choice.chosen());
+    let mut y = vec![E::ZERO; n * width];
+    let tokens = threads::piece(n, 1, GRAIN.div_ceil(k * width));
+    threads::each(y.chunks_mut(tokens * width).enumerate(), |(i, y)| {
+        let mut sum = vec![0.0; width];
+        for (j, y) in y.chunks_mut(width).enumerate() {
+            let token = i * tokens + j;
+            sum.fill(0.0);
+            for (of, place) in choice.places_of(token).iter().enumerate() {
+                let row = &rows[*place as usize * width..][..width];
+                let w = weights.map_or(1.0, |weights| weights[token * k + of]);
+                simd(
+                    #[inline(always)]
+                    || sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += w * x),
+                );
+            }
+            y.iter_mut().zip(&sum).for_each(|(y, sum)| *y = E::down(*sum));
+        }
+    });
+    y
+}
+
+#[cfg(test)]
+mod tests;
