@@ -13,7 +13,7 @@ import tempfile
 import time
 
 MODEL = """--model llama --layers 2 --hidden 64 --heads 4 --kv-heads 2 --intermediate 128 --seq 32
-    --micro-batch-size 2 --micro-batches 2 --lr 1e-2 --warmup 0 --steps 3""".split()
+    --micro-batch-size 2 --micro-batches 2 --lr 1e-2 --warmup 0""".split()
 # fp32 products are TF32 from compute capability 8.0 on; as 7.5 they are fp32's.
 EXACT, TENSOR_CORES = "75", "90"
 # As GPUs and CPUs sum in other orders; after three steps.
@@ -23,6 +23,7 @@ FP32, BF16 = 2e-4, 2e-3
 CASES = [
     ("fp32, one rank", 1, EXACT, FP32, ""),
     ("bf16, one rank", 1, TENSOR_CORES, BF16, "--precision bf16"),
+    ("fp32, dropout, one rank", 1, EXACT, FP32, "--dropout 0.2"),
     ("threads, P 2 on one GPU", 1, EXACT, FP32, "--pp 2"),
     ("threads, P 2 on two", 2, EXACT, FP32, "--pp 2"),
     ("threads, P 2 × D 2 on four, bf16", 4, TENSOR_CORES, BF16,
@@ -49,7 +50,8 @@ def run(zeropp, arguments, folder, **environment):
     """The steps of a run: losses and norms."""
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
-    command = [zeropp, "run", *MODEL, *arguments, "--metrics", metrics]
+    steps = [] if "--steps" in arguments else ["--steps", "3"]
+    command = [zeropp, "run", *MODEL, *steps, *arguments, "--metrics", metrics]
     done = subprocess.run(command, env={**os.environ, **environment}, timeout=600,
                           capture_output=True, text=True)
     said = done.stdout + done.stderr
@@ -106,13 +108,14 @@ def logged(zeropp, arguments, folder, gpus):
 
 
 def uploads_are_tokens(zeropp, folder):
-    """A step more uploads the ids and the targets of its micro-batches more, and nothing else."""
+    """A step more uploads the ids and the targets of its micro-batches more, for each of the rank's
+    two stages, and nothing else."""
     def uploads(steps):
         lines = logged(zeropp, ["--steps", str(steps)], folder, 1)
         return collections.Counter(int(line[3]) for line in lines if line[0] == "up")
     got = uploads(4) - uploads(3)
-    micro_batches, tokens = 2, 2 * 32
-    if got != {4 * tokens: 2 * micro_batches}:
+    stages, micro_batches, tokens = 2, 2, 2 * 32
+    if got != {4 * tokens: 2 * stages * micro_batches}:
         raise Failed(f"uploads of a step, by bytes: {dict(got)}")
 
 
