@@ -79,7 +79,7 @@ mod tests {
         };
         let held = [HeldBytes { at_once: bytes(64 << 20, 0), peaks: bytes(64 << 20, 32 << 20) }];
         let two = [Seat { pp: 0, dp: 0 }; 2];
-        let tensors = 2 * (100 + 32 + 64) << 20;
+        let tensors = (2 * (100 + 32 + 64)) << 20;
         assert_eq!(of_process(Hardware::Other, &two, &held), tensors);
         let shared = tensors - (64 << 20);
         let beside = PROCESS_BYTES + 2 * RANK_BYTES + shared / KEPT;
