@@ -17,6 +17,7 @@ pub(crate) fn layout(config: &Config) -> Layout {
         micro_batches: config.micro_batches(),
         micro_batch_size: config.micro_batch_size,
         recompute: config.recompute,
+        redone: config.recompute_first,
         zero1: config.zero1,
         schedule: config.kind().map_or("", |kind| kind.name),
         prefetch: config.prefetch,
@@ -53,6 +54,7 @@ pub(crate) fn with(bp: &Blueprint, layout: &Layout) -> Option<Blueprint> {
         micro_batches,
         micro_batch_size: layout.micro_batch_size,
         recompute: layout.recompute,
+        recompute_first: layout.redone,
         zero1: layout.zero1,
         schedule,
         ..old.clone()

@@ -2,7 +2,7 @@
 
 use crate::config::{Config, ConfigError, EngineKind, OptimizerSync, Recompute};
 use zeropp_pipeline::costs::Table;
-use zeropp_pipeline::ir::{Action, Compute, Schedule};
+use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, recomputed};
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::schedules::{Costs, Limits, Shape};

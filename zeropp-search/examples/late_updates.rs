@@ -56,6 +56,7 @@ fn row(
         b: one(b),
         w: one(w),
         send: c,
+        head: [c; 4],
         gather: vec![0; stages],
         reduce: vec![0; stages],
         mem_f: vec![2; stages],
