@@ -259,6 +259,7 @@ mod tests {
             micro_batches: 14,
             micro_batch_size: 2,
             recompute: Recompute::None,
+            redone: None,
             zero1: false,
             schedule: "zeropp",
             prefetch: 1,

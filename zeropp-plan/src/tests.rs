@@ -604,6 +604,7 @@ fn the_update_of_a_rank_is_of_the_stages_that_its_kind_places_there() {
             micro_batches: 16,
             micro_batch_size: 4,
             recompute: Recompute::None,
+            redone: None,
             zero1: false,
             schedule,
             prefetch: 1,

@@ -26,6 +26,7 @@ fn llama(ids: usize, (pp, virtual_stages, micro_batches): (usize, usize, usize))
         micro_batches,
         micro_batch_size: 1,
         recompute: Recompute::None,
+        redone: None,
         zero1: false,
         schedule: "zeropp",
         prefetch: 1,
