@@ -19,9 +19,9 @@ use self::hidden::Hidden;
 ///
 /// Keeps F→B: qkv, and on the CPU in fp32 for short samples ([`keeps_probabilities`]),
 /// unless with selective recomputation ([`OpCx::makers`]), the probabilities `[b, heads, s, s]`.
-/// Else the probabilities of all queries are never there at once: it keeps one fp32 number of each
-/// query and head, `[b, heads, s]`, and B computes the probabilities again whatever the switch says.
-/// Recomputation repeats the forward bit for bit. Keeps nothing B→W.
+/// Else the probabilities of all queries are never there at once: it keeps one fp32 number of
+/// each query and head, `[b, heads, s]`, and B computes the probabilities again whatever the
+/// switch says. Recomputation repeats the forward bit for bit. Keeps nothing B→W.
 ///
 /// Where the micro-batch has documents ([`Masks::documents`](crate::split::Masks)), a query sees
 /// those keys alone that are of its own document; that keeps no probabilities anywhere. Nor does a
