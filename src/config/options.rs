@@ -441,8 +441,8 @@ options! {
         /// Where the processes meet: node 0's name or address, and a free port there.
         ///
         /// Beyond one machine this needs a token, a secret that the processes share: in the
-        /// environment variable ZEROPP_TOKEN, or in a token-file. Default under torchrun: MASTER_ADDR
-        /// and MASTER_PORT + 1.
+        /// environment variable ZEROPP_TOKEN, or in a token-file. Default under torchrun:
+        /// MASTER_ADDR and MASTER_PORT + 1.
         "rendezvous" "HOST:PORT" rendezvous: Option<String> = None, Own Left;
         /// A file with the job's token; nobody else may be able to read it.
         "token-file" "FILE" token_file: Option<PathBuf> = None, Own Left => "rendezvous:token-file";

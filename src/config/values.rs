@@ -73,7 +73,7 @@ impl OptionInfo {
             // A path may be a word alone.
             let may_be = item.contains('=') || at > 0 || !is_open;
             if may_be && self.values().any(|value| starts(item, value)) {
-                let head = text[..at].strip_suffix(BEHIND).filter(|head| !head.is_empty());
+                let head = text[..at].strip_suffix(BEHIND);
                 return Ok((head, Some(&text[at..])));
             }
         }
@@ -313,6 +313,7 @@ mod tests {
                 "optimizer = 'muon'\nbeta2 = 0.95\nnesterov = false",
             ),
             ("optimizer = 'eps=1e-6'", "eps = 1e-6"),
+            ("schedule = ':mem-limit=1KiB'", "schedule = ''\nmem-limit = '1KiB'"),
             (
                 "lora-rank = '8:targets=q,v,alpha=4'\nlr = 1",
                 "lr = 1\nlora-rank = 8\nlora-targets = 'q,v'\nlora-alpha = 4.0",
