@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::lower::{LowerOptions, lower};
-use zeropp_pipeline::schedules::{Costs, KINDS, Shape, zeropp_auto};
+use zeropp_pipeline::schedules::{KINDS, OrderCosts, Shape, zeropp_auto};
 use zeropp_pipeline::simulate;
 use zeropp_pipeline::verify::{VerifyLimits, verify};
 use zeropp_search::judge::judge;
@@ -53,7 +53,7 @@ fn generators() {
         let made = [1, 2].into_iter().find_map(|virtual_stages| {
             let shape = Shape { pp: 32, virtual_stages, micro_batches: 256, unit: 64 };
             let (f, b, w, c) = PROFILE;
-            let costs = Costs::uniform(shape.stages(), f, b, w, c);
+            let costs = OrderCosts::uniform(shape.stages(), f, b, w, c);
             let (made, ms) = milliseconds(|| generate_with_costs(kind.name, &shape, &costs));
             made.ok().map(|s: Schedule| (virtual_stages, s.ranks.iter().map(Vec::len).sum(), ms))
         });
@@ -64,7 +64,7 @@ fn generators() {
     for virtual_stages in [2, 4] {
         let shape = Shape { pp: 32, virtual_stages, micro_batches: 256, unit: 64 };
         let (f, b, w, c) = PROFILE;
-        let costs = Costs::uniform(shape.stages(), f, b, w, c);
+        let costs = OrderCosts::uniform(shape.stages(), f, b, w, c);
         let (made, ms) = milliseconds(|| zeropp_auto(&shape, &costs).expect("room for a unit"));
         let actions: usize = made.ranks.iter().map(Vec::len).sum();
         println!("  {:<15} V {virtual_stages} {actions:>6} actions {ms:>8.1}", made.kind);
@@ -85,7 +85,7 @@ fn the_judge() {
         let (f, b, w, c) = (draw(5, 20), draw(5, 20), draw(3, 20), draw(0, 3));
         let shape = Shape { pp: 4, virtual_stages: 1, micro_batches: 8, unit: 8 };
         let limit = [8, 12, 16][case % 3];
-        let costs = Costs::uniform(4, f, b, w, c).with_limit(limit);
+        let costs = OrderCosts::uniform(4, f, b, w, c).with_limit(limit);
         let deadline = Instant::now() + Duration::from_secs(60);
         let expired = || Instant::now() >= deadline;
         let (verdict, ms) = milliseconds(|| judge(&shape, &costs, &expired));

@@ -13,7 +13,7 @@ use crate::checkpoint::described::belongings_of;
 use crate::checkpoint::initial;
 use crate::config::{Config, ConfigError, is_gguf};
 use crate::error::RankError;
-use crate::trainer::{Trainer, Weights};
+use crate::trainer::{NamedWeights, Trainer};
 
 /// A model that writes.
 pub struct Generator {
@@ -62,7 +62,7 @@ impl Generator {
     ///
     /// # Errors
     /// Weights that are not the model's.
-    pub fn with_weights(trainer: &Trainer, weights: &Weights) -> Result<Generator, Error> {
+    pub fn with_weights(trainer: &Trainer, weights: &NamedWeights) -> Result<Generator, Error> {
         let (model, config) = (&trainer.blueprint.model, &trainer.blueprint.config);
         let whole = Whole::new(model, |name, shape, out| match weights.get(name) {
             Some(values) if values.len() == out.len() => {

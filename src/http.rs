@@ -2,7 +2,7 @@
 //! (`prometheus`), and for the page of `zeropp playground`.
 //!
 //! One thread looks after all callers in turn and waits for none of them: who asks slowly, or not
-//! at all, keeps nobody waiting, and takes neither a thread nor, beyond a number, a connection.
+//! at all, keeps no other waiting, and takes neither a thread nor, beyond a number, a connection.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -24,7 +24,7 @@ const REFUSED: Duration = Duration::from_millis(200);
 
 /// The head of a request.
 #[derive(Debug)]
-pub struct Request {
+pub struct HttpRequest {
     /// `GET`, `POST`, …
     pub method: String,
     /// The path that is asked for, with the query.
@@ -33,8 +33,8 @@ pub struct Request {
     hosts: Vec<String>,
 }
 
-impl Request {
-    fn read(head: &[u8]) -> Option<Request> {
+impl HttpRequest {
+    fn read(head: &[u8]) -> Option<HttpRequest> {
         let text = std::str::from_utf8(head).ok()?;
         let mut lines = text.split("\r\n");
         let mut words = lines.next()?.split(' ');
@@ -45,7 +45,7 @@ impl Request {
             let (name, value) = line.split_once(':')?;
             name.eq_ignore_ascii_case("host").then(|| value.trim().to_owned())
         };
-        Some(Request { method, target, hosts: lines.filter_map(header).collect() })
+        Some(HttpRequest { method, target, hosts: lines.filter_map(header).collect() })
     }
 
     /// Whether the caller means this machine by its own names, `127.0.0.1` and `localhost`, with a
@@ -63,7 +63,7 @@ impl Request {
 
 /// The response to a caller.
 #[derive(Debug)]
-pub struct Answer {
+pub struct HttpResponse {
     /// Such as `200 OK`.
     pub status: &'static str,
     /// The type of the body, with its characters.
@@ -72,9 +72,9 @@ pub struct Answer {
     pub body: String,
 }
 
-impl Answer {
+impl HttpResponse {
     fn bytes(self) -> Vec<u8> {
-        let Answer { status, kind, body } = self;
+        let HttpResponse { status, kind, body } = self;
         format!(
             "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\
              Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n\
@@ -87,8 +87,12 @@ impl Answer {
 
 /// Answers all who come to `listener`, until `ends` is set and one more has come. What is no
 /// request in HTTP/1 is hung up on.
-pub fn serve(listener: &TcpListener, ends: &AtomicBool, answer: impl Fn(&Request) -> Answer) {
-    let mut callers: VecDeque<Caller> = VecDeque::new();
+pub fn serve(
+    listener: &TcpListener,
+    ends: &AtomicBool,
+    answer: impl Fn(&HttpRequest) -> HttpResponse,
+) {
+    let mut callers: VecDeque<Connection> = VecDeque::new();
     loop {
         // Without a caller there is nothing to do but to wait for one.
         let let_in = listener.set_nonblocking(!callers.is_empty()).and_then(|()| listener.accept());
@@ -98,7 +102,7 @@ pub fn serve(listener: &TcpListener, ends: &AtomicBool, answer: impl Fn(&Request
         match let_in {
             Ok((stream, _)) => {
                 // Who has gone away already needs no answer.
-                callers.extend(Caller::new(stream).ok());
+                callers.extend(Connection::new(stream).ok());
                 if callers.len() > CALLERS_MAX {
                     callers.pop_front();
                 }
@@ -111,7 +115,7 @@ pub fn serve(listener: &TcpListener, ends: &AtomicBool, answer: impl Fn(&Request
 }
 
 /// Who has come, and how far it is.
-struct Caller {
+struct Connection {
     stream: TcpStream,
     until: Instant,
     head: Vec<u8>,
@@ -119,20 +123,20 @@ struct Caller {
     answer: Option<(Vec<u8>, usize)>,
 }
 
-impl Caller {
-    fn new(stream: TcpStream) -> io::Result<Caller> {
+impl Connection {
+    fn new(stream: TcpStream) -> io::Result<Connection> {
         stream.set_nonblocking(true)?;
-        Ok(Caller { stream, until: Instant::now() + PATIENCE, head: Vec::new(), answer: None })
+        Ok(Connection { stream, until: Instant::now() + PATIENCE, head: Vec::new(), answer: None })
     }
 
     /// Reads or writes what can be at once; whether something is left to do.
-    fn goes_on(&mut self, answer: impl Fn(&Request) -> Answer) -> io::Result<bool> {
+    fn goes_on(&mut self, answer: impl Fn(&HttpRequest) -> HttpResponse) -> io::Result<bool> {
         if Instant::now() > self.until {
             return Ok(false);
         }
         if self.answer.is_none() {
             let Some(end) = self.read_head()? else { return Ok(self.head.len() <= HEAD_MAX) };
-            let Some(request) = Request::read(&self.head[..end]) else { return Ok(false) };
+            let Some(request) = HttpRequest::read(&self.head[..end]) else { return Ok(false) };
             self.answer = Some((answer(&request).bytes(), 0));
         }
         let Some((bytes, sent)) = &mut self.answer else { return Ok(true) };
@@ -177,7 +181,7 @@ pub(crate) mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let at = listener.local_addr().unwrap();
         let body = "x".repeat(8 << 20);
-        let answer = move |request: &Request| Answer {
+        let answer = move |request: &HttpRequest| HttpResponse {
             status: if request.is_local() { "200 OK" } else { "404 Not Found" },
             kind: "text/plain",
             body: if request.is_local() { body.clone() } else { request.target.clone() },
@@ -190,16 +194,16 @@ pub(crate) mod tests {
     pub(crate) fn ask(at: SocketAddr, request: &str) -> String {
         let mut stream = TcpStream::connect(at).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
-        let mut told = String::new();
-        let _ = stream.read_to_string(&mut told);
-        told
+        let mut reported = String::new();
+        let _ = stream.read_to_string(&mut reported);
+        reported
     }
 
     #[test]
     fn only_this_machines_own_names_are_local() {
         let local = |host: &str| {
             let head = format!("GET / HTTP/1.1\r\n{host}");
-            Request::read(head.as_bytes()).unwrap().is_local()
+            HttpRequest::read(head.as_bytes()).unwrap().is_local()
         };
         for host in
             ["Host: 127.0.0.1", "host:127.0.0.1:8", "HOST: localhost:65535", "Host: LocalHost"]
@@ -219,17 +223,17 @@ pub(crate) mod tests {
             assert!(!local(host), "{host}");
         }
         for head in ["", "GET", "GET /", "GET / HTTP/2", "GET / x HTTP/1.1", "\u{fffd}"] {
-            assert!(Request::read(head.as_bytes()).is_none(), "{head}");
+            assert!(HttpRequest::read(head.as_bytes()).is_none(), "{head}");
         }
     }
 
     #[test]
-    fn silent_callers_keep_nobody_waiting_and_get_no_thread() {
+    fn silent_callers_block_no_others_and_get_no_thread() {
         let at = served();
         let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(at).unwrap()).collect();
         let begin = Instant::now();
-        let told = ask(at, "GET /a?b HTTP/1.1\r\nHost: x\r\n\r\n");
-        assert!(told.starts_with("HTTP/1.1 404") && told.ends_with("/a?b"), "{told}");
+        let reported = ask(at, "GET /a?b HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(reported.starts_with("HTTP/1.1 404") && reported.ends_with("/a?b"), "{reported}");
         assert!(begin.elapsed() < PATIENCE / 2, "{:?}", begin.elapsed());
         drop(silent);
     }
@@ -254,9 +258,13 @@ pub(crate) mod tests {
         let mut stream = TcpStream::connect(at).unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         sleep(Duration::from_millis(300));
-        let mut told = String::new();
-        stream.read_to_string(&mut told).unwrap();
-        assert!(told.starts_with("HTTP/1.1 200 OK") && told.len() > 8 << 20, "{}", told.len());
+        let mut reported = String::new();
+        stream.read_to_string(&mut reported).unwrap();
+        assert!(
+            reported.starts_with("HTTP/1.1 200 OK") && reported.len() > 8 << 20,
+            "{}",
+            reported.len()
+        );
     }
 
     #[test]

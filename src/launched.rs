@@ -18,7 +18,7 @@ pub struct Launched {
     pub members: Vec<Member>,
     /// Which of them this process is.
     pub process: usize,
-    /// Who told the processes their numbers: `torchrun`, `the settings`.
+    /// Where the processes have their numbers from: `torchrun`, `the settings`.
     pub source: &'static str,
     /// Over what they met: `MPI`, an address, or `itself` where there is one process.
     pub place: String,
@@ -56,10 +56,10 @@ pub fn launched(config: &Config) -> Result<Launched, Error> {
     }
     let met = config.meet(&job)?;
     let place = job.meeting.as_ref().map_or_else(|| "itself".into(), ToString::to_string);
-    Ok(told(config, &job, rendezvous::members(&*met)?, place))
+    Ok(reported(config, &job, rendezvous::members(&*met)?, place))
 }
 
-fn told(config: &Config, job: &ProcessJob, members: Vec<Member>, place: String) -> Launched {
+fn reported(config: &Config, job: &ProcessJob, members: Vec<Member>, place: String) -> Launched {
     let (process, source) = (job.process, job.source);
     Launched { mesh: config.mesh(), members, process, source, place }
 }
@@ -100,7 +100,7 @@ fn over_mpi(config: &Config, job: &ProcessJob) -> Result<Launched, Error> {
         let help = "use the same settings on all nodes";
         return Err(ConfigError::value("engine", "mpi", problem, help).into());
     }
-    Ok(told(config, &job, members, "MPI".into()))
+    Ok(reported(config, &job, members, "MPI".into()))
 }
 
 #[cfg(not(feature = "mpi"))]
@@ -132,13 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_found_and_spread_groups_told() {
+    fn ranks_are_found_and_spread_groups_reported() {
         let mesh = Mesh { pp: 2, zero3: 2, dp: 1 };
         assert_eq!(job(&[(2, "a"), (2, "b")], mesh).spread(), None);
         let round_robin = job(&[(1, "b"), (1, "a"), (1, "b"), (1, "a")], mesh);
-        let told = round_robin.spread().unwrap();
+        let reported = round_robin.spread().unwrap();
         let begins = "ZeRO-3 group 0 spans hosts a and b (and 1 more group spans hosts)";
-        assert!(told.starts_with(begins), "{told}");
+        assert!(reported.starts_with(begins), "{reported}");
         assert_eq!(round_robin.member(3).host, "a");
     }
 

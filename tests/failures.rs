@@ -46,7 +46,7 @@ fn a_stalled_rank_is_named_within_the_timeout() {
     for after in [0, 9] {
         let (error, took) = sabotaged(after, || std::thread::sleep(Duration::from_secs(3600)));
         let text = error.to_string();
-        // Whoever times out first, the message names the rank behind it.
+        // Whichever times out first, the message names the rank behind it.
         for part in
             ["timed out after 2 s", "was computing for", "stage 3, action 3F", "raise timeout-s"]
         {

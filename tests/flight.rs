@@ -156,7 +156,7 @@ fn a_run_that_ends_well_or_wants_none_leaves_no_records() {
 }
 
 #[test]
-fn records_that_cannot_be_written_are_told() {
+fn records_that_cannot_be_written_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a file");
     std::fs::write(&file, "").unwrap();
@@ -171,6 +171,6 @@ fn records_that_cannot_be_written_are_told() {
         .train(|_| ())
         .unwrap_err()
         .to_string();
-    let told = format!("could not be written to {}", inside.display());
-    assert!(error.contains("sabotage") && error.contains(&told), "{error}");
+    let reported = format!("could not be written to {}", inside.display());
+    assert!(error.contains("sabotage") && error.contains(&reported), "{error}");
 }

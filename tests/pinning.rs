@@ -8,10 +8,10 @@ mod common;
 use std::path::Path;
 
 use common::{Run, assert_same_bits, tiny};
-use zeropp::{Config, Trainer, Weights};
+use zeropp::{Config, NamedWeights, Trainer};
 
 /// Name and cores of a thread, as the system lists them.
-fn told(task: &Path) -> Option<(String, String)> {
+fn reported(task: &Path) -> Option<(String, String)> {
     let name = std::fs::read_to_string(task.join("comm")).ok()?;
     let status = std::fs::read_to_string(task.join("status")).ok()?;
     let cores = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
@@ -21,12 +21,12 @@ fn told(task: &Path) -> Option<(String, String)> {
 /// All threads of this process.
 fn threads() -> Vec<(String, String)> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    tasks.filter_map(|task| told(&task.unwrap().path())).collect()
+    tasks.filter_map(|task| reported(&task.unwrap().path())).collect()
 }
 
 /// The cores of the calling thread.
 fn own() -> String {
-    told(Path::new("/proc/thread-self")).unwrap().1
+    reported(Path::new("/proc/thread-self")).unwrap().1
 }
 
 fn numbers(list: &str) -> Vec<usize> {
@@ -41,7 +41,7 @@ fn numbers(list: &str) -> Vec<usize> {
 fn run(config: Config) -> (Run, Vec<(String, String)>) {
     let trainer = Trainer::new(config).unwrap();
     let (mut steps, mut seen) = (Vec::new(), Vec::new());
-    let (summary, weights): (_, Weights) = trainer
+    let (summary, weights): (_, NamedWeights) = trainer
         .train_to_weights(|step| {
             steps.push(step.clone());
             if step.step == 2 {
@@ -86,7 +86,7 @@ fn each_thread_has_a_core_of_its_own_and_no_bit_is_another() {
 }
 
 #[test]
-fn too_few_cores_are_told_before_a_rank_starts() {
+fn too_few_cores_are_reported_before_a_rank_starts() {
     let there = numbers(&own()).len();
     let cases = [(1, there + 1, 0), (there + 1, 1, there)];
     for (pp, threads, rank) in cases {

@@ -73,7 +73,7 @@ fn ranks_that_panic_meet_again_and_the_bits_are_those_of_an_undisturbed_run() {
     }
 }
 
-/// Ranks are at different steps when one fails, and some of the steps are yet to be told.
+/// Ranks are at different steps when one fails, and some of the steps are yet to be reported.
 #[test]
 fn ranks_that_do_not_wait_for_each_other_recover_too() {
     let clipped = Config { clip: 0.5, ..small() };
@@ -340,15 +340,15 @@ fn a_run_goes_on_without_the_replica_that_failed_as_one_started_so_from_the_chec
         assert_eq!((summary.recoveries, summary.lost_replicas), (1, 1), "{summary:?}");
         assert!(summary.steps == 20 && redone <= 5, "{summary:?}");
         let other = run.steps.iter().position(|s| s.comm_bytes != run.steps[0].comm_bytes);
-        let told = other.expect("other programs") as u64;
-        let from = told - redone;
+        let reported = other.expect("other programs") as u64;
+        let from = reported - redone;
         assert!(from >= 4 && from.is_multiple_of(4), "a checkpoint's step: {from}");
         let fewer = Config { dp: 2, ..config };
         let mut rest = rest_from(dir.path(), from, fewer);
         assert_eq!(rest.steps[0].step, from + 1);
-        // Steps that were told of before are not told again: those after them have the bits.
+        // Steps that were reported before are not reported again: those after them have the bits.
         rest.steps.drain(..redone as usize);
-        let after = Run { steps: run.steps[told as usize..].to_vec(), ..run };
+        let after = Run { steps: run.steps[reported as usize..].to_vec(), ..run };
         assert_same_bits(&after, &rest, &format!("rank {rank}, {kind}"));
         let tokens: Vec<u64> = after.steps.iter().map(|s| s.tokens).collect();
         assert!(tokens.iter().all(|n| *n == 8 * 8), "{tokens:?}");

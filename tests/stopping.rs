@@ -65,7 +65,7 @@ fn steps_are_an_iterator_and_ranks_end_with_it_or_with_a_panic() {
     let first: Vec<u64> = steps.by_ref().take(3).map(|step| step.unwrap().step).collect();
     assert_eq!(first, [1, 2, 3]);
     assert_eq!(ranks_alive(), 1);
-    // The ranks wait to be asked for more: nobody runs ahead.
+    // The ranks wait to be asked for more: none runs ahead.
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(steps.next().unwrap().unwrap().step, 4);
     let summary = steps.finish().unwrap();
@@ -78,7 +78,7 @@ fn steps_are_an_iterator_and_ranks_end_with_it_or_with_a_panic() {
     }));
     assert!(panicked.is_err());
     assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
-    // The threads have told their end; they may take a moment to be gone.
+    // The threads have reported their end; they may take a moment to be gone.
     let gone = || {
         (0..200).any(|_| {
             ranks_alive() == 0 || {
@@ -186,7 +186,7 @@ fn the_last_step_is_saved_even_in_a_row_of_skipped_ones_and_removes_nothing() {
 }
 
 /// Trains the same run in two halves that share a world, as two processes would: `act` gets the
-/// trainer of ranks 2 and 3 once rank 0 has told of step 3. Returns both summaries.
+/// trainer of ranks 2 and 3 once rank 0 has reported step 3. Returns both summaries.
 fn in_two_processes(act: impl Fn(&Trainer) + Sync) -> [zeropp::Summary; 2] {
     use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
     let config = Config { steps: 1_000_000, ..small() };
@@ -207,9 +207,9 @@ fn in_two_processes(act: impl Fn(&Trainer) + Sync) -> [zeropp::Summary; 2] {
 }
 
 #[test]
-fn a_wish_in_any_process_stops_all_after_the_same_step() {
+fn a_stop_request_in_any_process_stops_all_after_the_same_step() {
     let [first, second] = in_two_processes(|follower| follower.stopper().stop());
-    // Told with the records of the next step.
+    // Reported with the records of the next step.
     assert_eq!((first.stopped.unwrap().step, first.steps), (4, 4));
     assert_eq!(second.stopped, first.stopped);
     assert_eq!(second.last_loss, first.last_loss);

@@ -223,7 +223,7 @@ fn an_unknown_id_ends_the_run_with_its_place() {
     let error = Trainer::new(late).unwrap().train(|_| {}).unwrap_err().to_string();
     assert!(error.contains("token id 400 at byte 32 is not below vocab = 300"), "{error}");
     assert!(!error.contains("panicked"), "{error}");
-    // Wrong in another way: told before the start, and by whom it would be read.
+    // Wrong in another way: reported before the start, and by whom it would be read.
     let notes = |tokenizer| {
         let config = Config { tokenizer, ..data.clone() };
         Trainer::new(config).unwrap().plan().notes.join("\n")

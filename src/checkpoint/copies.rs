@@ -2,15 +2,15 @@
 //! there are none.
 
 use tracing::warn;
-use zeropp_checkpoint::places::Places;
+use zeropp_checkpoint::places::StateStores;
 use zeropp_zero3::checkpoint::Store;
 
 use crate::config::Config;
 
 /// Where the run's state may be, if it saves.
-pub(crate) fn places(config: &Config) -> Option<Places> {
+pub(crate) fn places(config: &Config) -> Option<StateStores> {
     let checkpoints = Store::new(config.save.as_ref()?);
-    Some(Places { checkpoints, copies: config.copies_folder().map(Store::new) })
+    Some(StateStores { checkpoints, copies: config.copies_folder().map(Store::new) })
 }
 
 /// Reports that there are no copies, and why.

@@ -71,7 +71,7 @@ pub fn export_checkpoint(
         problem: problem.into(),
         help: help.into(),
     };
-    let source = Source::open(from, options.ema)?;
+    let source = ExportSource::open(from, options.ema)?;
     let (manifest, shapes, vocabulary) = (source.manifest(), source.shapes(), source.vocabulary());
     let Some(family) = Family::of(shapes.iter().map(|p| p.name.as_str())) else {
         return Err(wrong(
@@ -117,16 +117,16 @@ pub fn export_checkpoint(
 }
 
 /// Where the parameters are that are exported.
-enum Source {
+enum ExportSource {
     /// A checkpoint that has all of them.
     Whole(Checkpoint),
     /// A model of other tools, or a checkpoint that has a part of the parameters.
     Merged(Box<Merged>, Option<Checkpoint>),
 }
 
-impl Source {
+impl ExportSource {
     /// Opens what lies at `from`, for the moving average of the weights if `ema`.
-    fn open(from: &Path, ema: bool) -> Result<Source, Error> {
+    fn open(from: &Path, ema: bool) -> Result<ExportSource, Error> {
         let wrong = |problem: &str, help: &str| {
             let (problem, help) = (problem.into(), help.into());
             Err(Error::Export { path: from.to_path_buf(), problem, help })
@@ -142,31 +142,31 @@ impl Source {
         }
         match checkpoint {
             Some(checkpoint) if checkpoint.manifest().base.is_none() => {
-                Ok(Source::Whole(checkpoint))
+                Ok(ExportSource::Whole(checkpoint))
             }
-            checkpoint => Ok(Source::Merged(Box::new(Merged::open(from, ema)?), checkpoint)),
+            checkpoint => Ok(ExportSource::Merged(Box::new(Merged::open(from, ema)?), checkpoint)),
         }
     }
 
     /// That of a checkpoint.
     fn manifest(&self) -> Option<&Manifest> {
         match self {
-            Source::Whole(checkpoint) => Some(checkpoint.manifest()),
-            Source::Merged(_, checkpoint) => checkpoint.as_ref().map(Checkpoint::manifest),
+            ExportSource::Whole(checkpoint) => Some(checkpoint.manifest()),
+            ExportSource::Merged(_, checkpoint) => checkpoint.as_ref().map(Checkpoint::manifest),
         }
     }
 
     fn shapes(&self) -> Vec<ParameterShape> {
         match self {
-            Source::Whole(checkpoint) => shapes(checkpoint.manifest()),
-            Source::Merged(merged, _) => merged.shapes(false),
+            ExportSource::Whole(checkpoint) => shapes(checkpoint.manifest()),
+            ExportSource::Merged(merged, _) => merged.shapes(false),
         }
     }
 
     fn vocabulary(&self) -> usize {
         match self {
-            Source::Whole(checkpoint) => checkpoint.manifest().vocabulary,
-            Source::Merged(merged, _) => merged.vocabulary(),
+            ExportSource::Whole(checkpoint) => checkpoint.manifest().vocabulary,
+            ExportSource::Merged(merged, _) => merged.vocabulary(),
         }
     }
 
@@ -179,13 +179,13 @@ impl Source {
         mut write: impl FnMut(&mut ReadWhole<'_>) -> Result<(), ExportError>,
     ) -> Result<Result<(), ExportError>, ExportError> {
         match self {
-            Source::Whole(checkpoint) => {
+            ExportSource::Whole(checkpoint) => {
                 let means = checkpoint.means().filter(|_| ema);
                 let mut reader = means.unwrap_or_else(|| checkpoint.parameters());
                 write(&mut |name, first, out| Ok(reader.read(name, first, out)?))?;
                 Ok(reader.finish().map_err(ExportError::from))
             }
-            Source::Merged(merged, _) => merged.write(from, write),
+            ExportSource::Merged(merged, _) => merged.write(from, write),
         }
     }
 }
@@ -326,7 +326,7 @@ mod tests {
 
     /// Both were reported as a damaged manifest.
     #[test]
-    fn a_folder_without_checkpoints_is_told_from_a_damaged_one() {
+    fn a_folder_without_checkpoints_is_distinguished_from_a_damaged_one() {
         let dir = tempfile::tempdir().unwrap();
         let options = ExportOptions { like: None, store_as: StoreAs::F32, ema: false };
         for from in [dir.path().to_path_buf(), dir.path().join("none")] {

@@ -28,15 +28,15 @@ use parking_lot::Mutex;
 use tracing::warn;
 use zeropp_checkpoint::WrittenState;
 use zeropp_checkpoint::complete::{About, Completion};
-use zeropp_checkpoint::places::{COPIES, Place};
+use zeropp_checkpoint::places::{COPIES, StateLocation};
 use zeropp_checkpoint::resume::check_unchanged;
-use zeropp_checkpoint::under_way::{Report, Save, SaveOutcome, SaveTotals, UnderWay};
+use zeropp_checkpoint::under_way::{Save, SaveOutcome, SaveTotals, UnderWay, WriterReport};
 use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Sampler};
 use zeropp_core::metrics::Evaluation;
 use zeropp_core::threads::{BackgroundThread, REFUSED_HELP};
 use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Plateau, Store, StoreLock};
-use zeropp_zero3::optimizer::LearningRate;
+use zeropp_zero3::optimizer::LearningRateFn;
 
 use crate::Error;
 use crate::checkpoint::patience::Patience;
@@ -81,7 +81,7 @@ pub(crate) struct Saver {
     keep: usize,
     pub(crate) patience: Patience,
     /// The warnings that were given already.
-    told: Mutex<BTreeSet<String>>,
+    reported: Mutex<BTreeSet<String>>,
     about: About,
     /// Ranks of the run.
     world: usize,
@@ -93,7 +93,7 @@ pub(crate) struct Saver {
     evaluated: Mutex<Evaluated>,
     /// Knows how much of the data was taken after a step.
     sampler: Mutex<Sampler>,
-    rate: LearningRate,
+    rate: LearningRateFn,
 }
 
 /// The validation losses that rank 0's process knows.
@@ -137,7 +137,7 @@ impl Saver {
     pub(crate) fn of_copies(
         bp: &Blueprint,
         data: &Dataset,
-        place: Option<Place>,
+        place: Option<StateLocation>,
     ) -> Result<Option<(Saver, Option<StoreLock>)>, Error> {
         let Some(places) = copies::places(&bp.config) else { return Ok(None) };
         let Some(store) = places.copies.clone() else { return Ok(None) };
@@ -176,7 +176,7 @@ impl Saver {
             last,
             keep,
             patience: Patience::new(config),
-            told: Mutex::default(),
+            reported: Mutex::default(),
             about: About {
                 settings: kept,
                 vocabulary: bp.model.vocabulary,
@@ -204,7 +204,7 @@ impl Saver {
     pub(crate) fn new(bp: &Blueprint, data: &Dataset, before: &Saver) -> Saver {
         let mut saver = Saver::of(bp, data, before.store.clone(), before.is_copier);
         saver.completer.clone_from(&before.completer);
-        *saver.told.lock() = before.told.lock().clone();
+        *saver.reported.lock() = before.reported.lock().clone();
         *saver.totals.lock() = before.totals();
         *saver.evaluated.lock() = *before.evaluated.lock();
         saver
@@ -225,7 +225,7 @@ impl Saver {
     /// Warns of what could not be removed, each once.
     pub(crate) fn tell(&self, problems: Vec<CheckpointError>) {
         for problem in problems.iter().map(ToString::to_string) {
-            if self.told.lock().insert(problem.clone()) {
+            if self.reported.lock().insert(problem.clone()) {
                 warn!("{problem}; it does no harm, and can be removed by hand");
             }
         }
@@ -367,7 +367,7 @@ impl Saver {
 
     /// Notes what a rank's writer has said, in rank 0's process. With the last one, another thread
     /// completes the checkpoint: its folder may be slow.
-    pub(crate) fn note(self: &Arc<Self>, report: Report) {
+    pub(crate) fn note(self: &Arc<Self>, report: WriterReport) {
         let Some((save, reports)) = self.under_way.note(report, self.world) else { return };
         let saver = self.clone();
         let work = move || saver.under_way.end(saver.complete(save, reports));
@@ -378,7 +378,7 @@ impl Saver {
     }
 
     /// Completes a checkpoint whose parts are written, or removes what there is of it.
-    fn complete(&self, save: Save, reports: Vec<Report>) -> SaveOutcome {
+    fn complete(&self, save: Save, reports: Vec<WriterReport>) -> SaveOutcome {
         let cpu_s: f64 = reports.iter().map(|report| report.cpu_s).sum();
         let written = reports.iter().filter_map(|report| report.written.as_ref().ok()?.as_ref());
         let bytes: u64 = written.map(WrittenState::bytes).sum();

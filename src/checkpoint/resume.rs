@@ -6,7 +6,7 @@ use crate::config::{ConfigError, OPTIONS, OnResume, OptionInfo, Resume};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use tracing::warn;
-use zeropp_checkpoint::places::{Place, Places};
+use zeropp_checkpoint::places::{StateLocation, StateStores};
 use zeropp_checkpoint::resume::{self as choices, CheckFailure, Choice, NoCandidate};
 use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Fingerprint, Position};
@@ -46,13 +46,13 @@ pub struct Resumed {
 
 /// The state that was found in the folder of checkpoints when the run was set up.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct FoundState {
     /// The checkpoint to go on from, whose files have not been read yet.
     pub(crate) resumed: Option<Resumed>,
     /// Step of the newest checkpoint, whether the run goes on from it or not.
     pub(crate) newest: Option<u64>,
     /// Where that one is.
-    pub(crate) place: Option<Place>,
+    pub(crate) place: Option<StateLocation>,
     /// Newer ones that are damaged and were passed over, in words.
     pub(crate) passed_over: Vec<String>,
 }
@@ -60,8 +60,8 @@ pub(crate) struct Found {
 /// Looks for the checkpoint that the run is to go on from, if it is to, and checks all that can be
 /// seen without reading its tensors. A run that begins anew must not save among another's
 /// checkpoints.
-pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
-    let Some(places) = copies::places(&bp.config) else { return Ok(Found::default()) };
+pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<FoundState, Error> {
+    let Some(places) = copies::places(&bp.config) else { return Ok(FoundState::default()) };
     let store = &places.checkpoints;
     // Rank 0's process answers for all: it may have begun to save by the time others look.
     let follows = !bp.config.has_rank_0()?;
@@ -72,10 +72,10 @@ pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
         if !follows {
             choices::check_unchanged(store, false, None)?;
         }
-        return Ok(Found::default());
+        return Ok(FoundState::default());
     }
-    let mut found = Found { newest: store.steps()?.last().copied(), ..Found::default() };
-    let open = |place: Place| {
+    let mut found = FoundState { newest: store.steps()?.last().copied(), ..FoundState::default() };
+    let open = |place: StateLocation| {
         let (checkpoint, resumed) = open(bp, data.fingerprint(), places.store(place), place.step)?;
         if !follows {
             checkpoint.check_sizes()?;
@@ -84,7 +84,9 @@ pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
     };
     let copy = match bp.config.resume {
         Resume::Step(_) => None,
-        _ => places.newest_copy().filter(|copy| *copy > Place::on_disk(found.newest.unwrap_or(0))),
+        _ => places
+            .newest_copy()
+            .filter(|copy| *copy > StateLocation::on_disk(found.newest.unwrap_or(0))),
     };
     if let Some(copy) = copy {
         // With no checkpoint to fall back on, ranks that have read a part could not begin anew.
@@ -101,9 +103,9 @@ pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
         }
     }
     let steps = candidates(store, bp.config.resume)?;
-    let on_disk = |step| open(Place::on_disk(step));
+    let on_disk = |step| open(StateLocation::on_disk(step));
     let (resumed, passed_over) = choices::first_usable(&steps, bp.config.resume_fallback, on_disk)?;
-    found.place = resumed.as_ref().map(|resumed| Place::on_disk(resumed.step));
+    found.place = resumed.as_ref().map(|resumed| StateLocation::on_disk(resumed.step));
     found.resumed = resumed;
     found.passed_over.extend(passed_over);
     Ok(found)
@@ -286,8 +288,8 @@ fn compare(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<Vec<String>, Check
         let (total, step) = (bp.config.steps, manifest.step);
         return mismatch(format!("steps = {total}: {step} are done already; use more steps"));
     }
-    let told = OPTIONS.iter().filter(|option| option.on_resume == OnResume::Told);
-    let mut changed: Vec<String> = told
+    let reported = OPTIONS.iter().filter(|option| option.on_resume == OnResume::Reported);
+    let mut changed: Vec<String> = reported
         .map(|option| option.key)
         .filter_map(|key| pair(key).map(|(now, then)| (key, now, then)))
         .filter(|(_, now, then)| now != then)
@@ -303,11 +305,11 @@ fn compare(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<Vec<String>, Check
 
 /// Reads the checkpoint that the run goes on from, for the ranks of this process.
 pub(crate) struct Loader {
-    places: Places,
+    places: StateStores,
     blueprint: Arc<Blueprint>,
     data: Fingerprint,
     /// Where this process would go on; rank 0's counts.
-    first: Option<Place>,
+    first: Option<StateLocation>,
     patience: Patience,
     /// The one that is being read, opened once for all ranks here.
     open: Mutex<Option<Arc<Opened>>>,
@@ -315,24 +317,28 @@ pub(crate) struct Loader {
 
 /// A checkpoint or copy, where it is and what of it the run goes on from.
 struct Opened {
-    place: Place,
+    place: StateLocation,
     checkpoint: Checkpoint,
     resumed: Resumed,
 }
 
 impl Loader {
     /// A loader for a run that goes on from where `found` says; none where it does not.
-    pub(crate) fn new(bp: &Arc<Blueprint>, data: &Dataset, found: &Found) -> Option<Loader> {
+    pub(crate) fn new(bp: &Arc<Blueprint>, data: &Dataset, found: &FoundState) -> Option<Loader> {
         (bp.config.resume != Resume::No).then(|| Self::of(bp, data, found.place)).flatten()
     }
 
     /// A loader for ranks that go on from the state at `place`, which this run has written or gone
     /// on from before.
-    pub(crate) fn again(bp: &Arc<Blueprint>, data: &Dataset, place: Place) -> Option<Loader> {
+    pub(crate) fn again(
+        bp: &Arc<Blueprint>,
+        data: &Dataset,
+        place: StateLocation,
+    ) -> Option<Loader> {
         Self::of(bp, data, Some(place))
     }
 
-    fn of(bp: &Arc<Blueprint>, data: &Dataset, first: Option<Place>) -> Option<Loader> {
+    fn of(bp: &Arc<Blueprint>, data: &Dataset, first: Option<StateLocation>) -> Option<Loader> {
         Some(Loader {
             places: copies::places(&bp.config)?,
             blueprint: bp.clone(),
@@ -389,9 +395,10 @@ impl Loader {
                 Ok(serde_json::to_vec(&older).expect("plain data"))
             })?;
             let older = serde_json::from_slice(&older[0]).expect("written by rank 0");
-            let (older, told) = verdict.fall_back(place, older, may).map_err(RankError::Resume)?;
+            let (older, reported) =
+                verdict.fall_back(place, older, may).map_err(RankError::Resume)?;
             if is_first {
-                warn!("{told}");
+                warn!("{reported}");
             }
             next = Some(older);
         }
@@ -400,12 +407,16 @@ impl Loader {
 
     /// The state before the one at `place`: the next one where the ranks go on from it, which they
     /// read themselves; where they may not, one that is whole, as it is named to the user.
-    fn older(&self, place: Place, may: bool) -> Result<Option<Place>, CheckpointError> {
+    fn older(
+        &self,
+        place: StateLocation,
+        may: bool,
+    ) -> Result<Option<StateLocation>, CheckpointError> {
         let mut older = self.places.before(place)?;
         if may || place.in_memory {
             return Ok(older);
         }
-        let is_whole = |place: Place| {
+        let is_whole = |place: StateLocation| {
             let opened = self.places.store(place).open(place.step);
             opened.and_then(|checkpoint| checkpoint.check_whole()).is_ok()
         };
@@ -415,7 +426,7 @@ impl Loader {
         Ok(older)
     }
 
-    fn open(&self, place: Place) -> Result<Arc<Opened>, CheckpointError> {
+    fn open(&self, place: StateLocation) -> Result<Arc<Opened>, CheckpointError> {
         let mut open = self.open.lock();
         if let Some(open) = open.as_ref().filter(|open| open.place == place) {
             return Ok(open.clone());
@@ -428,7 +439,7 @@ impl Loader {
     }
 
     /// Sets aside states that are newer than `place`, so that they are not taken for the run's own.
-    fn set_newer_aside(&self, place: Place) -> Result<(), CheckpointError> {
+    fn set_newer_aside(&self, place: StateLocation) -> Result<(), CheckpointError> {
         self.places.drop_copies_after(Some(place));
         let step = place.step;
         for path in self.places.checkpoints.set_aside(step)? {
@@ -440,7 +451,10 @@ impl Loader {
 }
 
 /// Rank 0's `place`, on all ranks.
-fn from_rank_0(world: &dyn Communicator, place: Option<Place>) -> Result<Option<Place>, RankError> {
+fn from_rank_0(
+    world: &dyn Communicator,
+    place: Option<StateLocation>,
+) -> Result<Option<StateLocation>, RankError> {
     let bytes = serde_json::to_vec(&place).expect("plain data");
     let all = world.exchange(bytes).wait()?;
     Ok(serde_json::from_slice(&all[0]).expect("written by rank 0"))

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use zeropp_checkpoint::part;
-use zeropp_checkpoint::under_way::Report;
+use zeropp_checkpoint::under_way::WriterReport;
 use zeropp_checkpoint::{CheckpointError, WrittenState};
 use zeropp_core::threads::BackgroundThread;
 use zeropp_pipeline::timeline::SaveSpan;
@@ -68,7 +68,7 @@ impl RankSave {
 /// A rank's writer at work.
 pub(crate) struct Writing {
     /// Receives the report for rank 0 where that is in another process; else it is noted there.
-    done: Receiver<Option<Report>>,
+    done: Receiver<Option<WriterReport>>,
     save: Arc<RankSave>,
 }
 
@@ -95,7 +95,7 @@ impl Writing {
             // Also where there was nothing to write, and nothing could be written.
             release();
             let written = written.map_err(|e| e.to_string());
-            let report = Report { rank: own.rank, written, cpu_s: cpu_seconds() - before_s };
+            let report = WriterReport { rank: own.rank, written, cpu_s: cpu_seconds() - before_s };
             let report = match is_noted_here {
                 true => {
                     saver.note(report);
@@ -111,12 +111,12 @@ impl Writing {
     }
 
     /// Whether the writer is done, and then its report where it has to go to rank 0.
-    pub(crate) fn report(&self) -> Option<Option<Report>> {
+    pub(crate) fn report(&self) -> Option<Option<WriterReport>> {
         self.done.try_recv().ok()
     }
 
     /// The report where it has to go to rank 0, once the writer is done.
-    pub(crate) fn wait(self) -> Option<Report> {
+    pub(crate) fn wait(self) -> Option<WriterReport> {
         self.done.recv().ok().flatten()
     }
 }

@@ -81,8 +81,8 @@ impl Serialize for Bytes {
 
 impl<'de> Deserialize<'de> for Bytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
-        struct Any;
-        impl Visitor<'_> for Any {
+        struct BytesVisitor;
+        impl Visitor<'_> for BytesVisitor {
             type Value = Bytes;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -98,7 +98,7 @@ impl<'de> Deserialize<'de> for Bytes {
                 Bytes::parse(text).ok_or_else(|| E::custom(EXPECTED))
             }
         }
-        deserializer.deserialize_any(Any)
+        deserializer.deserialize_any(BytesVisitor)
     }
 }
 

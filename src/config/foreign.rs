@@ -5,7 +5,7 @@ use zeropp_pipeline::schedules::DEFAULT;
 use super::{OPTIONS, OptionKind};
 
 /// A thing that others have a name for.
-pub(super) struct Foreign {
+pub(super) struct ForeignOption {
     /// Their names of it.
     pub(super) names: &'static [&'static str],
     /// Our settings for it, each with a value as one would type it. None where nothing is needed.
@@ -39,12 +39,12 @@ fn kind(key: &str) -> Option<OptionKind> {
     OPTIONS.iter().find(|option| option.key == key).map(|option| option.kind)
 }
 
-fn find(name: &str) -> Option<&'static Foreign> {
+fn find(name: &str) -> Option<&'static ForeignOption> {
     let name = name.trim_start_matches('-').replace(['_', '.'], "-").to_lowercase();
     FOREIGN.iter().find(|foreign| foreign.names.contains(&name.as_str()))
 }
 
-impl Foreign {
+impl ForeignOption {
     fn advice(&self, shown: impl Fn(&(&str, &str)) -> String) -> String {
         let ours: Vec<String> = self.ours.iter().map(shown).collect();
         match (ours.is_empty(), self.note) {
@@ -57,12 +57,12 @@ impl Foreign {
 
 macro_rules! foreign {
     ($($($name:literal)+ => [$($key:literal = $value:expr),*] $note:literal;)+) => {
-        &[$(Foreign { names: &[$($name),+], ours: &[$(($key, $value)),*], note: $note },)+]
+        &[$(ForeignOption { names: &[$($name),+], ours: &[$(($key, $value)),*], note: $note },)+]
     };
 }
 
 /// All of them. Names have hyphens and small letters.
-pub(super) const FOREIGN: &[Foreign] = foreign! {
+pub(super) const FOREIGN: &[ForeignOption] = foreign! {
     "gradient-accumulation-steps" "gradient-accumulation" "grad-accum-steps" "grad-accum"
         "accumulate-grad-batches" "accum-iter" "num-microbatches"
         => ["micro-batches" = "8"] "micro-batches of each rank in a step";

@@ -19,7 +19,7 @@ const SEQ_DEFAULT_MAX: usize = 1024;
 
 /// Families whose sizes are settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Family {
+enum SizedFamily {
     Gpt,
     Llama,
     Mistral,
@@ -29,25 +29,25 @@ enum Family {
     Qwen3Moe,
 }
 
-impl Family {
+impl SizedFamily {
     fn has_experts(self) -> bool {
-        matches!(self, Family::Mixtral | Family::Qwen3Moe)
+        matches!(self, SizedFamily::Mixtral | SizedFamily::Qwen3Moe)
     }
 }
 
-const FAMILIES: [(&str, Family); 7] = [
-    ("gpt", Family::Gpt),
-    ("llama", Family::Llama),
-    ("mistral", Family::Mistral),
-    ("mixtral", Family::Mixtral),
-    ("qwen2", Family::Qwen2),
-    ("qwen3", Family::Qwen3),
-    ("qwen3-moe", Family::Qwen3Moe),
+const FAMILIES: [(&str, SizedFamily); 7] = [
+    ("gpt", SizedFamily::Gpt),
+    ("llama", SizedFamily::Llama),
+    ("mistral", SizedFamily::Mistral),
+    ("mixtral", SizedFamily::Mixtral),
+    ("qwen2", SizedFamily::Qwen2),
+    ("qwen3", SizedFamily::Qwen3),
+    ("qwen3-moe", SizedFamily::Qwen3Moe),
 ];
 
 /// The meaning of the setting `model`.
 enum Named {
-    Family(Family),
+    Family(SizedFamily),
     /// A preset or a file, which has sizes of its own.
     Sized(Box<HfConfig>),
 }
@@ -141,7 +141,7 @@ impl Config {
         let mut config = self;
         let absent = |key: &str| !given.contains_key(key);
         let d = match config.named()? {
-            Named::Family(Family::Gpt) => return Ok(config),
+            Named::Family(SizedFamily::Gpt) => return Ok(config),
             Named::Family(_) => {
                 if absent("activation") {
                     config.activation = Activation::Swiglu;
@@ -228,8 +228,8 @@ impl Config {
     }
 
     /// A model of this family with the sizes that are set.
-    fn of_family(&self, family: Family, vocabulary: usize) -> Result<Decoder, ConfigError> {
-        let gpt = family == Family::Gpt;
+    fn of_family(&self, family: SizedFamily, vocabulary: usize) -> Result<Decoder, ConfigError> {
+        let gpt = family == SizedFamily::Gpt;
         let gated = self.activation == Activation::Swiglu;
         if gated == gpt {
             let problem = format!("is not what model {} has", self.model);
@@ -245,7 +245,8 @@ impl Config {
             Some(moe) => inner.div_ceil(moe.chosen.max(1)).next_multiple_of(64),
             None => inner,
         });
-        let qwen = !matches!(family, Family::Llama | Family::Mistral | Family::Mixtral);
+        let qwen =
+            !matches!(family, SizedFamily::Llama | SizedFamily::Mistral | SizedFamily::Mixtral);
         let theta = if qwen { 1e6 } else { 1e4 };
         Ok(Decoder {
             naming: if gpt { Naming::Gpt2 } else { Naming::Llama },
@@ -258,19 +259,19 @@ impl Config {
             vocabulary,
             vocabulary_multiple: self.vocab_multiple,
             norm: match family {
-                Family::Gpt => Norm::Layer { eps: 1e-5 },
+                SizedFamily::Gpt => Norm::Layer { eps: 1e-5 },
                 _ => Norm::Rms { eps: if qwen { 1e-6 } else { 1e-5 } },
             },
             positions: match family {
-                Family::Gpt => Positions::Learned(self.seq),
+                SizedFamily::Gpt => Positions::Learned(self.seq),
                 _ => Positions::Rotary(Rotary { theta, scaling: RotaryScaling::None }),
             },
             biases: match family {
-                Family::Gpt => Biases::ALL,
-                Family::Qwen2 => Biases { qkv: true, ..Biases::NONE },
+                SizedFamily::Gpt => Biases::ALL,
+                SizedFamily::Qwen2 => Biases { qkv: true, ..Biases::NONE },
                 _ => Biases::NONE,
             },
-            qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
+            qk_norm: matches!(family, SizedFamily::Qwen3 | SizedFamily::Qwen3Moe),
             activation: self.activation,
             tied: self.tied,
             window: None,
@@ -280,7 +281,7 @@ impl Config {
     }
 
     /// The experts of a family that has some, without their size.
-    fn moe_of_family(&self, family: Family) -> Result<Option<Moe>, ConfigError> {
+    fn moe_of_family(&self, family: SizedFamily) -> Result<Option<Moe>, ConfigError> {
         if family.has_experts() {
             let experts = self.experts.unwrap_or(8);
             let chosen = self.experts_per_token.unwrap_or(2);

@@ -52,7 +52,7 @@ options! {
         /// in a step, and --dry-run says where another value would have fewer. Schedules other than
         /// zeropp reduce once a step; for them the unit is the step. A resumed run keeps its
         /// checkpoint's.
-        "unit" "U" unit: Option<usize> = None, Program Told;
+        "unit" "U" unit: Option<usize> = None, Program Reported;
         /// Stages on each pipeline rank (V). Default: what the schedule needs, else 2 where the
         /// layers allow it.
         ///
@@ -142,21 +142,21 @@ options! {
     }
     "Training" {
         /// Steps, each an update of the weights.
-        "steps" "N" steps: u64 = 40, Same Told;
+        "steps" "N" steps: u64 = 40, Same Reported;
         /// Seed of the initial weights and of the order of the data.
         "seed" "N" seed: u64 = 0, Same Fixed OfModel;
         /// Learning rate after the warm-up.
-        "lr" "X" lr: f64 = 3e-3, Same Told;
+        "lr" "X" lr: f64 = 3e-3, Same Reported;
         /// Learning rate at the last step. Default: a tenth of lr.
-        "min-lr" "X" min_lr: Option<f64> = None, Same Told;
+        "min-lr" "X" min_lr: Option<f64> = None, Same Reported;
         /// How the learning rate falls after the warm-up.
         ///
         /// cosine and linear reach min-lr at the last step. wsd keeps lr for four fifths of the run
         /// and then falls linearly to min-lr; inverse-sqrt is lr·√(warmup/step), but never below
         /// min-lr.
-        "decay" "SHAPE" decay: Decay = Decay::Cosine, Same Told;
+        "decay" "SHAPE" decay: Decay = Decay::Cosine, Same Reported;
         /// Steps in which the learning rate rises to lr. Default: a tenth of steps, at most 100.
-        "warmup" "N" warmup: Option<u64> = None, Same Told;
+        "warmup" "N" warmup: Option<u64> = None, Same Reported;
         /// Find a learning rate instead of training: run N steps at rates that grow by equal
         /// factors from 1e-7 to 10, and say where the loss falls fastest. 0 trains.
         ///
@@ -170,40 +170,40 @@ options! {
         "optimizer" "KIND" optimizer: OptimizerKind = OptimizerKind::Adamw, Same Fixed;
         /// Weight decay: decoupled from the gradient; with sgd added to the gradient, as in
         /// PyTorch.
-        "weight-decay" "X" weight_decay: f64 = 0.01, Same Told;
+        "weight-decay" "X" weight_decay: f64 = 0.01, Same Reported;
         /// Parameters without weight decay: a list of norms, biases and embeddings, or none.
         /// Default: as the layers say, which is norms and biases.
         ///
         /// biases are parameters whose names end in bias, norms all other vectors, embeddings the
         /// tables of tokens and positions, and a head that shares the token table.
-        "no-decay" "GROUPS" no_decay: Option<String> = None, Same Told => "weight-decay:except";
+        "no-decay" "GROUPS" no_decay: Option<String> = None, Same Reported => "weight-decay:except";
         /// AdamW's decay of the mean gradient; with lion, its share of the direction. Default: 0.9.
-        "beta1" "X" beta1: Option<f64> = None, Same Told => "optimizer:beta1";
+        "beta1" "X" beta1: Option<f64> = None, Same Reported => "optimizer:beta1";
         /// AdamW's decay of the mean squared gradient, or lion's of the mean gradient. Default:
         /// 0.999, with lion 0.99.
-        "beta2" "X" beta2: Option<f64> = None, Same Told => "optimizer:beta2";
+        "beta2" "X" beta2: Option<f64> = None, Same Reported => "optimizer:beta2";
         /// Share of sgd's velocity, or of muon's mean gradient, that is kept from step to step.
         /// Default: 0.9, with muon 0.95.
-        "momentum" "X" momentum: Option<f64> = None, Same Told => "optimizer:momentum";
+        "momentum" "X" momentum: Option<f64> = None, Same Reported => "optimizer:momentum";
         /// Use Nesterov momentum. Default: yes with muon, no with sgd.
-        "nesterov" "BOOL" nesterov: Option<bool> = None, Same Told => "optimizer:nesterov";
+        "nesterov" "BOOL" nesterov: Option<bool> = None, Same Reported => "optimizer:nesterov";
         /// What AdamW adds to the root of the mean squared gradient. Default: 1e-8.
-        "eps" "X" eps: Option<f64> = None, Same Told => "optimizer:eps";
+        "eps" "X" eps: Option<f64> = None, Same Reported => "optimizer:eps";
         /// Also keep an exponential moving average (EMA) of the weights, with this decay, such as
         /// 0.999. Default: none.
         ///
         /// It is sharded like the weights, takes 4 bytes a parameter, and is saved with them; eval,
         /// generate and export use it with --ema. No bit of the training depends on it.
-        "ema" "SHARE" ema: Option<f64> = None, Same Told;
+        "ema" "SHARE" ema: Option<f64> = None, Same Reported;
         /// Share of elements that training drops, such as 0.1. 0 drops none.
         ///
         /// They are dropped behind the embedding, of attention's probabilities, and of what
         /// attention and MLP add to the residual; the others are scaled up. Which ones depends on
         /// seed, step, sample and place alone, never on the mesh. Validation and text drop none.
-        "dropout" "SHARE" dropout: f64 = 0.0, Same Told;
+        "dropout" "SHARE" dropout: f64 = 0.0, Same Reported;
         /// Largest global gradient norm; a larger gradient is scaled down to it. 0 turns clipping
         /// off.
-        "clip" "X" clip: f64 = 1.0, Same Told;
+        "clip" "X" clip: f64 = 1.0, Same Reported;
         /// Steps in a row that may be skipped because their gradient is not finite (NaN or
         /// infinite) before the run ends. 0 never ends it.
         ///
@@ -220,7 +220,7 @@ options! {
         ///
         /// If there is less data than that, every whole micro-batch of it is used once; of several
         /// sources, until the first of them is used up, so that each has its weight.
-        "eval-steps" "M" eval_steps: u64 = 20, Same Told;
+        "eval-steps" "M" eval_steps: u64 = 20, Same Reported;
         /// End the run after this many validation losses in a row without a new lowest one; 0 never
         /// does.
         ///
@@ -228,7 +228,7 @@ options! {
         /// on counting.
         "patience" "N" patience: u64 = 0, Same Left => "eval-every:patience";
         /// Data for the validation loss: a file or folder, read as that of data is.
-        "eval-data" "PATH" eval_data: Option<PathBuf> = None, Given Told;
+        "eval-data" "PATH" eval_data: Option<PathBuf> = None, Given Reported;
         /// Save each step that has the lowest validation loss so far, and always keep the newest of
         /// these checkpoints, whatever keep says.
         "keep-best" "BOOL" keep_best: bool = false, Same Left => "keep:best";
@@ -280,7 +280,7 @@ options! {
         /// Experts that each token goes to. Default: 2.
         "experts-per-token" "N" experts_per_token: Option<usize> = None, Same Fixed OfModel;
         /// Tokens in a sample.
-        "seq" "N" seq: usize = 64, Same Told OfModel;
+        "seq" "N" seq: usize = 64, Same Reported OfModel;
         /// Whether the head shares the embedding's weights, as in GPT-2.
         "tied" "BOOL" tied: bool = false, Same Kept OfModel;
         /// Token ids that the model knows (the vocabulary). Default: 256 for bytes, else one more
@@ -333,20 +333,20 @@ options! {
         /// with a weight (`--data a.bin=0.7 --data b.bin=0.3`, in a file
         /// `data = ["a.bin=0.7", "b.bin=0.3"]`), samples come from all in turns: of ten seven are
         /// from a.bin.
-        "data" "PATH" data: Option<PathBuf> = None, Contents Told;
+        "data" "PATH" data: Option<PathBuf> = None, Contents Reported;
         /// Several sources with their weights, in a settings file; the flag is `data`, given
         /// several times.
         ///
         /// `a.bin=0.7,b.bin=0.3`: of ten samples seven are from a.bin. Which ones depends on a
         /// sample's number alone. Paths in it may have no comma, and all processes name the same
         /// paths.
-        "data-mix" "PATH=WEIGHT,.." data_mix: Option<String> = None, Same Told => "data";
+        "data-mix" "PATH=WEIGHT,.." data_mix: Option<String> = None, Same Reported => "data";
         /// Shares of each source to train on and to keep for validation, such as 98,2. Default: all
         /// to train on.
         ///
         /// The beginning is trained on. The cut is between two documents where data has documents,
         /// and in the first where that is longer than the share.
-        "split" "N,N" split: Option<String> = None, Same Told;
+        "split" "N,N" split: Option<String> = None, Same Reported;
         /// How data becomes token ids: its bytes, or the 16-bit or 32-bit ids of a nanoGPT or llm.c
         /// .bin file.
         "tokenizer" "KIND" tokenizer: Tokenizer = Tokenizer::Bytes, Same Fixed OfModel;
@@ -354,20 +354,20 @@ options! {
         /// of it in each epoch.
         ///
         /// A sample depends on seed, step and its index alone, never on the mesh.
-        "order" "ORDER" order: Order = Order::Random, Same Told;
+        "order" "ORDER" order: Order = Order::Random, Same Reported;
         /// Keep documents apart: attention stays inside of one, its positions begin at 0, and its
         /// first token is not scored.
         ///
         /// Documents begin where the data's .idx says, or behind each token `end`.
-        "document-mask" "BOOL" document_mask: bool = false, Same Told OfModel;
+        "document-mask" "BOOL" document_mask: bool = false, Same Reported OfModel;
         /// The token id that ends a document, for document-mask. Default: the data's .idx says it.
-        "document-end" "ID" document_end: Option<usize> = None, Same Told OfModel
+        "document-end" "ID" document_end: Option<usize> = None, Same Reported OfModel
             => "document-mask:end";
         /// Score only the tokens that the .mask beside the data marks, where there is one.
         ///
         /// `zeropp tokenize` writes it for chats: the answers. The loss is the mean over the scored
         /// tokens of the whole step.
-        "loss-mask" "BOOL" loss_mask: bool = true, Same Told OfModel;
+        "loss-mask" "BOOL" loss_mask: bool = true, Same Reported OfModel;
     }
     "Machine" {
         /// The number type of weights and activations.
@@ -376,7 +376,7 @@ options! {
         /// and optimizer in fp32. CPUs with AMX, and AMD's from Zen 4 on, are fast at it. All CPUs
         /// give the same bits; ZEROPP_ISA=amx|avx512_bf16|avx512|avx2|scalar forces a path. wgpu
         /// does not support it.
-        "precision" "KIND" precision: Precision = Precision::Fp32, Same Told OfModel;
+        "precision" "KIND" precision: Precision = Precision::Fp32, Same Reported OfModel;
         /// Where tensors live. Ranks of one machine take its GPUs in turn, and share them.
         ///
         /// cuda needs a build with --features cuda, NVIDIA's driver, NVRTC 13 and the toolkit's

@@ -15,13 +15,13 @@ type Checked = Result<(), ConfigError>;
 
 /// A setting that names a file or folder.
 #[derive(Clone, Copy)]
-struct Given<'a> {
+struct PathSetting<'a> {
     field: &'static str,
     path: &'a Path,
 }
 
-/// [`Given`], and where that is.
-struct Found<'a> {
+/// [`PathSetting`], and where that is.
+struct OutputPath<'a> {
     field: &'static str,
     path: &'a Path,
     place: FilePlace,
@@ -38,7 +38,7 @@ impl Config {
     }
 
     /// Every file that a run reads.
-    fn inputs(&self) -> Vec<Given<'_>> {
+    fn inputs(&self) -> Vec<PathSetting<'_>> {
         let files = [
             ("the configuration", self.file.as_deref()),
             ("data", self.data.as_deref()),
@@ -68,7 +68,7 @@ impl Config {
     }
 
     /// Every file that a run writes.
-    fn output_files(&self) -> Vec<Given<'_>> {
+    fn output_files(&self) -> Vec<PathSetting<'_>> {
         given([
             ("metrics", self.metrics.as_deref()),
             ("log-file", self.log_file.as_deref()),
@@ -78,7 +78,7 @@ impl Config {
     }
 
     /// Every folder that a run writes into.
-    fn output_folders(&self) -> Vec<Given<'_>> {
+    fn output_folders(&self) -> Vec<PathSetting<'_>> {
         // An empty one is none.
         let flight = self.flight_dir.as_deref().filter(|path| !path.as_os_str().is_empty());
         let events = self.tensorboard.as_deref();
@@ -93,7 +93,9 @@ impl Config {
     /// Checks that no path is empty, and none a name for standard input or output.
     pub(super) fn check_paths(&self) -> Checked {
         let (inputs, files) = (self.inputs(), self.output_files());
-        for Given { field, path } in inputs.into_iter().chain(files).chain(self.output_folders()) {
+        for PathSetting { field, path } in
+            inputs.into_iter().chain(files).chain(self.output_folders())
+        {
             if path.as_os_str().is_empty() {
                 let help = "name a file or folder, or leave it out";
                 return Err(ConfigError::value(field, "\"\"", "the path is empty", help));
@@ -145,11 +147,11 @@ impl Config {
         // Before any output is made, which might come to lie among the data.
         let data = self.data_files();
         let own = self.all_inputs();
-        let own = own.iter().map(|(field, path)| Given { field, path });
-        let inputs = own.chain(reads.iter().map(|(field, path)| Given { field, path }));
+        let own = own.iter().map(|(field, path)| PathSetting { field, path });
+        let inputs = own.chain(reads.iter().map(|(field, path)| PathSetting { field, path }));
         let inputs = inputs.collect();
         let mut outputs = self.output_files();
-        outputs.extend(writes.iter().map(|(field, path)| Given { field, path }));
+        outputs.extend(writes.iter().map(|(field, path)| PathSetting { field, path }));
         let mut made = Vec::new();
         let checked = outputs.iter().try_for_each(|output| open(*output, &mut made));
         // Now that all are there, one file has one identity under all its names.
@@ -163,8 +165,8 @@ impl Config {
 
     fn check_clashes(
         &self,
-        inputs: Vec<Given>,
-        outputs: Vec<Given>,
+        inputs: Vec<PathSetting>,
+        outputs: Vec<PathSetting>,
         data: &[PathBuf],
         made: &[PathBuf],
     ) -> Checked {
@@ -202,14 +204,14 @@ impl Config {
     /// written. Other files are a run's own, of which a second start finds what the first wrote.
     fn check_apart_from_models<'a>(
         &self,
-        mut files: impl Iterator<Item = &'a Found<'a>>,
+        mut files: impl Iterator<Item = &'a OutputPath<'a>>,
     ) -> Checked {
         let model = is_path(&self.model).then(|| Path::new(&self.model));
         let mut folders =
             found(given([("init-from", self.init_from.as_deref()), ("model", model)]));
         folders.retain(|folder| folder.path.is_dir());
         files.try_for_each(|file| {
-            let reads = |model: &&Found| {
+            let reads = |model: &&OutputPath| {
                 let inside = file.place.within(&model.place);
                 inside.is_some_and(|inside| is_read_from(model.path, &inside))
                     || is_linked_from(model.path, &file.place)
@@ -252,15 +254,15 @@ fn is_linked_from(folder: &Path, place: &FilePlace) -> bool {
 
 /// Refuses outputs in a folder of data: the next run would train on them.
 fn check_apart_from_data<'a>(
-    inputs: &[Found],
-    mut outputs: impl Iterator<Item = &'a Found<'a>>,
+    inputs: &[OutputPath],
+    mut outputs: impl Iterator<Item = &'a OutputPath<'a>>,
 ) -> Checked {
     let data: Vec<_> = inputs
         .iter()
         .filter(|input| ["data", "data-mix", "eval-data"].contains(&input.field))
         .collect();
     outputs.try_for_each(|output| {
-        let holds = |data: &&&Found| {
+        let holds = |data: &&&OutputPath| {
             let inside = output.place.within(&data.place);
             inside.is_some_and(|path| !path.iter().any(is_hidden))
         };
@@ -275,11 +277,11 @@ fn check_apart_from_data<'a>(
 
 /// Checkpoints come and go; nothing else may lie in one, or be its folder's lock.
 fn check_apart_from_checkpoints<'a>(
-    folders: &[Found],
-    mut all: impl Iterator<Item = &'a Found<'a>>,
+    folders: &[OutputPath],
+    mut all: impl Iterator<Item = &'a OutputPath<'a>>,
 ) -> Checked {
     let Some(save) = folders.iter().find(|folder| folder.field == "save") else { return Ok(()) };
-    let is_checkpoints = |one: &&Found| {
+    let is_checkpoints = |one: &&OutputPath| {
         let inside = one.place.within(&save.place).unwrap_or_default();
         inside.iter().next().is_some_and(|first| first == ".lock" || is_checkpoint(first))
     };
@@ -299,13 +301,13 @@ fn is_checkpoint(name: &OsStr) -> bool {
     step.starts_with(|c: char| c.is_ascii_digit())
 }
 
-impl Found<'_> {
+impl OutputPath<'_> {
     fn clash(&self, problem: String) -> Checked {
         Err(ConfigError::value(self.field, self.path.display(), problem, "choose another"))
     }
 }
 
-impl std::fmt::Display for Found<'_> {
+impl std::fmt::Display for OutputPath<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.field.contains(' ') {
             true => f.write_str(self.field),
@@ -314,19 +316,25 @@ impl std::fmt::Display for Found<'_> {
     }
 }
 
-fn given<'a, const N: usize>(settings: [(&'static str, Option<&'a Path>); N]) -> Vec<Given<'a>> {
-    settings.into_iter().filter_map(|(field, path)| Some(Given { field, path: path? })).collect()
+fn given<'a, const N: usize>(
+    settings: [(&'static str, Option<&'a Path>); N],
+) -> Vec<PathSetting<'a>> {
+    settings
+        .into_iter()
+        .filter_map(|(field, path)| Some(PathSetting { field, path: path? }))
+        .collect()
 }
 
 /// Those whose places can be found.
-fn found(given: Vec<Given<'_>>) -> Vec<Found<'_>> {
-    let place =
-        |Given { field, path }| Some(Found { field, path, place: FilePlace::new(path).ok()? });
+fn found(given: Vec<PathSetting<'_>>) -> Vec<OutputPath<'_>> {
+    let place = |PathSetting { field, path }| {
+        Some(OutputPath { field, path, place: FilePlace::new(path).ok()? })
+    };
     given.into_iter().filter_map(place).collect()
 }
 
 /// Tries to open an output; what had to be made for it joins `made`.
-fn open(Given { field, path }: Given, made: &mut Vec<PathBuf>) -> Checked {
+fn open(PathSetting { field, path }: PathSetting, made: &mut Vec<PathBuf>) -> Checked {
     let there = fs::metadata(path).ok();
     // A pipe or a device is left to the user who named it; opening a pipe would wait for its
     // reader.

@@ -22,7 +22,7 @@ fn message(config: &Config) -> String {
 }
 
 #[test]
-fn files_are_read_and_their_names_told() {
+fn files_are_read_and_their_names_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.toml");
     fs::write(&path, "pp = 2 # stages\n").unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use zeropp_core::kernels::attention::keeps_probabilities;
 use zeropp_core::kernels::bf16::Packed;
 use zeropp_plan::bytes::RunState;
-use zeropp_plan::layout::{Compute, Packing};
+use zeropp_plan::layout::{ComputeSettings, Packing};
 use zeropp_zero3::checkpoint::WRITER_BYTES;
 use zeropp_zero3::rule::{ParameterGroups, UpdateRule};
 
@@ -13,12 +13,12 @@ use super::{Config, DeviceKind, PackWeights, Precision};
 
 impl Config {
     /// The device and precision that ranks compute on, and in.
-    pub fn compute(&self) -> Compute {
+    pub fn compute(&self) -> ComputeSettings {
         let on_gpu = self.device != DeviceKind::Cpu;
         let fp32 = self.precision == Precision::Fp32;
         // Asked for where it counts alone: a path that is not there is refused for runs in bf16.
         let bytes = || Packed::element_bytes() as u64;
-        Compute {
+        ComputeSettings {
             on_gpu,
             element_bytes: if fp32 { 4 } else { 2 },
             keeps_probabilities: fp32

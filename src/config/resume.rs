@@ -72,8 +72,8 @@ impl Serialize for Resume {
 
 impl<'de> Deserialize<'de> for Resume {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Resume, D::Error> {
-        struct Any;
-        impl Visitor<'_> for Any {
+        struct ResumeVisitor;
+        impl Visitor<'_> for ResumeVisitor {
             type Value = Resume;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -92,6 +92,6 @@ impl<'de> Deserialize<'de> for Resume {
                 Resume::parse(text).ok_or_else(|| E::custom(EXPECTED))
             }
         }
-        deserializer.deserialize_any(Any)
+        deserializer.deserialize_any(ResumeVisitor)
     }
 }

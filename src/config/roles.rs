@@ -24,7 +24,7 @@ pub enum OnResume {
     /// another.
     Fixed,
     /// It says so: what follows is another, perhaps on purpose.
-    Told,
+    Reported,
     /// Nothing: any layout reads any checkpoint, and shapes are checked apart. The checkpoint keeps
     /// it.
     Kept,

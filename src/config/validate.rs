@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{
     Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync, Precision,
-    Recompute,
-    Resume,
+    Recompute, Resume,
 };
 use zeropp_core::device;
 use zeropp_core::kernels::bf16;

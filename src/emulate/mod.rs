@@ -23,10 +23,10 @@ use crate::plan::costs_file::wrong;
 use crate::plan::program::Resolved;
 use crate::plan::{limit, replicas};
 use crate::run::ranks::Ranks;
-use crate::run::spawn::Around;
+use crate::run::spawn::ProcessContext;
 use crate::run::trace;
 use crate::world::{self, LocalRank, World};
-use rank::{RankSteps, Shared, run_rank};
+use rank::{EmulationShared, RankSteps, run_rank};
 
 /// Steps whose timelines are kept, from the first on.
 const KEPT_STEPS: u64 = 8;
@@ -110,7 +110,7 @@ pub fn emulate(
     let programs = programs(&resolved, &costs)?;
     let simulated = programs.simulated(&costs).map_err(|e| misfit(config, &e.to_string()))?;
     limit::check(&resolved.config, &simulated)?;
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(EmulationShared {
         steps: config.steps,
         mesh: config.mesh(),
         programs: Arc::new(programs),
@@ -172,14 +172,14 @@ fn programs(resolved: &Resolved, costs: &Costs) -> Result<Programs, Error> {
 
 /// Runs all ranks to their end: every step, and every rank's spans of the first few steps.
 fn run_all(
-    shared: &Arc<Shared>,
+    shared: &Arc<EmulationShared>,
     options: ThreadsOptions,
     mut on_step: impl FnMut(&EmulatedStep),
 ) -> Result<(Vec<EmulatedStep>, Vec<RankSteps>), Error> {
     // Nothing is computed, so any device will do.
     let devices = Devices::find(DeviceKind::Cpu, Precision::Fp32)?;
     let world = World::threads(shared.mesh, options, &devices);
-    let around = Around {
+    let context = ProcessContext {
         here: (0..shared.mesh.world()).collect(),
         mesh: shared.mesh,
         status: shared.status.clone(),
@@ -191,7 +191,7 @@ fn run_all(
     let work = move |local: LocalRank, see: &mut dyn FnMut(EmulatedStep)| {
         run_rank(&rank_s, local.communicator, see)
     };
-    let mut ranks = Ranks::start(world, around, work);
+    let mut ranks = Ranks::start(world, context, work);
     let mut steps = Vec::new();
     while let Some(step) = ranks.next_news() {
         on_step(&step);
@@ -200,7 +200,7 @@ fn run_all(
     Ok((steps, ranks.end()?))
 }
 
-fn measured(shared: &Shared, steps: &[EmulatedStep], ranks: Vec<RankSteps>) -> Timeline {
+fn measured(shared: &EmulationShared, steps: &[EmulatedStep], ranks: Vec<RankSteps>) -> Timeline {
     let kept = steps.len().min(KEPT_STEPS as usize);
     let mut order: Vec<usize> = (0..kept).collect();
     order.sort_by_key(|i| steps[*i].makespan_ns);

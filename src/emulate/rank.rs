@@ -8,7 +8,7 @@ use zeropp_comm::groups::Groups;
 use zeropp_comm::mesh::Mesh;
 use zeropp_comm::{CommResult, Communicator};
 use zeropp_core::meter::Meter;
-use zeropp_pipeline::executor::emulated::{Clock, EmulatedLinks, EmulatedWorker, Spent};
+use zeropp_pipeline::executor::emulated::{EmulatedClock, EmulatedLinks, EmulatedWorker, Spent};
 use zeropp_pipeline::executor::{Executor, Instruments, StatusBoard};
 use zeropp_pipeline::simulate::Costs;
 use zeropp_pipeline::timeline::{Computed, RankTimeline, Span, bubble};
@@ -22,7 +22,7 @@ use crate::run::collect::{self, Gathering};
 const LEAD_NS: u64 = 5_000_000;
 
 /// The state that all ranks share.
-pub(super) struct Shared {
+pub(super) struct EmulationShared {
     pub(super) steps: u64,
     pub(super) mesh: Mesh,
     pub(super) programs: Arc<Programs>,
@@ -36,7 +36,7 @@ pub(super) type RankSteps = Vec<Vec<Span>>;
 
 /// One rank's figures of a step, which go to rank 0 at its end.
 #[derive(Serialize, Deserialize)]
-struct RankStep {
+struct EmulatedRankStep {
     end_ns: u64,
     step_ns: u64,
     computed: Computed,
@@ -48,17 +48,17 @@ struct RankStep {
 
 /// Runs all steps on one rank; on rank 0 `see` gets each of them.
 pub(super) fn run_rank(
-    shared: &Shared,
+    shared: &EmulationShared,
     world: Arc<dyn Communicator>,
     mut see: impl FnMut(EmulatedStep),
 ) -> Result<RankSteps, RankError> {
     let groups = Groups::new(world.clone(), shared.mesh)?;
-    let clock = Clock::new(shared.epoch);
+    let clock = EmulatedClock::new(shared.epoch);
     let mut executor = build(shared, &groups, &clock);
     let late = shared.programs.most.validates_late();
     let (mut kept, mut start, mut end_before) = (Vec::new(), 0, None::<u64>);
-    let mut under_way: Option<(u64, Gathering<RankStep>)> = None;
-    let mut told = |step: u64, figures: Gathering<RankStep>| -> CommResult<()> {
+    let mut under_way: Option<(u64, Gathering<EmulatedRankStep>)> = None;
+    let mut reported = |step: u64, figures: Gathering<EmulatedRankStep>| -> CommResult<()> {
         let all = figures.wait()?;
         if world.rank() == 0 {
             see(summarise(step, &all, end_before.filter(|_| late)));
@@ -84,12 +84,12 @@ pub(super) fn run_rank(
         let mine = figures(&timeline, of_rank, before, clock.spent());
         // What the others said of the step before has long come.
         if let Some((step, figures)) = under_way.take() {
-            told(step, figures)?;
+            reported(step, figures)?;
         }
         let figures = collect::start(&*world, &mine);
         match late && step < shared.steps {
             true => under_way = Some((step, figures)),
-            false => told(step, figures)?,
+            false => reported(step, figures)?,
         }
         if step <= KEPT_STEPS {
             kept.push(timeline.spans);
@@ -99,7 +99,11 @@ pub(super) fn run_rank(
     Ok(kept)
 }
 
-fn build(shared: &Shared, groups: &Groups, clock: &Arc<Clock>) -> Executor<EmulatedWorker> {
+fn build(
+    shared: &EmulationShared,
+    groups: &Groups,
+    clock: &Arc<EmulatedClock>,
+) -> Executor<EmulatedWorker> {
     let program = shared.programs.of(groups.coords.dp);
     let links = EmulatedLinks::new(groups.pipeline.clone(), shared.costs.clone(), clock.clone());
     Executor::new(
@@ -112,7 +116,7 @@ fn build(shared: &Shared, groups: &Groups, clock: &Arc<Clock>) -> Executor<Emula
 }
 
 /// Agrees on a moment soon to come, and waits for it.
-fn common_start(world: &dyn Communicator, clock: &Clock) -> CommResult<u64> {
+fn common_start(world: &dyn Communicator, clock: &EmulatedClock) -> CommResult<u64> {
     let all = world.exchange(clock.now().to_le_bytes().to_vec()).wait()?;
     let time = |bytes: &Vec<u8>| bytes[..].try_into().map(u64::from_le_bytes).unwrap_or(0);
     let last = all.iter().map(time).max().unwrap_or(0);
@@ -127,8 +131,8 @@ fn figures(
     [took, step_ns]: [u64; 2],
     before: Spent,
     after: Spent,
-) -> RankStep {
-    RankStep {
+) -> EmulatedRankStep {
+    EmulatedRankStep {
         end_ns: timeline.own_span().map_or(0, |(_, end)| end),
         step_ns,
         computed: Computed::of(&timeline.spans).unwrap_or_default(),
@@ -140,9 +144,9 @@ fn figures(
 }
 
 /// A step of all ranks. Where it did not wait for the one before, that had `end_before`.
-fn summarise(step: u64, ranks: &[RankStep], end_before: Option<u64>) -> EmulatedStep {
-    let sum = |f: fn(&RankStep) -> u64| ranks.iter().map(f).sum::<u64>();
-    let most = |f: fn(&RankStep) -> u64| ranks.iter().map(f).max().unwrap_or(0);
+fn summarise(step: u64, ranks: &[EmulatedRankStep], end_before: Option<u64>) -> EmulatedStep {
+    let sum = |f: fn(&EmulatedRankStep) -> u64| ranks.iter().map(f).sum::<u64>();
+    let most = |f: fn(&EmulatedRankStep) -> u64| ranks.iter().map(f).max().unwrap_or(0);
     let end = most(|r| r.end_ns);
     let began = ranks.iter().map(|r| r.computed.start_ns).min().unwrap_or(0);
     // One after the other without a meeting, steps overlap: each takes what it adds.

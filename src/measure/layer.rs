@@ -21,7 +21,7 @@ const MICRO_BATCHES: usize = 4;
 /// How many times as large the micro-batches of a third run are: what a block takes beside its
 /// FLOP is what does not grow with them.
 const LARGER: usize = 3;
-/// Steps, of which what is told is a median.
+/// Steps; the median of them is reported.
 const STEPS: u64 = 8;
 /// Bytes that an update moves of each parameter: parameter, gradient and two moments are read,
 /// three of them written.
@@ -56,9 +56,9 @@ pub struct LayerRates {
 /// Too little memory, or a run that fails.
 pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error> {
     let samples = config.micro_batch_size;
-    let recomputed = Run::new(config, ranks, Recompute::Full, samples)?;
+    let recomputed = TimedRun::new(config, ranks, Recompute::Full, samples)?;
     // What takes more memory is done without where there is too little.
-    let fitting = |samples| match Run::new(config, ranks, Recompute::None, samples) {
+    let fitting = |samples| match TimedRun::new(config, ranks, Recompute::None, samples) {
         Err(Error::Memory(_)) => Ok(None),
         run => run.map(Some),
     };
@@ -116,7 +116,7 @@ fn total(times: &BlockTimes) -> f64 {
 }
 
 /// A short run, and what its actions took.
-struct Run {
+struct TimedRun {
     trainer: Trainer,
     costs: Costs,
     /// Seconds of each stage's F, B, W and R.
@@ -125,13 +125,13 @@ struct Run {
     step_end_s: f64,
 }
 
-impl Run {
+impl TimedRun {
     fn new(
         config: &Config,
         ranks: usize,
         recompute: Recompute,
         micro_batch_size: usize,
-    ) -> Result<Run, Error> {
+    ) -> Result<TimedRun, Error> {
         let config = Config {
             dp: ranks,
             layers: BLOCKS.iter().sum(),
@@ -149,7 +149,7 @@ impl Run {
         let costs = measured(&timeline).map_err(|e| Error::Model(e.to_string()))?;
         let seconds = |s: &StageCosts| [s.f_ns, s.b_ns, s.w_ns, s.r_ns].map(|ns| ns as f64 / 1e9);
         let times = costs.stages.iter().map(seconds).collect();
-        Ok(Run { trainer, costs, times, step_end_s: between_steps(&timeline) })
+        Ok(TimedRun { trainer, costs, times, step_end_s: between_steps(&timeline) })
     }
 }
 

@@ -23,7 +23,7 @@ const ROUNDS: usize = 9;
 
 /// Times over size, and the line through them.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Line {
+pub struct LinkFit {
     /// Seconds that no size goes below.
     pub latency_s: f64,
     /// Bytes in a second beyond it: what a rank sends and receives at once.
@@ -34,17 +34,17 @@ pub struct Line {
 
 /// The operations of one group.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Links {
+pub struct LinkTimes {
     /// Ranks of the group.
     pub ranks: usize,
     /// All-gathers.
-    pub gather: Line,
+    pub gather: LinkFit,
     /// Reduce-scatters.
-    pub reduce: Line,
+    pub reduce: LinkFit,
     /// All-reduces.
-    pub all_reduce: Line,
+    pub all_reduce: LinkFit,
     /// Messages from one rank to another.
-    pub message: Line,
+    pub message: LinkFit,
 }
 
 /// Inside a process and between processes, as far as `config`'s job has either.
@@ -54,7 +54,7 @@ pub struct Links {
 pub(super) fn measure(
     config: &Config,
     devices: &Devices,
-) -> Result<(Option<Links>, Option<Links>), Error> {
+) -> Result<(Option<LinkTimes>, Option<LinkTimes>), Error> {
     let ranks = config.mesh().world();
     if config.engine == EngineKind::Threads {
         if ranks < 2 {
@@ -78,7 +78,7 @@ pub(super) fn measure(
 }
 
 /// The operations of the groups of ranks that `color` gives one number, all at once.
-fn grouped(world: &World, color: impl Fn(usize) -> usize + Sync) -> Result<Links, Error> {
+fn grouped(world: &World, color: impl Fn(usize) -> usize + Sync) -> Result<LinkTimes, Error> {
     let measured = std::thread::scope(|scope| {
         let of = |local: &crate::world::LocalRank| {
             let (rank, device) = (local.rank, local.device.clone());
@@ -94,13 +94,13 @@ fn grouped(world: &World, color: impl Fn(usize) -> usize + Sync) -> Result<Links
         let threads =
             threads.inspect_err(|error| world.ranks[0].communicator.abort(&error.to_string()))?;
         let all = threads.into_iter().map(|t| t.join().expect("operations on tensors"));
-        all.collect::<CommResult<Vec<Links>>>().map_err(Error::from)
+        all.collect::<CommResult<Vec<LinkTimes>>>().map_err(Error::from)
     });
     Ok(measured?.swap_remove(0))
 }
 
 /// One rank's part.
-fn links(group: &Arc<dyn Communicator>, device: &Device) -> CommResult<Links> {
+fn links(group: &Arc<dyn Communicator>, device: &Device) -> CommResult<LinkTimes> {
     let n = group.size();
     let tensor = |bytes: usize| Tensor::<1>::ones([bytes / 4], (device, DType::F32));
     let share = (n - 1) as f64 / n as f64;
@@ -120,7 +120,7 @@ fn links(group: &Arc<dyn Communicator>, device: &Device) -> CommResult<Links> {
     let message = timed(group, |bytes| pass(group, bytes, &tensor))?;
     // There and back are two.
     let message = message.into_iter().map(|(bytes, s)| (bytes, s / 2.0)).collect();
-    Ok(Links {
+    Ok(LinkTimes {
         ranks: n,
         gather: line(gather, share),
         reduce: line(reduce, share),
@@ -178,7 +178,7 @@ fn timed(
 }
 
 /// The line `latency + bytes · share / bandwidth` with the least sum of squared relative errors.
-fn line(points: Vec<(usize, f64)>, share: f64) -> Line {
+fn line(points: Vec<(usize, f64)>, share: f64) -> LinkFit {
     // Each point weighs 1/t²: t = a + x·g.
     let (mut w, mut wx, mut wxx, mut wt, mut wxt) = (0.0, 0.0, 0.0, 0.0, 0.0);
     for (bytes, t) in &points {
@@ -195,7 +195,7 @@ fn line(points: Vec<(usize, f64)>, share: f64) -> Line {
     let intercept = (wt - slope * wx) / w;
     let latency_s = intercept.clamp(0.0, least);
     let bytes_per_s = if slope > 0.0 { 1.0 / slope } else { 1e12 };
-    Line { latency_s, bytes_per_s, points }
+    LinkFit { latency_s, bytes_per_s, points }
 }
 
 #[cfg(test)]

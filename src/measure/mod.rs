@@ -12,7 +12,7 @@ use crate::Error;
 use crate::config::{Config, DeviceKind};
 
 pub use layer::LayerRates;
-pub use links::{Line, Links};
+pub use links::{LinkFit, LinkTimes};
 pub use products::Product;
 
 /// The results. All rates are those of one rank while all ranks do the same.
@@ -29,9 +29,9 @@ pub struct Measured {
     /// One layer, and the optimizer.
     pub layer: LayerRates,
     /// Inside a process; none where a rank is alone.
-    pub inside: Option<Links>,
+    pub inside: Option<LinkTimes>,
     /// Between processes; none where there is one.
-    pub between: Option<Links>,
+    pub between: Option<LinkTimes>,
 }
 
 /// Measures with the ranks that `config` names, all at once, in well under a minute for models of

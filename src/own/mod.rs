@@ -6,7 +6,7 @@ pub(crate) mod samples;
 use std::sync::Arc;
 
 use zeropp_pipeline::ir::Schedule;
-use zeropp_zero3::optimizer::LearningRate;
+use zeropp_zero3::optimizer::LearningRateFn;
 use zeropp_zero3::rule::{ParameterGroups, UpdateRule};
 
 use crate::config::Config;
@@ -14,9 +14,9 @@ use crate::own::samples::Samples;
 
 /// An optimizer, a learning rate, data and a schedule of a program's own.
 #[derive(Clone, Default)]
-pub(crate) struct Own {
+pub(crate) struct CustomParts {
     pub(crate) rule: Option<Arc<dyn UpdateRule>>,
-    pub(crate) rate: Option<LearningRate>,
+    pub(crate) rate: Option<LearningRateFn>,
     pub(crate) data: Option<Arc<dyn Samples>>,
     /// The samples of the validation loss.
     pub(crate) eval_data: Option<Arc<dyn Samples>>,
@@ -25,7 +25,7 @@ pub(crate) struct Own {
     pub(crate) masks_nothing: bool,
 }
 
-impl Own {
+impl CustomParts {
     /// How parameters are updated, with settings that have been checked.
     pub(crate) fn parameters(&self, config: &Config) -> ParameterGroups {
         ParameterGroups {
@@ -42,8 +42,8 @@ impl Own {
     }
 
     /// The learning rate over the steps.
-    pub(crate) fn rate(&self, config: &Config) -> LearningRate {
-        let by_settings = || -> LearningRate {
+    pub(crate) fn rate(&self, config: &Config) -> LearningRateFn {
+        let by_settings = || -> LearningRateFn {
             let rate = config.learning_rate();
             Arc::new(move |step| rate.at(step))
         };

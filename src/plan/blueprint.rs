@@ -15,7 +15,7 @@ use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict_at_once};
 use zeropp_pipeline::simulate::{Costs, StageCosts};
 use zeropp_pipeline::timeline::Timeline;
-use zeropp_plan::bytes::{Layer, RankState, StageForm, StageState};
+use zeropp_plan::bytes::{LayerSizes, RankState, StageForm, StageState};
 use zeropp_plan::cutter::Stages;
 use zeropp_plan::memory::{of_ranks, rank_states};
 use zeropp_plan::parts::Parts;
@@ -25,10 +25,10 @@ use zeropp_zero3::Tie;
 use zeropp_zero3::checkpoint::Base;
 
 use crate::Error;
-use crate::own::Own;
+use crate::own::CustomParts;
 use crate::plan::needs::Needs;
 use crate::plan::program::{Resolved, shape};
-use crate::plan::times::Times;
+use crate::plan::times::ActionTimes;
 use crate::plan::{cut, evaluation, limit, memory, replicas, sizes};
 
 /// What every rank builds from.
@@ -48,15 +48,19 @@ pub(crate) struct Blueprint {
     pub(crate) recomputed: Recomputed,
     pub(crate) compute: DType,
     pub(crate) batch: BatchShape,
-    pub(crate) times: Times,
+    pub(crate) times: ActionTimes,
     pub(crate) plan: Plan,
-    pub(crate) own: Own,
+    pub(crate) own: CustomParts,
     /// Where what does not train is from, if the run has looked.
     pub(crate) base: Option<Base>,
 }
 
 impl Blueprint {
-    pub(crate) fn new(config: &Config, model: Model, own: &Own) -> Result<Blueprint, Error> {
+    pub(crate) fn new(
+        config: &Config,
+        model: Model,
+        own: &CustomParts,
+    ) -> Result<Blueprint, Error> {
         let resolved = Resolved::new(config, own.schedule.as_deref())?;
         let config = &resolved.config;
         let compute = match config.precision {
@@ -90,7 +94,7 @@ impl Blueprint {
 
     /// The same with these stages, which take what `table` says, if there is one.
     fn of(
-        (resolved, table, own): (&Resolved, Option<&Table>, &Own),
+        (resolved, table, own): (&Resolved, Option<&Table>, &CustomParts),
         (model, parts): (&Model, &Parts),
         (batch, compute): (BatchShape, DType),
         stages: Stages,
@@ -106,7 +110,7 @@ impl Blueprint {
             recomputed: Recomputed::default(),
             compute,
             batch,
-            times: Times::default(),
+            times: ActionTimes::default(),
             plan: Plan::default(),
             own: own.clone(),
             base: None,
@@ -116,7 +120,7 @@ impl Blueprint {
         let bytes = blueprint.all_bytes();
         let recomputed = &blueprint.recomputed.whole;
         let estimates = parts.estimates(&blueprint.stages, |s| recomputed.contains(&s));
-        blueprint.times = Times::new((&blueprint.config, table), estimates, &bytes)?;
+        blueprint.times = ActionTimes::new((&blueprint.config, table), estimates, &bytes)?;
         let costs = resolved.generator_costs(&blueprint.times.costs, &bytes);
         let programs = replicas::programs(resolved, &costs)?;
         let measures = own.measures(&blueprint.config);
@@ -362,7 +366,7 @@ fn parts(model: &Model, batch: BatchShape) -> Parts {
     let parts = model.parts.iter().enumerate();
     let layer = |(i, part): (usize, &Part)| {
         let role = part.role(is_tied && i == last);
-        (Layer::new(part.parameters(), role, part.cost(batch)), part.is_block())
+        (LayerSizes::new(part.parameters(), role, part.cost(batch)), part.is_block())
     };
     Parts::new(parts.map(layer).collect(), is_tied, batch.tokens())
 }

@@ -16,7 +16,7 @@ pub(crate) struct Owns {
     pub(crate) loss: bool,
 }
 
-/// Refuses documents that nobody knows the beginnings of, and a loss that knows of no mask.
+/// Refuses documents whose beginnings are not known, and a loss that knows of no mask.
 ///
 /// # Errors
 /// The setting, and what would work.

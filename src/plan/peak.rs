@@ -41,12 +41,12 @@ impl Peak {
 /// step, or a step that was faster, as happens where others used the machine just then. So no step
 /// is above all of it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Best(f64);
+pub(crate) struct BestRate(f64);
 
-impl Best {
+impl BestRate {
     /// What was measured.
-    pub(crate) fn new(flops: f64) -> Best {
-        Best(flops)
+    pub(crate) fn new(flops: f64) -> BestRate {
+        BestRate(flops)
     }
 
     /// The share that a step with this rate had, between 0 and 1.
@@ -134,10 +134,10 @@ mod tests {
     /// Runs printed 347 % of a peak that was measured while others computed.
     #[test]
     fn no_step_is_above_the_best_that_is_known() {
-        let mut best = Best::new(100.0);
+        let mut best = BestRate::new(100.0);
         assert_eq!(best.utilisation(40.0), 0.4);
         assert_eq!(best.utilisation(347.0), 1.0);
         assert_eq!(best.utilisation(34.7), 0.1);
-        assert_eq!(Best::new(0.0).utilisation(0.0), 0.0);
+        assert_eq!(BestRate::new(0.0).utilisation(0.0), 0.0);
     }
 }

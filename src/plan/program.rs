@@ -5,7 +5,7 @@ use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, recomputed};
 use zeropp_pipeline::memory::StageBytes;
-use zeropp_pipeline::schedules::{Costs, Limits, Shape};
+use zeropp_pipeline::schedules::{Limits, OrderCosts, Shape};
 use zeropp_pipeline::simulate;
 use zeropp_pipeline::verify::{VerifyLimits, verify, verify_issue_order};
 use zeropp_plan::programs::{self, lowered};
@@ -90,9 +90,13 @@ impl Resolved {
 
     /// The generators' costs of stages that take the times of `costs` and keep `bytes`, within the
     /// limits of the settings.
-    pub(crate) fn generator_costs(&self, costs: &simulate::Costs, bytes: &[StageBytes]) -> Costs {
+    pub(crate) fn generator_costs(
+        &self,
+        costs: &simulate::Costs,
+        bytes: &[StageBytes],
+    ) -> OrderCosts {
         let Config { max_gathered, max_gathers, .. } = self.config;
-        Costs {
+        OrderCosts {
             mem_limit: self.config.mem_limit.and_then(|limit| i64::try_from(limit.0).ok()),
             limits: Limits { gathered: max_gathered, gathers: max_gathers, evaluations: None },
             objective: self.config.optimizer_sync.into(),
@@ -105,7 +109,7 @@ impl Resolved {
     ///
     /// # Errors
     /// A schedule that does not exist, does not suit the mesh, or does not fit the settings.
-    pub(crate) fn programs(&self, costs: &Costs) -> Result<Schedule, Error> {
+    pub(crate) fn programs(&self, costs: &OrderCosts) -> Result<Schedule, Error> {
         let config = &self.config;
         // NCCL may keep an operation waiting for the other ranks', and all behind it.
         let one_order = config.engine == EngineKind::Nccl;

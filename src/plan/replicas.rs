@@ -1,7 +1,7 @@
 //! The programs of a run's replicas, as its settings have them.
 
 use zeropp_pipeline::ir::Schedule;
-use zeropp_pipeline::schedules::Costs;
+use zeropp_pipeline::schedules::OrderCosts;
 use zeropp_plan::deal::Deal;
 use zeropp_plan::programs::Programs;
 
@@ -14,7 +14,7 @@ use crate::plan::program::{Resolved, check_program};
 /// # Errors
 /// A schedule that does not exist, does not suit the mesh, or does not fit the settings;
 /// programs of replicas that do not go together.
-pub(crate) fn programs(resolved: &Resolved, costs: &Costs) -> Result<Programs, Error> {
+pub(crate) fn programs(resolved: &Resolved, costs: &OrderCosts) -> Result<Programs, Error> {
     let (config, deal) = (&resolved.config, resolved.config.deal());
     let Some(fewer) = deal.fewer() else {
         return Ok(Programs::alike(deal, resolved.programs(costs)?));

@@ -11,14 +11,14 @@ use crate::plan::costs_file::wrong;
 
 /// What everything takes, and where that is from.
 #[derive(Clone, Default)]
-pub(crate) struct Times {
+pub(crate) struct ActionTimes {
     /// Of every stage; messages take a latency, which is their transfer too.
     pub(crate) costs: Costs,
     /// One line for people.
     pub(crate) source: String,
 }
 
-impl Times {
+impl ActionTimes {
     /// The times of `table`, the file that `config` names, as it is for this cut, else `estimates`;
     /// for stages that keep `bytes`.
     ///
@@ -28,12 +28,12 @@ impl Times {
         (config, table): (&Config, Option<&Table>),
         estimates: Vec<StageCosts>,
         bytes: &[StageBytes],
-    ) -> Result<Times, ConfigError> {
+    ) -> Result<ActionTimes, ConfigError> {
         let (Some(path), Some(table)) = (&config.costs, table) else {
             let costs = Costs { stages: estimates, memory: bytes.to_vec(), ..Costs::default() };
             let source = "estimated from FLOP: proportions, with messages, gathers and reductions \
                           that take no time (--costs FILE has times)";
-            return Ok(Times { costs, source: source.into() });
+            return Ok(ActionTimes { costs, source: source.into() });
         };
         let fail = |problem: String| wrong("costs", &path.display(), &problem);
         let sharers = Sharers { zero3: config.zero3, replicas: config.dp };
@@ -49,6 +49,6 @@ impl Times {
             Some(what) => format!("measured: {} ({})", path.display(), escaped_line(what)),
             None => format!("given: {}", path.display()),
         };
-        Ok(Times { costs, source })
+        Ok(ActionTimes { costs, source })
     }
 }

@@ -52,11 +52,11 @@ struct RankLog {
     ops: Arc<OpLog>,
     /// Weak: a communicator that is alive says that its rank still takes part.
     world: OnceLock<Weak<dyn Communicator>>,
-    state: Mutex<State>,
+    state: Mutex<RecorderState>,
 }
 
 #[derive(Default)]
-struct State {
+struct RecorderState {
     roster: Option<Arc<Roster>>,
     end: Option<End>,
     /// The record of a rank that has ended: what is judged and what is written are the same.
@@ -193,7 +193,7 @@ impl FlightRecorder {
     }
 
     /// The record of a rank, once it has ended.
-    fn kept(&self, rank: usize, log: &RankLog, state: &mut State) -> Option<Arc<Record>> {
+    fn kept(&self, rank: usize, log: &RankLog, state: &mut RecorderState) -> Option<Arc<Record>> {
         let end = state.end.clone()?;
         let make = || Arc::new(self.record(rank, &log.ops, state.roster.as_deref(), end));
         let record = state.record.take().unwrap_or_else(make);
@@ -216,7 +216,7 @@ impl FlightRecorder {
         })
     }
 
-    /// Writes the record of `rank`, once, unless the run has ended as it was told to.
+    /// Writes the record of `rank`, once, unless the run has ended as it was asked to.
     ///
     /// # Errors
     /// Those of the file system.
@@ -237,9 +237,9 @@ impl FlightRecorder {
         Ok(())
     }
 
-    /// Writes what the ranks have done so far, for a process that was told to end and may be killed
-    /// before it has: launchers do so where another process is gone. What cannot be written is
-    /// missing then.
+    /// Writes what the ranks have done so far, for a process that was asked to end and may be
+    /// killed before it has: launchers do so where another process is gone. What cannot be written
+    /// is missing then.
     pub(crate) fn write_provisionally(&self, signal: i32, text: &str) {
         let Some(folder) = &self.folder else { return };
         let ended_well = self.ended_well.lock();
@@ -258,7 +258,7 @@ impl FlightRecorder {
         }
     }
 
-    /// The run has ended as it was told to: takes back what was written in case it would not.
+    /// The run has ended as it was asked to: takes back what was written in case it would not.
     pub(crate) fn withdraw(&self) {
         let mut ended_well = self.ended_well.lock();
         *ended_well = true;

@@ -1,8 +1,8 @@
 //! The end of a process that cannot go on where it stands: its allocator has no more memory to
 //! give, or a file that it has mapped was cut (ADR 17).
 //!
-//! Whoever finds that may hold any lock and can allocate nothing, so the records are written by a
-//! thread that waits for this from the start, with a reserve of its own.
+//! The thread that finds that may hold any lock and can allocate nothing, so the records are
+//! written by a thread that waits for this from the start, with a reserve of its own.
 
 use std::cell::Cell;
 use std::io::Write;

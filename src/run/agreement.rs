@@ -18,7 +18,7 @@ use zeropp_pipeline::exchange::json::{self, Document};
 use crate::config::{Across, Config, OPTIONS, OptionInfo};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
-use crate::run::rank::Shared;
+use crate::run::rank::RunShared;
 
 /// Largest program that is sent, in bytes of JSON: some 30 million actions.
 const PROGRAM_BYTES_MAX: usize = 256 << 20;
@@ -44,7 +44,7 @@ struct Stated {
 
 /// The partition and programs that rank 0 sends to all.
 #[derive(Serialize, Deserialize)]
-struct Given {
+struct Rank0Program {
     host: String,
     /// First part of each stage.
     cuts: Vec<usize>,
@@ -57,7 +57,7 @@ struct Given {
 
 /// The blueprint that a process runs in place of its own.
 #[derive(Clone)]
-pub(crate) struct Taken {
+pub(crate) struct AgreedBlueprint {
     blueprint: Arc<Blueprint>,
     /// In which settings the process differs from rank 0's, in words.
     differs: String,
@@ -65,7 +65,7 @@ pub(crate) struct Taken {
 
 /// A rank's answer to what rank 0 has sent.
 #[derive(Serialize, Deserialize)]
-struct Answer {
+struct AgreementReply {
     /// Why it cannot take what rank 0 gave.
     refused: Option<String>,
 }
@@ -76,7 +76,7 @@ struct Answer {
 /// [`RankError::Program`], on all ranks in the same words: settings or data differ that must not,
 /// or one cannot run rank 0's program.
 pub(crate) fn agree(
-    shared: &Shared,
+    shared: &RunShared,
     world: &dyn Communicator,
 ) -> Result<Arc<Blueprint>, RankError> {
     let own = &shared.blueprint;
@@ -103,7 +103,7 @@ pub(crate) fn agree(
 
 /// Finds out in which settings the processes differ, where they do.
 fn compare(
-    shared: &Shared,
+    shared: &RunShared,
     world: &dyn Communicator,
     digests: &[&[u8]],
 ) -> Result<RankError, RankError> {
@@ -124,7 +124,7 @@ fn compare(
 
 /// The blueprint of rank 0 on all ranks, where programs differ.
 fn take_rank_0_s(
-    shared: &Shared,
+    shared: &RunShared,
     world: &dyn Communicator,
     digests: &[&[u8]],
 ) -> Result<Arc<Blueprint>, RankError> {
@@ -134,20 +134,20 @@ fn take_rank_0_s(
     let is_same = digests[rank] == digests[0];
     // In the name of the first rank here that differs; all of a process do.
     let taken = match is_same {
-        true => Ok(Taken { blueprint: own.clone(), differs: String::new() }),
+        true => Ok(AgreedBlueprint { blueprint: own.clone(), differs: String::new() }),
         false => shared
             .agreed
             .get_or_init(|| take(own, &all[0], digests[0], (shared.here[0], &shared.host)))
             .clone(),
     };
-    let answer = Answer { refused: taken.as_ref().err().cloned() };
+    let answer = AgreementReply { refused: taken.as_ref().err().cloned() };
     let bytes = serde_json::to_vec(&answer).expect("plain data");
     for bytes in world.exchange(bytes).wait()?.iter() {
-        let Answer { refused } = serde_json::from_slice(bytes).expect("written by a rank");
+        let AgreementReply { refused } = serde_json::from_slice(bytes).expect("written by a rank");
         let Some(why) = refused else { continue };
         return Err(RankError::Program(format!("{why}; give all processes of a run the same")));
     }
-    let Taken { blueprint, differs } = taken.expect("nobody refused");
+    let AgreedBlueprint { blueprint, differs } = taken.expect("nobody refused");
     if rank == shared.here[0] && !is_same {
         warn!(
             "this process makes a different program from rank 0's ({differs}), and runs rank \
@@ -161,7 +161,7 @@ fn take_rank_0_s(
 fn given(own: &Blueprint, host: &str) -> Vec<u8> {
     let programs: Vec<String> = programs(own).collect();
     let fits = programs.iter().map(String::len).sum::<usize>() <= PROGRAM_BYTES_MAX;
-    let given = Given {
+    let given = Rank0Program {
         host: host.to_owned(),
         cuts: own.stages.iter().map(|stage| stage.start).collect(),
         programs: if fits { programs } else { Vec::new() },
@@ -177,8 +177,8 @@ fn take(
     bytes: &[u8],
     digest: &[u8],
     (rank, host): (usize, &str),
-) -> Result<Taken, String> {
-    let given: Given = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+) -> Result<AgreedBlueprint, String> {
+    let given: Rank0Program = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
     let settings = of_program(&own.config);
     let rank_0 = RankSettings { rank: 0, host: &given.host, settings: &given.settings };
     let differs = differences(RankSettings { rank, host, settings: &settings }, rank_0);
@@ -197,7 +197,7 @@ fn take(
     match schedules.and_then(|schedules| own.with_programs(&given.cuts, schedules)) {
         Ok(taken) if program_digest(&taken).as_bytes() == digest => {
             let differs = differs.unwrap_or_else(|| "its files have different contents".into());
-            Ok(Taken { blueprint: Arc::new(taken), differs })
+            Ok(AgreedBlueprint { blueprint: Arc::new(taken), differs })
         }
         Ok(_) => Err(cannot("its model is a different one".into())),
         Err(problem) => Err(cannot(problem)),
@@ -238,7 +238,7 @@ fn named(rank: usize, host: &str) -> String {
 }
 
 /// The settings that this process must share with the others.
-fn common_here(shared: &Shared) -> Settings {
+fn common_here(shared: &RunShared) -> Settings {
     let mut settings = common(&shared.blueprint.config, shared.data.0.fingerprint());
     if let Some(set) = &shared.evaluation {
         settings.insert("eval-data".to_owned(), set.data().fingerprint().to_string());

@@ -15,32 +15,32 @@ use crate::run::stop::StopRequest;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Note {
     /// The request of its process.
-    pub(crate) wish: StopRequest,
+    pub(crate) stop_request: StopRequest,
     /// Whether all are to meet after the next step: the program has not answered for long.
     pub(crate) meet: bool,
     /// The steps that were reported to rank 0's trainer since the step before, for the trainers of
     /// other processes.
-    pub(crate) told: Vec<u8>,
+    pub(crate) reported: Vec<u8>,
 }
 
 impl Note {
     /// The largest request of all ranks, and the steps that rank 0 reports.
     fn joined(all: Vec<Note>) -> Note {
-        let wish = all.iter().map(|note| note.wish).max().unwrap_or_default();
+        let stop_request = all.iter().map(|note| note.stop_request).max().unwrap_or_default();
         let meet = all.iter().any(|note| note.meet);
-        let told = all.into_iter().next().map(|note| note.told).unwrap_or_default();
-        Note { wish, meet, told }
+        let reported = all.into_iter().next().map(|note| note.reported).unwrap_or_default();
+        Note { stop_request, meet, reported }
     }
 }
 
 /// Steps that were reported to rank 0's trainer, for the trainers of other processes.
 #[derive(Default)]
-pub(crate) struct ToldSteps(Vec<ToldStep>);
+pub(crate) struct ReportedSteps(Vec<ReportedStep>);
 
 /// JSON is read back to a neighbouring number at times, so loss and norm go as bits, too.
-type ToldStep = (StepMetrics, StageTimes, [u64; 2]);
+type ReportedStep = (StepMetrics, StageTimes, [u64; 2]);
 
-impl ToldSteps {
+impl ReportedSteps {
     /// One more.
     pub(crate) fn add(&mut self, metrics: &StepMetrics, times: &StageTimes) {
         let exact = [metrics.loss.to_bits(), metrics.grad_norm.to_bits()];
@@ -56,12 +56,12 @@ impl ToldSteps {
     }
 
     /// The steps of a message.
-    pub(crate) fn read(told: &[u8]) -> Vec<(StepMetrics, StageTimes)> {
-        if told.is_empty() {
+    pub(crate) fn read(reported: &[u8]) -> Vec<(StepMetrics, StageTimes)> {
+        if reported.is_empty() {
             return Vec::new();
         }
-        let steps: Vec<ToldStep> = serde_json::from_slice(told).expect("written by rank 0");
-        let exact = |(mut metrics, times, exact): ToldStep| {
+        let steps: Vec<ReportedStep> = serde_json::from_slice(reported).expect("written by rank 0");
+        let exact = |(mut metrics, times, exact): ReportedStep| {
             [metrics.loss, metrics.grad_norm] = exact.map(f64::from_bits);
             (metrics, times)
         };
@@ -107,9 +107,13 @@ mod tests {
                 scope.spawn(move || {
                     let rank = world.rank();
                     let note = |step: usize| Note {
-                        wish: if rank == step { StopRequest::Stop(15) } else { StopRequest::Save },
+                        stop_request: if rank == step {
+                            StopRequest::Stop(15)
+                        } else {
+                            StopRequest::Save
+                        },
                         meet: rank == 2 && step == 0,
-                        told: vec![rank as u8, step as u8],
+                        reported: vec![rank as u8, step as u8],
                     };
                     let first = Behind::send(&*world, &(rank as u64), &note(0));
                     let second = Behind::send(&*world, &(10 + rank as u64), &note(7));
@@ -122,9 +126,10 @@ mod tests {
         for (rank, [first, second]) in all.into_iter().enumerate() {
             let of_all =
                 |from: u64| if rank == 0 { vec![from, from + 1, from + 2] } else { vec![] };
-            let note = Note { wish: StopRequest::Stop(15), meet: true, told: vec![0, 0] };
+            let note =
+                Note { stop_request: StopRequest::Stop(15), meet: true, reported: vec![0, 0] };
             assert_eq!(first, (of_all(0), note));
-            let note = Note { wish: StopRequest::Save, meet: false, told: vec![0, 7] };
+            let note = Note { stop_request: StopRequest::Save, meet: false, reported: vec![0, 7] };
             assert_eq!(second, (of_all(10), note));
         }
     }

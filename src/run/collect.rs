@@ -23,12 +23,12 @@ struct Leaf {
     spans: Vec<Span>,
     saves: Vec<SaveSpan>,
     clock_error_ns: u64,
-    exported: Vec<Piece>,
+    exported: Vec<ExportPiece>,
 }
 
 /// An export without its values.
 #[derive(Serialize, Deserialize)]
-struct Piece {
+struct ExportPiece {
     layer: String,
     frozen: bool,
     shard: usize,
@@ -102,7 +102,7 @@ pub(crate) fn to_rank_0(
 /// A result as 32-bit words, whatever they stand for: engines move them and never compute.
 fn pack(result: &RankResult) -> Vec<f32> {
     let exported = result.exported.iter();
-    let piece = |e: &ParamExport| Piece {
+    let piece = |e: &ParamExport| ExportPiece {
         layer: e.layer.clone(),
         frozen: e.frozen,
         shard: e.shard,
@@ -130,7 +130,7 @@ fn unpack(words: &[f32]) -> RankResult {
     let bytes: Vec<u8> = json.iter().flat_map(|word| word.to_bits().to_le_bytes()).collect();
     let leaf: Leaf = serde_json::from_slice(&bytes).expect("written by pack");
     let Leaf { spans, saves, clock_error_ns, exported } = leaf;
-    let export = |Piece { layer, frozen, shard, len }| {
+    let export = |ExportPiece { layer, frozen, shard, len }| {
         let (mine, rest) = values.split_at(len);
         values = rest;
         ParamExport { layer, frozen, shard, values: mine.to_vec() }

@@ -5,43 +5,43 @@ use zeropp_core::data::{DataError, Dataset, OnePass, Sample};
 use crate::own::samples::FirstSamples;
 
 /// Samples that are measured on, one after another.
-pub(crate) enum Measured {
+pub(crate) enum EvaluationSamples {
     /// Of the files that the settings name.
     Files(OnePass),
     /// Of a program's own.
     Own(FirstSamples),
 }
 
-impl Measured {
+impl EvaluationSamples {
     /// The files, or what stands for a program's samples.
     pub(crate) fn data(&self) -> &Dataset {
         match self {
-            Measured::Files(pass) => pass.data(),
-            Measured::Own(first) => &first.stand_in,
+            EvaluationSamples::Files(pass) => pass.data(),
+            EvaluationSamples::Own(first) => &first.stand_in,
         }
     }
 
     /// How many there are.
     pub(crate) fn samples(&self) -> usize {
         match self {
-            Measured::Files(pass) => pass.samples(),
-            Measured::Own(first) => first.number,
+            EvaluationSamples::Files(pass) => pass.samples(),
+            EvaluationSamples::Own(first) => first.number,
         }
     }
 
     /// Tokens that are predicted, scored or not.
     pub(crate) fn targets(&self) -> usize {
         match self {
-            Measured::Files(pass) => pass.targets(),
-            Measured::Own(first) => first.number * first.seq,
+            EvaluationSamples::Files(pass) => pass.targets(),
+            EvaluationSamples::Own(first) => first.number * first.seq,
         }
     }
 
     /// Whether groups of `size` samples have targets that are not scored.
     pub(crate) fn masks(&self, size: usize) -> bool {
         match self {
-            Measured::Files(pass) => pass.masks(size),
-            Measured::Own(first) => first.hidden.documents,
+            EvaluationSamples::Files(pass) => pass.masks(size),
+            EvaluationSamples::Own(first) => first.hidden.documents,
         }
     }
 
@@ -51,8 +51,8 @@ impl Measured {
     /// A token id beyond the vocabulary; a sample that cannot be had.
     pub(crate) fn scored(&self) -> Result<usize, DataError> {
         match self {
-            Measured::Files(pass) => pass.scored(),
-            Measured::Own(first) => first.scored(),
+            EvaluationSamples::Files(pass) => pass.scored(),
+            EvaluationSamples::Own(first) => first.scored(),
         }
     }
 
@@ -62,8 +62,8 @@ impl Measured {
     /// As [`scored`](Self::scored).
     pub(crate) fn sample(&self, n: usize) -> Result<Sample, DataError> {
         match self {
-            Measured::Files(pass) => pass.sample(n),
-            Measured::Own(first) => first.sample(n),
+            EvaluationSamples::Files(pass) => pass.sample(n),
+            EvaluationSamples::Own(first) => first.sample(n),
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::error::RankError;
 use crate::own::samples::{self, FirstSamples, Samples};
 use crate::plan::blueprint::Blueprint;
 use crate::plan::mask_check;
-use crate::run::evaluated::Measured;
+use crate::run::evaluated::EvaluationSamples;
 use crate::run::stop::{StopRequest, Stopper};
 
 /// Bytes of a micro-batch's number and loss on their way to the other ranks.
@@ -33,7 +33,7 @@ const LOSS_BYTES: usize = 12;
 
 /// The samples of a validation loss.
 pub(crate) struct EvaluationSet {
-    measured: Measured,
+    measured: EvaluationSamples,
     /// Micro-batches that count, the first ones; what is left of the last batch is passed over.
     micro_batches: usize,
     /// Samples that these have, those that fill the last one up included.
@@ -62,9 +62,9 @@ impl EvaluationSet {
     ) -> Result<Option<EvaluationSet>, Error> {
         let config = &bp.config;
         let measured = match &bp.own.eval_data {
-            Some(samples) => Measured::Own(first_samples(bp, samples)?),
+            Some(samples) => EvaluationSamples::Own(first_samples(bp, samples)?),
             None if config.eval_every == 0 => return Ok(None),
-            None => Measured::Files(pass(bp, trained_on)?),
+            None => EvaluationSamples::Files(pass(bp, trained_on)?),
         };
         let size = config.micro_batch_size;
         let per_batch = config.samples_per_step() / size;
@@ -215,7 +215,7 @@ fn check_ids(config: &Config, data: &Dataset, known: usize) -> Result<(), Error>
 }
 
 /// How many tokens are scored, of which there is one.
-fn scored(measured: &Measured) -> Result<u64, Error> {
+fn scored(measured: &EvaluationSamples) -> Result<u64, Error> {
     match measured.scored().map_err(|e| Error::EvaluationData(of_eval_data(&e)))? {
         0 => {
             let problem = "none of its tokens are scored: its .mask marks none of them";
@@ -230,43 +230,51 @@ fn scored(measured: &Measured) -> Result<u64, Error> {
 /// Requests to a run while it measures: to save, or to end. A rank sends its request before each
 /// batch and reads those of the others before the next, so that all leave after the same one and
 /// none waits.
-pub(crate) struct Asked<'a> {
+pub(crate) struct EvaluationRequests<'a> {
     /// None where nothing can be asked.
     stopper: Option<&'a Stopper>,
     /// The request that this rank knows of and has not sent.
-    untold: StopRequest,
-    told: Option<Pending<AllBytes>>,
+    unsent: StopRequest,
+    reported: Option<Pending<AllBytes>>,
     /// The largest of all ranks.
-    pub(crate) wish: StopRequest,
+    pub(crate) stop_request: StopRequest,
 }
 
-impl<'a> Asked<'a> {
-    /// Of a run that `stopper` may end; this rank knows of a `wish` already.
-    pub(crate) fn of(stopper: Option<&'a Stopper>, wish: StopRequest) -> Asked<'a> {
-        Asked { stopper, untold: wish, told: None, wish: StopRequest::GoOn }
+impl<'a> EvaluationRequests<'a> {
+    /// Of a run that `stopper` may end; this rank knows of a `stop_request` already.
+    pub(crate) fn of(
+        stopper: Option<&'a Stopper>,
+        stop_request: StopRequest,
+    ) -> EvaluationRequests<'a> {
+        EvaluationRequests {
+            stopper,
+            unsent: stop_request,
+            reported: None,
+            stop_request: StopRequest::GoOn,
+        }
     }
 
     /// Whether anything was asked before the batch before; the same on all ranks.
     fn any(&mut self, world: &dyn Communicator) -> Result<bool, RankError> {
         let Some(stopper) = self.stopper else { return Ok(false) };
-        let mine = std::mem::take(&mut self.untold).max(stopper.hear());
-        let before = self.told.replace(world.exchange(mine.to_bytes().to_vec()));
-        self.hear(before)?;
-        Ok(self.wish > StopRequest::GoOn)
+        let mine = std::mem::take(&mut self.unsent).max(stopper.receive());
+        let before = self.reported.replace(world.exchange(mine.to_bytes().to_vec()));
+        self.receive(before)?;
+        Ok(self.stop_request > StopRequest::GoOn)
     }
 
     /// Receives the requests that were sent last.
     fn settle(&mut self) -> Result<(), RankError> {
-        let last = self.told.take();
-        self.hear(last)
+        let last = self.reported.take();
+        self.receive(last)
     }
 
-    fn hear(&mut self, told: Option<Pending<AllBytes>>) -> Result<(), RankError> {
-        let Some(told) = told else { return Ok(()) };
-        for bytes in told.wait()?.iter() {
-            let wish =
+    fn receive(&mut self, reported: Option<Pending<AllBytes>>) -> Result<(), RankError> {
+        let Some(reported) = reported else { return Ok(()) };
+        for bytes in reported.wait()?.iter() {
+            let stop_request =
                 bytes.as_slice().try_into().map_or(StopRequest::GoOn, StopRequest::from_bytes);
-            self.wish = self.wish.max(wish);
+            self.stop_request = self.stop_request.max(stop_request);
         }
         Ok(())
     }
@@ -311,7 +319,7 @@ impl Evaluator {
         groups: &Groups,
         executor: &mut Executor<ModelWorker>,
         step: u64,
-        asked: &mut Asked,
+        asked: &mut EvaluationRequests,
     ) -> Result<Option<Evaluation>, RankError> {
         let evaluation = self.measure(groups, executor, step, asked)?;
         match (evaluation, &mut self.plateau) {
@@ -331,7 +339,7 @@ impl Evaluator {
         groups: &Groups,
         executor: &mut Executor<ModelWorker>,
         step: u64,
-        asked: &mut Asked,
+        asked: &mut EvaluationRequests,
     ) -> Result<Option<Evaluation>, RankError> {
         let start = Instant::now();
         let (first, in_all) = self.place;

@@ -8,7 +8,7 @@ use zeropp_pipeline::executor::{ExecutorError, StepError};
 
 use crate::Error;
 use crate::error::{RankError, explained};
-use crate::run::spawn::Around;
+use crate::run::spawn::ProcessContext;
 
 /// How ranks end that have not, once the run has failed.
 pub(crate) const MEANWHILE: (EndKind, &str) = (EndKind::AtWork, "the run failed meanwhile");
@@ -38,36 +38,39 @@ impl RankFailure {
 /// Who broke the run, by the records of the ranks here, or by their ends where no more is kept;
 /// `is_over` says that no rank goes on.
 fn judged<'a>(
-    around: &Around,
+    context: &ProcessContext,
     failures: impl Iterator<Item = (usize, &'a RankFailure)>,
     is_over: bool,
 ) -> Verdict {
-    if let Some(recorder) = &around.recorder {
+    if let Some(recorder) = &context.recorder {
         return judge(&recorder.run(MEANWHILE, is_over));
     }
     let record = |(rank, failure): (usize, &RankFailure)| {
-        Record::of_end(rank, around.mesh, 0.0, failure.end(rank))
+        Record::of_end(rank, context.mesh, 0.0, failure.end(rank))
     };
     let records: Vec<Record> = failures.map(record).collect();
     let has = |rank: &usize| records.iter().any(|record| record.header.rank == *rank);
-    let unknown = (0..around.mesh.world()).filter(|rank| !has(rank)).collect();
+    let unknown = (0..context.mesh.world()).filter(|rank| !has(rank)).collect();
     judge(&Run { records, unknown, ..Run::default() })
 }
 
 /// The words with which `rank` ends the world.
-pub(crate) fn reason(rank: usize, failure: &RankFailure, around: &Around) -> String {
-    let verdict = judged(around, std::iter::once((rank, failure)), false);
+pub(crate) fn reason(rank: usize, failure: &RankFailure, context: &ProcessContext) -> String {
+    let verdict = judged(context, std::iter::once((rank, failure)), false);
     explained(rank, &failure.error, &verdict)
 }
 
 /// The error of a run of which these ranks have failed, by rank; there is one.
-pub(crate) fn error_of(mut failures: BTreeMap<usize, RankFailure>, around: &Around) -> Error {
+pub(crate) fn error_of(
+    mut failures: BTreeMap<usize, RankFailure>,
+    context: &ProcessContext,
+) -> Error {
     let is_bad_input = |failure: &RankFailure| failure.error.is_bad_input();
     let given = failures.iter().find(|(_, failure)| is_bad_input(failure)).map(|(rank, _)| *rank);
     let verdict = match given {
         // All ranks end with the same words, and none has begun: there is nothing to judge.
         Some(_) => Verdict::unknown(String::new()),
-        None => judged(around, failures.iter().map(|(rank, failure)| (*rank, failure)), true),
+        None => judged(context, failures.iter().map(|(rank, failure)| (*rank, failure)), true),
     };
     // Where the rank to blame has no failure of its own, one that has seen it fail.
     let speaks = |rank: &&usize| failures.get(*rank).is_some_and(|failure| !failure.is_echo());
@@ -104,12 +107,12 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::trainer::Trainer;
-    use crate::trainer::recovery::{Recoveries, Remedy};
+    use crate::trainer::recovery::{Recoveries, RecoveryAnswer};
 
     const MESH: Mesh = Mesh { pp: 2, zero3: 2, dp: 2 };
 
-    fn around() -> Around {
-        Around {
+    fn context() -> ProcessContext {
+        ProcessContext {
             here: (0..MESH.world()).collect(),
             mesh: MESH,
             status: Arc::new(StatusBoard::new(MESH.world())),
@@ -146,7 +149,7 @@ mod tests {
     }
 
     fn blamed(all: Vec<(usize, RankError)>) -> (usize, usize) {
-        match error_of(failures(all), &around()) {
+        match error_of(failures(all), &context()) {
             Error::Rank { rank, seen_by, .. } => (rank, seen_by),
             other => panic!("{other}"),
         }
@@ -219,7 +222,7 @@ mod tests {
                 record.write(&mut std::fs::File::create(path).unwrap()).unwrap();
             }
             let why = judge(&Run::read(&[folder.path().into()], None).unwrap());
-            let error = error_of(failed, &around());
+            let error = error_of(failed, &context());
             let Error::Rank { rank, seen_by, failure, verdict, .. } = &error else {
                 panic!("seed {seed}: {error}")
             };
@@ -228,7 +231,11 @@ mod tests {
             let comes_again = failure.comes_again();
             let mut recoveries = Recoveries::new(&bp, crate::run::rank::Export::Nothing, false);
             let remedy = recoveries.remedy(&error, std::time::Instant::now());
-            assert_eq!(matches!(remedy, Remedy::End(None)), comes_again, "seed {seed}: {error}");
+            assert_eq!(
+                matches!(remedy, RecoveryAnswer::End(None)),
+                comes_again,
+                "seed {seed}: {error}"
+            );
         }
     }
 }

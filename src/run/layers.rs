@@ -11,7 +11,7 @@ use crate::plan::blueprint::Blueprint;
 
 /// A rank's measurements of a layer.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Watched {
+pub(crate) struct LayerWatch {
     /// Place in the model's list.
     part: usize,
     sums: LayerSums,
@@ -25,16 +25,19 @@ impl Config {
 }
 
 /// A rank's figures of its layers, which it knows by stage and place in it.
-pub(crate) fn watched(bp: &Blueprint, seen: BTreeMap<(usize, usize), LayerSums>) -> Vec<Watched> {
+pub(crate) fn watched(
+    bp: &Blueprint,
+    seen: BTreeMap<(usize, usize), LayerSums>,
+) -> Vec<LayerWatch> {
     let part = |(stage, layer): (usize, usize)| bp.stages[stage].start + layer;
-    seen.into_iter().map(|(at, sums)| Watched { part: part(at), sums }).collect()
+    seen.into_iter().map(|(at, sums)| LayerWatch { part: part(at), sums }).collect()
 }
 
 /// The figures of the model's layers, from those of all ranks. The sums are exact, so that no
 /// rank's place shows. Empty where no rank has any.
 pub(crate) fn metrics<'a>(
     bp: &Blueprint,
-    seen: impl Iterator<Item = &'a Watched>,
+    seen: impl Iterator<Item = &'a LayerWatch>,
     skipped: bool,
 ) -> Vec<LayerMetrics> {
     let mut layers = BTreeMap::<usize, LayerSums>::new();

@@ -11,7 +11,7 @@ use zeropp_zero3::checkpoint::CheckpointError;
 use crate::checkpoint::copies;
 use crate::config::DeviceKind;
 use crate::error::RankError;
-use crate::run::rank::Shared;
+use crate::run::rank::RunShared;
 use crate::world::cores;
 use crate::world::hello::{self, Hello, Power, Roster};
 
@@ -20,7 +20,7 @@ use crate::world::hello::{self, Hello, Power, Roster};
 /// # Errors
 /// Processes that go on from different steps, or do not see each other's files.
 pub(crate) fn meet(
-    shared: &Shared,
+    shared: &RunShared,
     world: &dyn Communicator,
 ) -> Result<(Arc<Roster>, bool), RankError> {
     let roster = hello::meet(world, || hello(shared), &shared.here, &shared.roster)?;
@@ -37,7 +37,7 @@ pub(crate) fn meet(
 
 /// Whether the ranks make copies in memory: all of them do, on one machine, or none.
 fn make_copies(
-    shared: &Shared,
+    shared: &RunShared,
     world: &dyn Communicator,
     roster: &Roster,
 ) -> Result<bool, RankError> {
@@ -67,7 +67,7 @@ fn make_copies(
     Ok(false)
 }
 
-fn hello(shared: &Shared) -> Hello {
+fn hello(shared: &RunShared) -> Hello {
     let config = &shared.blueprint.config;
     let threads = if config.device == DeviceKind::Cpu { config.threads } else { Some(1) };
     let (units, unit_flops) = (shared.peak.units, shared.peak.unit_flops);
@@ -90,7 +90,11 @@ fn hello(shared: &Shared) -> Hello {
 ///
 /// # Errors
 /// Ranks without enough cores.
-pub(crate) fn threads(shared: &Shared, roster: &Roster, rank: usize) -> Result<Threads, RankError> {
+pub(crate) fn threads(
+    shared: &RunShared,
+    roster: &Roster,
+    rank: usize,
+) -> Result<Threads, RankError> {
     let (threads, share) = roster.threads();
     let eager = is_eager(share.ranks, threads, share.units);
     let all = roster.cores().map_err(|e| RankError::Program(e.to_string()))?;

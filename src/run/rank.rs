@@ -7,7 +7,7 @@ use std::time::Instant;
 use burn::tensor::Device;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use zeropp_checkpoint::under_way::Report;
+use zeropp_checkpoint::under_way::WriterReport;
 use zeropp_comm::Communicator;
 use zeropp_comm::groups::Groups;
 use zeropp_core::data::{Dataset, Sampler};
@@ -31,14 +31,14 @@ use crate::checkpoint::resume::{Loader, Resumed};
 use crate::config::{Config, StepRange};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
-use crate::plan::peak::{Best, Peak};
+use crate::plan::peak::{BestRate, Peak};
 use crate::recorder::FlightRecorder;
-use crate::run::agreement::{Digests, Taken, agree};
+use crate::run::agreement::{AgreedBlueprint, Digests, agree};
 use crate::run::diagnose::Diverged;
 use crate::run::evaluation::{EvaluationSet, Evaluator};
-use crate::run::layers::{self, Watched};
+use crate::run::layers::{self, LayerWatch};
 use crate::run::processes;
-use crate::run::request::Answer;
+use crate::run::request::StepAnswer;
 use crate::run::stop::Stopper;
 use crate::run::tokens::{self, Scored};
 use crate::run::training::Training;
@@ -49,7 +49,7 @@ const TRACED_STEPS: u64 = 8;
 
 /// The state that all ranks of the process share.
 #[derive(Clone)]
-pub(crate) struct Shared {
+pub(crate) struct RunShared {
     pub(crate) blueprint: Arc<Blueprint>,
     pub(crate) data: Arc<(Dataset, Sampler)>,
     pub(crate) status: Arc<StatusBoard>,
@@ -75,16 +75,16 @@ pub(crate) struct Shared {
     pub(crate) evaluation: Option<Arc<EvaluationSet>>,
     pub(crate) stopper: Stopper,
     /// In rank 0's process, the trainer's answer to each reported step.
-    pub(crate) answers: Option<Arc<Mutex<Receiver<Answer>>>>,
+    pub(crate) answers: Option<Arc<Mutex<Receiver<StepAnswer>>>>,
     pub(crate) recorder: Option<Arc<FlightRecorder>>,
     /// Of this process's own settings and blueprint.
     pub(crate) digests: Arc<OnceLock<Digests>>,
     /// The blueprint that this process runs in place of its own, if it cannot run that, and in
     /// which settings it differs; or why it cannot run rank 0's either.
-    pub(crate) agreed: Arc<OnceLock<Result<Taken, String>>>,
+    pub(crate) agreed: Arc<OnceLock<Result<AgreedBlueprint, String>>>,
 }
 
-impl Shared {
+impl RunShared {
     /// Whether what the ranks do is kept.
     pub(crate) fn is_traced(&self) -> bool {
         let config = &self.blueprint.config;
@@ -165,7 +165,7 @@ pub(crate) struct Ready {
 }
 
 /// An event that a rank reports to its process while it runs.
-pub(crate) enum News {
+pub(crate) enum RankEvent {
     /// Its state is ready for the first step, which rank 0 begins when its trainer says so.
     Ready(Ready),
     /// A step is done; and whether all ranks wait at its end for what is to follow.
@@ -198,15 +198,15 @@ pub(crate) struct RankStep {
     times: StageTimes,
     /// The layers of its stages, in a step in which layers are looked at.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) layers: Vec<Watched>,
+    pub(crate) layers: Vec<LayerWatch>,
     /// Nanoseconds of work that the rank did again.
     redone_ns: u64,
     /// Nanoseconds that saving kept the rank from its work.
     pub(crate) save_blocked_ns: u64,
     /// The report of the rank's writer, where it is done and in another process than rank 0.
-    pub(crate) save: Option<Report>,
+    pub(crate) save: Option<WriterReport>,
     /// The same of a copy in memory.
-    pub(crate) copy: Option<Report>,
+    pub(crate) copy: Option<WriterReport>,
 }
 
 /// The loss of one micro-batch. Their order is that of the batch's samples.
@@ -282,16 +282,16 @@ impl StageTimes {
 /// Runs all steps on one rank, which computes on `device`; `report` receives its events on a
 /// process's first rank.
 pub(crate) fn run_rank(
-    shared: &Shared,
+    shared: &RunShared,
     device: Device,
     world: Arc<dyn Communicator>,
-    report: impl FnMut(News),
+    report: impl FnMut(RankEvent),
 ) -> Result<RankEnd, RankError> {
     // First of all: what follows is done together only where the settings say the same.
-    let shared = &Shared { blueprint: agree(shared, &*world)?, ..shared.clone() };
+    let shared = &RunShared { blueprint: agree(shared, &*world)?, ..shared.clone() };
     let (roster, copies) = processes::meet(shared, &*world)?;
     let copier = shared.copier.clone().filter(|_| copies);
-    let shared = &Shared { copier, ..shared.clone() };
+    let shared = &RunShared { copier, ..shared.clone() };
     let threads = processes::threads(shared, &roster, world.rank())?;
     let _in_use = threads.install();
     let groups = Groups::new(world, shared.blueprint.mesh)?;
@@ -302,8 +302,8 @@ pub(crate) fn run_rank(
         executor.worker.capture_gradients();
     }
     let evaluator = evaluator(shared, &device, &groups, resumed.as_ref())?;
-    let around = (&groups, &*meter, scored);
-    let mut training = Training::new(shared, around, executor, evaluator, &roster, report)?;
+    let context = (&groups, &*meter, scored);
+    let mut training = Training::new(shared, context, executor, evaluator, &roster, report)?;
     training.run(resumed)?;
     training.finish()
 }
@@ -311,7 +311,7 @@ pub(crate) fn run_rank(
 /// Fills what this rank has of the weights that the run begins with; where it goes on, of those
 /// alone that do not train.
 fn read_initial(
-    shared: &Shared,
+    shared: &RunShared,
     groups: &Groups,
     goes_on: bool,
     stages: &mut [ShardedStage],
@@ -329,7 +329,7 @@ fn read_initial(
 }
 
 fn build_executor(
-    shared: &Shared,
+    shared: &RunShared,
     device: &Device,
     groups: &Groups,
     meter: &Arc<Meter>,
@@ -401,7 +401,7 @@ fn build_executor(
 
 /// This rank's part of the validation losses, if the run has any.
 fn evaluator(
-    shared: &Shared,
+    shared: &RunShared,
     device: &Device,
     groups: &Groups,
     resumed: Option<&Resumed>,
@@ -470,7 +470,7 @@ pub(crate) fn step_metrics(
     bp: &Blueprint,
     step: u64,
     step_s: f64,
-    best: &mut Best,
+    best: &mut BestRate,
     record: &StepRecord,
     ranks: &[RankStep],
 ) -> (StepMetrics, StageTimes) {

@@ -11,7 +11,7 @@ use zeropp_comm::Communicator;
 use crate::Error;
 use crate::error::RankError;
 use crate::run::failed::{self, RankFailure};
-use crate::run::spawn::{Around, Message, spawn_rank};
+use crate::run::spawn::{ProcessContext, RankMessage, spawn_rank};
 use crate::world::{LocalRank, World};
 
 /// After one rank has failed, how long the others get to stop before they are left behind.
@@ -19,8 +19,8 @@ const GRACE: Duration = Duration::from_secs(3);
 
 /// Ranks that report `N` as they go on, and `R` at their end.
 pub(crate) struct Ranks<N, R> {
-    pub(crate) around: Arc<Around>,
-    messages: Receiver<Message<N, R>>,
+    pub(crate) context: Arc<ProcessContext>,
+    messages: Receiver<RankMessage<N, R>>,
     /// How many have not ended.
     left: usize,
     results: BTreeMap<usize, R>,
@@ -37,21 +37,21 @@ impl<N: Send + 'static, R: Send + 'static> Ranks<N, R> {
     /// Starts the ranks of `world`, each of which does `work` and reports as it goes on.
     pub(crate) fn start(
         mut world: World,
-        around: Around,
+        context: ProcessContext,
         work: impl Fn(LocalRank, &mut dyn FnMut(N)) -> Result<R, RankError> + Send + Sync + 'static,
     ) -> Ranks<N, R> {
         let (tx, messages) = channel();
-        let (around, work) = (Arc::new(around), Arc::new(work));
+        let (context, work) = (Arc::new(context), Arc::new(work));
         let joined = Arc::downgrade(&world.ranks[0].communicator);
         let left = world.ranks.len();
         for mut local in world.ranks.drain(..) {
-            if let Some(recorder) = &around.recorder {
+            if let Some(recorder) = &context.recorder {
                 local.communicator = recorder.wrap(local.rank, local.communicator);
             }
-            spawn_rank(local, around.clone(), tx.clone(), work.clone());
+            spawn_rank(local, context.clone(), tx.clone(), work.clone());
         }
         Ranks {
-            around,
+            context,
             messages,
             left,
             results: BTreeMap::new(),
@@ -76,8 +76,8 @@ impl<N, R> Ranks<N, R> {
                 }
             };
             match message {
-                Ok(Message::News(news)) => return Some(news),
-                Ok(Message::Done(rank, end)) => {
+                Ok(RankMessage::News(news)) => return Some(news),
+                Ok(RankMessage::Done(rank, end)) => {
                     self.left -= 1;
                     match end {
                         Ok(result) => drop(self.results.insert(rank, result)),
@@ -107,7 +107,7 @@ impl<N, R> Ranks<N, R> {
             none if none.is_empty() => {
                 Ok(std::mem::take(&mut self.results).into_values().collect())
             }
-            failures => Err(failed::error_of(failures, &self.around)),
+            failures => Err(failed::error_of(failures, &self.context)),
         }
     }
 }

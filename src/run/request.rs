@@ -4,16 +4,16 @@ use crate::run::stop::StopRequest;
 
 /// Answer of rank 0's process to a step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Answer {
+pub(crate) enum StepAnswer {
     /// The wish for the next step.
     Follows(StopRequest),
     /// Something first; another answer comes after it.
-    First(Request),
+    First(StepRequest),
 }
 
 /// Something that all ranks do together at the end of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
+pub(crate) enum StepRequest {
     /// To bring the weights to rank 0.
     Weights,
     /// To measure the validation loss.
@@ -23,17 +23,17 @@ pub(crate) enum Request {
 /// First byte of a message that is no request.
 pub(crate) const NO_REQUEST: u8 = 0;
 
-impl Request {
+impl StepRequest {
     /// As the first byte of a message.
     pub(crate) fn to_byte(self) -> u8 {
         match self {
-            Request::Weights => 1,
-            Request::Evaluation => 2,
+            StepRequest::Weights => 1,
+            StepRequest::Evaluation => 2,
         }
     }
 
     /// Reads what [`to_byte`](Self::to_byte) gave; none where no request comes first.
-    pub(crate) fn from_byte(byte: u8) -> Option<Request> {
-        [Request::Weights, Request::Evaluation].into_iter().find(|r| r.to_byte() == byte)
+    pub(crate) fn from_byte(byte: u8) -> Option<StepRequest> {
+        [StepRequest::Weights, StepRequest::Evaluation].into_iter().find(|r| r.to_byte() == byte)
     }
 }

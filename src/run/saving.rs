@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use tracing::{Span, debug, info_span, warn};
-use zeropp_checkpoint::pace::{Begin, Wanted};
+use zeropp_checkpoint::pace::{NextSave, SaveDecision};
 use zeropp_checkpoint::step_end::{MetStep, StepEnds};
-use zeropp_checkpoint::under_way::{Completing, Report, Save, SaveOutcome};
+use zeropp_checkpoint::under_way::{Completing, Save, SaveOutcome, WriterReport};
 use zeropp_comm::Communicator;
 use zeropp_comm::patience::Deadline;
 use zeropp_core::threads::BackgroundThread;
@@ -79,7 +79,7 @@ impl Saving {
     }
 
     /// The report of this rank's writer for rank 0, once it is done.
-    pub(crate) fn take_report(&mut self) -> Option<Report> {
+    pub(crate) fn take_report(&mut self) -> Option<WriterReport> {
         let report = self.writing.as_ref()?.report()?;
         self.writing = None;
         report
@@ -89,7 +89,7 @@ impl Saving {
     ///
     /// # Errors
     /// It has failed, and there is no older checkpoint.
-    pub(crate) fn look(&mut self, reports: Vec<Report>) -> Result<(), RankError> {
+    pub(crate) fn look(&mut self, reports: Vec<WriterReport>) -> Result<(), RankError> {
         reports.into_iter().for_each(|report| self.saver.note(report));
         let ended = self.ended.take().into_iter().chain(self.saver.under_way.take());
         ended.into_iter().try_for_each(|outcome| self.conclude(outcome, false))
@@ -98,16 +98,16 @@ impl Saving {
     /// On rank 0: whether a save begins after a step, where one is `wanted`, as `ends` decides.
     pub(crate) fn decide(
         &mut self,
-        wanted: Wanted,
+        wanted: NextSave,
         (met, updates): (&MetStep, u64),
         ends: &mut StepEnds,
-    ) -> Begin {
+    ) -> SaveDecision {
         let (step, is_copy) = (met.step, self.saver.is_copier);
-        if wanted == Wanted::Nothing || self.given_up {
-            return Begin::No;
+        if wanted == NextSave::Nothing || self.given_up {
+            return SaveDecision::No;
         }
         let save = self.saver.save_of(step, updates, !met.skipped);
-        if wanted == Wanted::UnlessUnderWay {
+        if wanted == NextSave::UnlessUnderWay {
             // While the program looked at the step, the save before may have ended, or is about to.
             let begin = Instant::now();
             self.saver.under_way.await_completion(Completing::AtStepEnd);
@@ -117,10 +117,10 @@ impl Saving {
         let before = self.saver.under_way.step();
         let (begin, tells) = ends.begins(wanted, is_copy, before.is_some());
         match begin {
-            Begin::Now => self.saver.under_way.begin(save),
-            Begin::AfterTheOneBefore => self.last = Some(save),
-            Begin::No if tells => warn_left_out(is_copy, step, before.unwrap_or_default()),
-            Begin::No => {}
+            SaveDecision::Now => self.saver.under_way.begin(save),
+            SaveDecision::AfterTheOneBefore => self.last = Some(save),
+            SaveDecision::No if tells => warn_left_out(is_copy, step, before.unwrap_or_default()),
+            SaveDecision::No => {}
         }
         begin
     }
@@ -174,7 +174,7 @@ impl Saving {
         })?;
         let all = patience.exchange(&*world, "completing the checkpoint", || {
             if world.rank() == 0 {
-                let read = |bytes: &Vec<u8>| serde_json::from_slice::<Option<Report>>(bytes);
+                let read = |bytes: &Vec<u8>| serde_json::from_slice::<Option<WriterReport>>(bytes);
                 let reports = all.iter().filter_map(|bytes| read(bytes).expect("of a rank"));
                 reports.for_each(|report| self.saver.note(report));
                 if let Some(outcome) = self.ended.take() {

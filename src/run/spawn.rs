@@ -18,7 +18,7 @@ use crate::run::trace;
 use crate::world::LocalRank;
 
 /// A message from the thread of a rank to the one that has started it.
-pub(crate) enum Message<N, R> {
+pub(crate) enum RankMessage<N, R> {
     /// While a rank is at work.
     News(N),
     /// From each, with its number, last of all.
@@ -26,7 +26,7 @@ pub(crate) enum Message<N, R> {
 }
 
 /// The state that the ranks of a process share, whatever they do.
-pub(crate) struct Around {
+pub(crate) struct ProcessContext {
     /// World ranks of this process.
     pub(crate) here: Arc<[usize]>,
     pub(crate) mesh: Mesh,
@@ -43,22 +43,22 @@ pub(crate) struct Around {
 /// ended.
 pub(crate) fn spawn_rank<N, R, W>(
     local: LocalRank,
-    around: Arc<Around>,
-    tx: Sender<Message<N, R>>,
+    context: Arc<ProcessContext>,
+    tx: Sender<RankMessage<N, R>>,
     work: Arc<W>,
 ) where
     N: Send + 'static,
     R: Send + 'static,
     W: Fn(LocalRank, &mut dyn FnMut(N)) -> Result<R, RankError> + Send + Sync + 'static,
 {
-    let (rank, world, told) = (local.rank, local.communicator.clone(), tx.clone());
-    let (aborted, shared, stack_bytes) = (world.clone(), around.clone(), around.stack_bytes);
+    let (rank, world, reported) = (local.rank, local.communicator.clone(), tx.clone());
+    let (aborted, shared, stack_bytes) = (world.clone(), context.clone(), context.stack_bytes);
     // A subscriber of this thread also receives the ranks' events.
     let listener = dispatcher::get_default(Clone::clone);
     let body = move || {
         let _listener = dispatcher::set_default(&listener);
-        let _in_rank = debug_span!(parent: &around.span, "rank", rank).entered();
-        if let Some(recorder) = &around.recorder {
+        let _in_rank = debug_span!(parent: &context.span, "rank", rank).entered();
+        if let Some(recorder) = &context.recorder {
             recorder::this_thread_is(rank, recorder);
         }
         let steps = tx.clone();
@@ -66,25 +66,25 @@ pub(crate) fn spawn_rank<N, R, W>(
             work(local, &mut |news| {
                 // The thread that started the rank may have given up already; then nothing receives
                 // this.
-                let _ = steps.send(Message::News(news));
+                let _ = steps.send(RankMessage::News(news));
             })
         });
         let result = match std::panic::catch_unwind(run) {
             Ok(result) => result,
             Err(panic) => {
-                let (text, place) = (trace::panic_text(&*panic), around.status.describe(rank));
+                let (text, place) = (trace::panic_text(&*panic), context.status.describe(rank));
                 Err(RankError::Panic { text, place })
             }
         };
-        let result = result.map_err(|error| end_others(rank, error, &around, &*world));
-        let _ = tx.send(Message::Done(rank, result));
+        let result = result.map_err(|error| end_others(rank, error, &context, &*world));
+        let _ = tx.send(RankMessage::Done(rank, result));
     };
     let named = || std::thread::Builder::new().name(format!("rank {rank}")).stack_size(stack_bytes);
     if let Err(source) = start_as(named, body) {
         let error = RankError::NotStarted { stack_mib: stack_bytes >> 20, source };
         let failure = end_others(rank, error, &shared, &*aborted);
         // Who started the rank waits for this.
-        let _ = told.send(Message::Done(rank, Err(failure)));
+        let _ = reported.send(RankMessage::Done(rank, Err(failure)));
     }
 }
 
@@ -92,7 +92,7 @@ pub(crate) fn spawn_rank<N, R, W>(
 fn end_others(
     rank: usize,
     error: RankError,
-    around: &Around,
+    context: &ProcessContext,
     world: &dyn Communicator,
 ) -> RankFailure {
     let failure = RankFailure { error, at_ns: now_ns() };
@@ -101,12 +101,12 @@ fn end_others(
         return failure;
     }
     // No rank has failed where the program wants no first step; the others need to be notified.
-    let recorder = around.recorder.as_ref();
+    let recorder = context.recorder.as_ref();
     let recorder = recorder.filter(|_| !matches!(failure.error, RankError::NotBegun));
     if let Some(recorder) = recorder {
         recorder.end_as(rank, failure.end(rank));
     }
-    world.abort(&failed::reason(rank, &failure, around));
+    world.abort(&failed::reason(rank, &failure, context));
     if let Some(recorder) = recorder {
         // Where it cannot be written now, the trainer reports that when it tries again.
         let _ = recorder.write(rank);
@@ -150,7 +150,7 @@ mod tests {
         let mut last = None;
         for mut local in world.ranks.drain(..) {
             local.communicator = recorder.wrap(local.rank, local.communicator);
-            let around = Around {
+            let context = ProcessContext {
                 here: Arc::new([0, 1, 2, 3]),
                 mesh: bp.mesh,
                 status: status.clone(),
@@ -158,11 +158,11 @@ mod tests {
                 span: Span::none(),
                 stack_bytes: if local.rank == 2 { TOO_LARGE } else { 1 << 20 },
             };
-            let around = last.insert(Arc::new(around)).clone();
-            spawn_rank(local, around, tx.clone(), work.clone());
+            let context = last.insert(Arc::new(context)).clone();
+            spawn_rank(local, context, tx.clone(), work.clone());
         }
         let ends = rx.iter().take(4).map(|message| match message {
-            Message::Done(rank, Err(failure)) => (rank, failure),
+            RankMessage::Done(rank, Err(failure)) => (rank, failure),
             _ => panic!("no rank ends well"),
         });
         let failures: BTreeMap<_, _> = ends.collect();

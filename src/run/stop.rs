@@ -11,10 +11,10 @@ pub(crate) use zeropp_checkpoint::step_end::StopRequest;
 
 /// Stops the run of a [`Trainer`](crate::Trainer), from any thread; clones are of the same run.
 #[derive(Clone, Debug, Default)]
-pub struct Stopper(Arc<State>);
+pub struct Stopper(Arc<StopFlags>);
 
 #[derive(Debug, Default)]
-struct State {
+struct StopFlags {
     /// Steps are under way: a request will be read.
     running: AtomicBool,
     stop: AtomicBool,
@@ -51,7 +51,7 @@ impl Stopper {
     }
 
     /// This process's request. A save is requested once: the first rank that reads it passes it on.
-    pub(crate) fn hear(&self) -> StopRequest {
+    pub(crate) fn receive(&self) -> StopRequest {
         let save = self.0.save.swap(false, Ordering::SeqCst);
         if self.0.stop.load(Ordering::SeqCst) {
             let signal = self.0.signal.load(Ordering::SeqCst);
@@ -81,20 +81,20 @@ mod tests {
     #[test]
     fn a_request_to_save_is_passed_on_once_and_all_are_forgotten_with_the_run() {
         let stopper = Stopper::default();
-        assert_eq!(stopper.hear(), StopRequest::GoOn);
+        assert_eq!(stopper.receive(), StopRequest::GoOn);
         stopper.clone().save();
         assert_eq!(
-            (stopper.hear(), stopper.hear()),
+            (stopper.receive(), stopper.receive()),
             (StopRequest::Save, StopRequest::GoOn),
             "once"
         );
         stopper.save();
         stopper.stop_for(15);
         assert_eq!(
-            (stopper.hear(), stopper.hear()),
+            (stopper.receive(), stopper.receive()),
             (StopRequest::Stop(15), StopRequest::Stop(15))
         );
         stopper.end();
-        assert_eq!(stopper.hear(), StopRequest::GoOn);
+        assert_eq!(stopper.receive(), StopRequest::GoOn);
     }
 }

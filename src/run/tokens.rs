@@ -13,7 +13,7 @@ use zeropp_pipeline::executor::TokenSource;
 use crate::own::samples;
 use crate::plan::blueprint::Blueprint;
 use crate::run::evaluation::EvaluationSet;
-use crate::run::rank::Shared;
+use crate::run::rank::RunShared;
 
 /// Finds a sample by its step, as the executor counts, and its place in the step's batch.
 type Find = Arc<dyn Fn(u64, usize) -> Result<Sample, DataError> + Send + Sync>;
@@ -33,7 +33,7 @@ impl Scored {
 /// The samples of this rank's steps, from where `sampler` begins; `scored` receives how many of
 /// their tokens are scored.
 pub(crate) fn training(
-    shared: &Shared,
+    shared: &RunShared,
     device: &Device,
     groups: &Groups,
     sampler: Sampler,
@@ -81,7 +81,7 @@ pub(crate) fn training(
 
 /// The samples of a validation loss.
 pub(crate) fn evaluation(
-    shared: &Shared,
+    shared: &RunShared,
     device: &Device,
     groups: &Groups,
     set: &Arc<EvaluationSet>,

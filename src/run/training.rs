@@ -7,7 +7,7 @@ use std::sync::mpsc::TryRecvError;
 use std::time::Instant;
 
 use tracing::{debug_span, warn};
-use zeropp_checkpoint::pace::{Begin, Pace};
+use zeropp_checkpoint::pace::{Pace, SaveDecision};
 use zeropp_checkpoint::step_end::{Decision, Ending, MetStep, Rules, StepEnds};
 use zeropp_comm::groups::Groups;
 use zeropp_core::meter::Meter;
@@ -19,25 +19,26 @@ use zeropp_zero3::StepOutcome;
 use crate::checkpoint::Saver;
 use crate::checkpoint::resume::Resumed;
 use crate::error::RankError;
-use crate::plan::peak::Best;
-use crate::run::behind::{Behind, Note, ToldSteps};
+use crate::plan::peak::BestRate;
+use crate::run::behind::{Behind, Note, ReportedSteps};
 use crate::run::collect;
 use crate::run::diagnose::diagnose;
-use crate::run::evaluation::{Asked, Evaluator};
+use crate::run::evaluation::{EvaluationRequests, Evaluator};
 use crate::run::layers;
 use crate::run::rank::{
-    Export, News, RankEnd, RankResult, RankStep, Ready, Shared, StageTimes, step_metrics, summarise,
+    Export, RankEnd, RankEvent, RankResult, RankStep, Ready, RunShared, StageTimes, step_metrics,
+    summarise,
 };
-use crate::run::request::Answer;
+use crate::run::request::StepAnswer;
 use crate::run::saving::Saving;
 use crate::run::stop::StopRequest;
 use crate::run::tokens::Scored;
-use crate::world::clocks::Clock;
+use crate::world::clocks::ClockOffset;
 use crate::world::hello::Roster;
 
 /// A rank's steps.
 pub(crate) struct Training<'a, R> {
-    shared: &'a Shared,
+    shared: &'a RunShared,
     groups: &'a Groups,
     meter: &'a Meter,
     /// Scored tokens of the step under way.
@@ -45,9 +46,9 @@ pub(crate) struct Training<'a, R> {
     executor: Executor<ModelWorker>,
     evaluator: Option<Evaluator>,
     /// The best rates of this machine, with which those of the steps are compared.
-    best: Best,
+    best: BestRate,
     /// This process's beside rank 0's.
-    clock: Clock,
+    clock: ClockOffset,
     report: R,
     /// Steps that a checkpoint had behind it.
     done: u64,
@@ -60,9 +61,9 @@ pub(crate) struct Training<'a, R> {
     /// Whether all ranks are known to have their first step behind them.
     warm: bool,
     /// On rank 0: steps that were reported to its trainer and not yet sent to other processes.
-    told: ToldSteps,
+    reported: ReportedSteps,
     /// On rank 0: steps that were reported to its trainer and that it has not answered.
-    unanswered: usize,
+    awaiting_reply: usize,
     /// Where the run saves.
     saving: Option<Saving>,
     /// Where it makes copies in memory.
@@ -80,7 +81,7 @@ struct Unmet {
 }
 
 /// What is due after which steps.
-fn rules(shared: &Shared, measures: bool) -> Rules {
+fn rules(shared: &RunShared, measures: bool) -> Rules {
     let config = &shared.blueprint.config;
     let pace =
         |saver: &Option<Arc<Saver>>| saver.as_ref().map(|saver| Pace::new(saver.every, saver.last));
@@ -97,9 +98,9 @@ fn rules(shared: &Shared, measures: bool) -> Rules {
     }
 }
 
-impl<'a, R: FnMut(News)> Training<'a, R> {
+impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
     pub(crate) fn new(
-        shared: &'a Shared,
+        shared: &'a RunShared,
         (groups, meter, scored): (&'a Groups, &'a Meter, Scored),
         executor: Executor<ModelWorker>,
         evaluator: Option<Evaluator>,
@@ -117,15 +118,15 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             before: None,
             began: Instant::now(),
             warm: false,
-            told: ToldSteps::default(),
-            unanswered: 0,
+            reported: ReportedSteps::default(),
+            awaiting_reply: 0,
             shared,
             groups,
             meter,
             scored,
             executor,
             evaluator,
-            best: Best::new(roster.peak_flops()),
+            best: BestRate::new(roster.peak_flops()),
             clock: roster.clock(),
             report,
             done: 0,
@@ -134,7 +135,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         })
     }
 
-    fn tell(&mut self, news: News) {
+    fn tell(&mut self, news: RankEvent) {
         if self.groups.world.rank() == self.shared.here[0] {
             (self.report)(news);
         }
@@ -159,14 +160,14 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         let is_over = resumed.is_some() && shared.export != Export::Gradients;
         let no_lower = self.ends.rules().out_of_patience(self.since());
         let no_lower = no_lower.filter(|_| is_over && self.done < config.steps);
-        self.tell(News::Ready(Ready { at: wall_time(), resumed, no_lower }));
+        self.tell(RankEvent::Ready(Ready { at: wall_time(), resumed, no_lower }));
         self.await_begin()?;
         if shared.export == Export::Evaluation {
             let evaluator = self.evaluator.as_mut().expect("asked for where there is one");
-            let mut asked = Asked::of(None, StopRequest::GoOn);
+            let mut asked = EvaluationRequests::of(None, StopRequest::GoOn);
             let evaluation =
                 evaluator.measure(self.groups, &mut self.executor, self.done, &mut asked)?;
-            self.tell(News::Evaluated(evaluation.expect("nothing is asked of it")));
+            self.tell(RankEvent::Evaluated(evaluation.expect("nothing is asked of it")));
             return Ok(());
         }
         let last = match shared.export {
@@ -189,13 +190,13 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             }
             let Decision { saves, copies, .. } = decision;
             let log = shared.traces(step, self.done).then_some(shared.epoch);
-            if let Some(saving) = self.saving.as_mut().filter(|_| saves != Begin::No) {
-                if saves == Begin::AfterTheOneBefore {
+            if let Some(saving) = self.saving.as_mut().filter(|_| saves != SaveDecision::No) {
+                if saves == SaveDecision::AfterTheOneBefore {
                     saving.settle(false)?;
                 }
                 saving.begin(step, &mut self.executor.worker, log);
             }
-            if let Some(copying) = self.copying.as_mut().filter(|_| copies != Begin::No) {
+            if let Some(copying) = self.copying.as_mut().filter(|_| copies != SaveDecision::No) {
                 copying.begin(step, &mut self.executor.worker, log);
             }
             let (signal, no_lower) = match ending {
@@ -217,23 +218,24 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
     }
 
     /// The validation loss after `step`, where it is due and comes to its end before a request to
-    /// the run; `wish` is the request that this rank knows of, and is raised by those of others.
+    /// the run; `stop_request` is the request that this rank knows of, and is raised by those of
+    /// others.
     fn evaluate(
         &mut self,
         step: u64,
-        wish: &mut StopRequest,
+        stop_request: &mut StopRequest,
     ) -> Result<Option<Evaluation>, RankError> {
         let due = self.ends.rules().evaluates(step);
         let Some(evaluator) = self.evaluator.as_mut().filter(|_| due) else { return Ok(None) };
         if self.shared.export == Export::Gradients {
             return Ok(None);
         }
-        let mut asked = Asked::of(Some(&self.shared.stopper), *wish);
+        let mut asked = EvaluationRequests::of(Some(&self.shared.stopper), *stop_request);
         let evaluation = evaluator.run(self.groups, &mut self.executor, step, &mut asked)?;
-        *wish = (*wish).max(asked.wish);
+        *stop_request = (*stop_request).max(asked.stop_request);
         let Some(evaluation) = evaluation else {
             if self.groups.world.rank() == 0 {
-                let what = if asked.wish == StopRequest::Save { "save" } else { "end" };
+                let what = if asked.stop_request == StopRequest::Save { "save" } else { "end" };
                 warn!("the validation after step {step} was left, as the run was asked to {what}");
             }
             return Ok(None);
@@ -318,26 +320,26 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
 
     /// On rank 0: tells its process's trainer of a step, at whose end ranks may have `met`, and the
     /// others' with the next words to them.
-    fn tell_step(&mut self, metrics: StepMetrics, times: StageTimes, met: bool) {
+    fn report_step(&mut self, metrics: StepMetrics, times: StageTimes, met: bool) {
         if self.shared.here.len() < self.groups.world.size() {
-            self.told.add(&metrics, &times);
+            self.reported.add(&metrics, &times);
         }
-        self.unanswered += 1;
-        (self.report)(News::Step(metrics, times, met));
+        self.awaiting_reply += 1;
+        (self.report)(RankEvent::Step(metrics, times, met));
     }
 
-    /// In another process than rank 0's: tells its trainer what rank 0's was told; ranks have `met`
+    /// In another process than rank 0's: reports to its trainer what rank 0's got; ranks have `met`
     /// after that step, with this validation loss.
-    fn hear(&mut self, told: &[u8], met: Option<(u64, Option<Evaluation>)>) {
+    fn receive(&mut self, reported: &[u8], met: Option<(u64, Option<Evaluation>)>) {
         let world = &self.groups.world;
         if world.rank() == 0 || world.rank() != self.shared.here[0] {
             return;
         }
-        for (mut metrics, times) in ToldSteps::read(told) {
+        for (mut metrics, times) in ReportedSteps::read(reported) {
             // It was measured here as well, to the same bits.
             let met = met.filter(|(step, _)| *step == metrics.step);
             metrics.eval = met.and_then(|(_, eval)| eval);
-            (self.report)(News::Step(metrics, times, met.is_some()));
+            (self.report)(RankEvent::Step(metrics, times, met.is_some()));
         }
     }
 
@@ -351,40 +353,41 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         record.outcome = Some(outcome);
         let (records, note) = behind.wait()?;
         self.past_first_step();
-        self.hear(&note.told, None);
-        self.ends.left((step, outcome.skipped), note.wish, note.meet);
+        self.receive(&note.reported, None);
+        self.ends.left((step, outcome.skipped), note.stop_request, note.meet);
         if self.groups.world.rank() == 0 {
             let (metrics, times) = self.metrics((step, seconds), &record, records)?;
-            self.tell_step(metrics, times, false);
+            self.report_step(metrics, times, false);
         }
         Ok(())
     }
 
     /// Goes on after a step: what there is to say of it travels meanwhile.
     fn leave(&mut self, step: u64, record: StepRecord, mine: &RankStep) {
-        let mut wish = self.shared.stopper.hear();
-        if let Some(answers) = self.shared.answers.as_ref().filter(|_| self.unanswered > 0)
+        let mut stop_request = self.shared.stopper.receive();
+        if let Some(answers) = self.shared.answers.as_ref().filter(|_| self.awaiting_reply > 0)
             && self.groups.world.rank() == 0
         {
             let answers = answers.lock();
-            while self.unanswered > 0 {
+            while self.awaiting_reply > 0 {
                 match answers.try_recv() {
-                    Ok(Answer::Follows(answer)) => {
-                        wish = wish.max(answer);
-                        self.unanswered -= 1;
+                    Ok(StepAnswer::Follows(answer)) => {
+                        stop_request = stop_request.max(answer);
+                        self.awaiting_reply -= 1;
                     }
-                    Ok(Answer::First(_)) => unreachable!("asked for where ranks have met"),
+                    Ok(StepAnswer::First(_)) => unreachable!("asked for where ranks have met"),
                     Err(TryRecvError::Empty) => break,
                     // The trainer is gone: no more steps are wanted.
                     Err(TryRecvError::Disconnected) => {
-                        wish = wish.max(StopRequest::Stop(0));
+                        stop_request = stop_request.max(StopRequest::Stop(0));
                         break;
                     }
                 }
             }
         }
         // The program is shown steps before more than a few follow them.
-        let note = Note { wish, meet: self.unanswered > 1, told: self.told.take() };
+        let note =
+            Note { stop_request, meet: self.awaiting_reply > 1, reported: self.reported.take() };
         let behind = Behind::send(&*self.groups.world, mine, &note);
         let ended = Instant::now();
         let seconds = (ended - std::mem::replace(&mut self.began, ended)).as_secs_f64();
@@ -407,7 +410,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
     ) -> Result<(MetStep, Decision), RankError> {
         let (shared, groups) = (self.shared, self.groups);
         // Rank 0 alone reads all records: what everyone needs of them is in its answer.
-        let all = collect::figures(&*groups.world, &(shared.stopper.hear(), mine))?;
+        let all = collect::figures(&*groups.world, &(shared.stopper.receive(), mine))?;
         self.past_first_step();
         let (requests, records): (Vec<StopRequest>, Vec<RankStep>) = all.into_iter().unzip();
         let mut asked = requests.into_iter().max().unwrap_or_default().max(self.ends.asked());
@@ -420,7 +423,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         let eval = self.evaluate(step, &mut asked)?;
         let is_best = shared.blueprint.config.keep_best && eval.is_some_and(|eval| eval.best);
         if let Some((metrics, times)) = news {
-            self.tell_step(StepMetrics { eval, ..metrics }, times, true);
+            self.report_step(StepMetrics { eval, ..metrics }, times, true);
         }
         let outcome = record.outcome.expect("every program ends with the optimizer step");
         let met = MetStep { step, skipped: outcome.skipped, is_best, since: self.since() };

@@ -8,7 +8,7 @@ use serde_json::Value;
 use zeropp_core::files::open_kept;
 use zeropp_core::metrics::{RunHeader, StepMetrics};
 
-use super::Steps;
+use super::StepWriter;
 use super::keys::{KEYS, values};
 use super::out::Out;
 
@@ -56,7 +56,7 @@ impl CsvRows {
     }
 }
 
-impl Steps for CsvRows {
+impl StepWriter for CsvRows {
     fn begin(&mut self, _run: &RunHeader) -> io::Result<()> {
         if !self.named {
             writeln!(self.out, "{}", names())?;

@@ -18,14 +18,14 @@ use zeropp_core::metrics::{JsonLines, RunHeader, StepMetrics, Summary};
 use crate::Error;
 use crate::config::{Config, ConfigError};
 use crate::telemetry::csv::CsvRows;
-use crate::telemetry::out::{News, Out, WAITING_MAX};
+use crate::telemetry::out::{FileEvent, Out, WAITING_MAX};
 use crate::telemetry::tensorboard::EventFile;
 
 pub(crate) use header::header;
 pub(crate) use prometheus::Prometheus;
 
 /// Something that is written step by step.
-trait Steps: Send {
+trait StepWriter: Send {
     /// Writes what comes before the first step.
     fn begin(&mut self, run: &RunHeader) -> io::Result<()>;
 
@@ -33,7 +33,7 @@ trait Steps: Send {
     fn write(&mut self, step: &StepMetrics) -> io::Result<()>;
 }
 
-impl Steps for JsonLines {
+impl StepWriter for JsonLines {
     fn begin(&mut self, run: &RunHeader) -> io::Result<()> {
         self.write_header(run)
     }
@@ -44,20 +44,20 @@ impl Steps for JsonLines {
 }
 
 /// A file.
-struct Written {
+struct MetricsFile {
     /// The setting that names it.
     field: &'static str,
     path: PathBuf,
-    steps: Box<dyn Steps>,
+    steps: Box<dyn StepWriter>,
     /// Where they write to.
     out: Out,
 }
 
-/// All that is written. A disk that is full does not end a run: it is told at once, and what it
+/// All that is written. A disk that is full does not end a run: it is reported at once, and what it
 /// cannot take waits.
 #[derive(Default)]
 pub(crate) struct Telemetry {
-    files: Vec<Written>,
+    files: Vec<MetricsFile>,
     prometheus: Option<Prometheus>,
 }
 
@@ -93,14 +93,14 @@ impl Telemetry {
         let mut files = Vec::new();
         if let Some(path) = &config.metrics {
             let (steps, out) = metrics(path, run).map_err(|e| refused("metrics", path, &e))?;
-            files.push(Written { field: "metrics", path: path.clone(), steps, out });
+            files.push(MetricsFile { field: "metrics", path: path.clone(), steps, out });
         }
         if let Some(folder) = &config.tensorboard {
             let (path, file) =
                 tensorboard::create(folder, run).map_err(|e| refused("tensorboard", folder, &e))?;
             let out = Out::new(file);
             let steps = Box::new(EventFile::to(out.clone()));
-            files.push(Written { field: "tensorboard", path, steps, out });
+            files.push(MetricsFile { field: "tensorboard", path, steps, out });
         }
         for file in &mut files {
             file.steps.begin(run).map_err(|e| refused(file.field, &file.path, &e))?;
@@ -129,7 +129,7 @@ impl Telemetry {
     /// [`Error::Metrics`], with the run's summary, where a step is missing in a file.
     pub(crate) fn close(self, summary: &Summary) -> Result<(), Error> {
         // Each has its last try, whatever becomes of the others.
-        let ends = self.files.into_iter().map(|Written { path, out, .. }| (path, out.end()));
+        let ends = self.files.into_iter().map(|MetricsFile { path, out, .. }| (path, out.end()));
         let ends: Vec<_> = ends.collect();
         ends.into_iter().try_for_each(|(path, end)| {
             let summary = || Box::new(summary.clone());
@@ -138,19 +138,19 @@ impl Telemetry {
     }
 }
 
-impl Written {
+impl MetricsFile {
     /// Tells what has become of the file since the last time.
     fn tell(&self) {
         let (field, path) = (self.field, self.path.display());
         match self.out.news() {
-            Some(News::Waits(error)) => warn!(
+            Some(FileEvent::Waits(error)) => warn!(
                 "{field} = {path}: cannot be written ({error}); the run goes on, and its steps \
                  wait in memory until they can be; make room on the disk"
             ),
-            Some(News::Written) => {
+            Some(FileEvent::Written) => {
                 info!("{field} = {path}: is written again, and no step is missing");
             }
-            Some(News::Lost(error)) => warn!(
+            Some(FileEvent::Lost(error)) => warn!(
                 "{field} = {path}: more than {} MiB of steps wait that cannot be written \
                  ({error}), so the file gets no more; the run goes on without",
                 WAITING_MAX >> 20
@@ -165,7 +165,7 @@ fn is_csv(path: &Path) -> bool {
 }
 
 /// The metrics file: CSV where its name says so.
-fn metrics(path: &Path, run: &RunHeader) -> io::Result<(Box<dyn Steps>, Out)> {
+fn metrics(path: &Path, run: &RunHeader) -> io::Result<(Box<dyn StepWriter>, Out)> {
     if is_csv(path) {
         let (file, kept) = CsvRows::open(path, run.resumed_step)?;
         let out = Out::new(file);

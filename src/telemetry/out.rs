@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 pub(super) const WAITING_MAX: usize = 64 << 20;
 
 /// A place for bytes.
-trait Sink: Send {
+trait ByteSink: Send {
     /// Takes some of `bytes`, and says how many.
     fn take(&mut self, bytes: &[u8]) -> io::Result<usize>;
 
@@ -21,7 +21,7 @@ trait Sink: Send {
 }
 
 /// Of a file that is written at its end.
-impl Sink for File {
+impl ByteSink for File {
     fn take(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.write(bytes)
     }
@@ -38,7 +38,7 @@ impl Sink for File {
 
 /// News of a file.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum FileEvent {
     /// Records wait, since this error.
     Waits(String),
     /// None waits any more.
@@ -49,7 +49,7 @@ pub(super) enum News {
 
 /// The last news.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum LastReported {
     Written,
     Waits,
     Lost,
@@ -58,10 +58,10 @@ enum Told {
 /// The file. What is written up to a flush is a record; neither of them fails. Clones are of the
 /// same one.
 #[derive(Clone)]
-pub(super) struct Out(Arc<Mutex<State>>);
+pub(super) struct Out(Arc<Mutex<WriterState>>);
 
-struct State {
-    sink: Box<dyn Sink>,
+struct WriterState {
+    sink: Box<dyn ByteSink>,
     /// The bytes since the last flush.
     record: Vec<u8>,
     waiting: VecDeque<Vec<u8>>,
@@ -73,7 +73,7 @@ struct State {
     failed: Option<io::Error>,
     /// Records are lost, and no more are taken.
     lost: bool,
-    told: Told,
+    reported: LastReported,
 }
 
 impl Out {
@@ -82,8 +82,8 @@ impl Out {
         Out::to(Box::new(file), WAITING_MAX)
     }
 
-    fn to(sink: Box<dyn Sink>, waiting_max: usize) -> Out {
-        Out(Arc::new(Mutex::new(State {
+    fn to(sink: Box<dyn ByteSink>, waiting_max: usize) -> Out {
+        Out(Arc::new(Mutex::new(WriterState {
             sink,
             record: Vec::new(),
             waiting: VecDeque::new(),
@@ -92,19 +92,19 @@ impl Out {
             begun: 0,
             failed: None,
             lost: false,
-            told: Told::Written,
+            reported: LastReported::Written,
         })))
     }
 
     /// The news that was not taken yet.
-    pub(super) fn news(&self) -> Option<News> {
+    pub(super) fn news(&self) -> Option<FileEvent> {
         let mut state = self.0.lock();
         let (now, news) = match state.failed.as_ref().map(ToString::to_string) {
-            Some(error) if state.lost => (Told::Lost, News::Lost(error)),
-            Some(error) => (Told::Waits, News::Waits(error)),
-            None => (Told::Written, News::Written),
+            Some(error) if state.lost => (LastReported::Lost, FileEvent::Lost(error)),
+            Some(error) => (LastReported::Waits, FileEvent::Waits(error)),
+            None => (LastReported::Written, FileEvent::Written),
         };
-        (std::mem::replace(&mut state.told, now) != now).then_some(news)
+        (std::mem::replace(&mut state.reported, now) != now).then_some(news)
     }
 
     /// Tries once more to write what waits.
@@ -118,7 +118,7 @@ impl Out {
     }
 }
 
-impl State {
+impl WriterState {
     /// Writes what waits, as far as it can be.
     fn settle(&mut self) {
         if self.lost {
@@ -128,7 +128,7 @@ impl State {
         if self.failed.is_none() {
             return;
         }
-        // Whoever reads the file meanwhile, or after an end by force, finds whole records.
+        // A reader finds whole records, meanwhile and after an end by force.
         if self.begun > 0 && self.sink.take_back(self.begun as u64).is_ok() {
             self.begun = 0;
         }
@@ -192,7 +192,7 @@ mod tests {
         }
     }
 
-    impl Sink for Disk {
+    impl ByteSink for Disk {
         fn take(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let (room, text) = &mut *self.0.lock();
             let taken = bytes.len().min(*room);
@@ -219,7 +219,7 @@ mod tests {
         io::Error::from(io::ErrorKind::StorageFull).to_string()
     }
 
-    fn write(out: &mut Out, line: &str) -> Option<News> {
+    fn write(out: &mut Out, line: &str) -> Option<FileEvent> {
         writeln!(out, "{line}").unwrap();
         out.flush().unwrap();
         out.news()
@@ -232,16 +232,16 @@ mod tests {
             let mut out = Out::to(Box::new(disk.clone()), 100);
             disk.has_room(5);
             assert_eq!(write(&mut out, "one"), None);
-            assert_eq!(write(&mut out, "two"), Some(News::Waits(full())), "at once");
+            assert_eq!(write(&mut out, "two"), Some(FileEvent::Waits(full())), "at once");
             assert_eq!(disk.text(), if is_pipe { "one\nt" } else { "one\n" });
             assert_eq!(write(&mut out, "three"), None, "it is told once");
             disk.has_room(6);
             assert_eq!(write(&mut out, "four"), None, "some still wait");
             disk.has_room(100);
-            assert_eq!(write(&mut out, "five"), Some(News::Written));
+            assert_eq!(write(&mut out, "five"), Some(FileEvent::Written));
             assert_eq!(disk.text(), "one\ntwo\nthree\nfour\nfive\n");
             disk.has_room(0);
-            assert_eq!(write(&mut out, "six"), Some(News::Waits(full())), "another time");
+            assert_eq!(write(&mut out, "six"), Some(FileEvent::Waits(full())), "another time");
             assert!(out.end().is_err());
             disk.has_room(100);
             out.end().unwrap();
@@ -255,9 +255,9 @@ mod tests {
         let mut out = Out::to(Box::new(disk.clone()), 8);
         disk.has_room(4);
         assert_eq!(write(&mut out, "one"), None);
-        assert_eq!(write(&mut out, "two"), Some(News::Waits(full())));
+        assert_eq!(write(&mut out, "two"), Some(FileEvent::Waits(full())));
         assert_eq!(write(&mut out, "six"), None);
-        assert_eq!(write(&mut out, "ten"), Some(News::Lost(full())));
+        assert_eq!(write(&mut out, "ten"), Some(FileEvent::Lost(full())));
         disk.has_room(100);
         assert_eq!(write(&mut out, "eleven"), None, "lines after a gap would mislead");
         assert_eq!((disk.text().as_str(), out.end().is_err()), ("one\n", true));

@@ -13,7 +13,7 @@ use zeropp_core::metrics::{LayerMetrics, StepMetrics};
 use zeropp_core::threads::start;
 
 use crate::config::{Config, ConfigError};
-use crate::http::{self, Answer, Request};
+use crate::http::{self, HttpRequest, HttpResponse};
 use crate::telemetry::keys::KEYS;
 
 /// The text format of version 0.0.4, which every Prometheus reads.
@@ -98,11 +98,11 @@ impl Drop for Prometheus {
 }
 
 /// The response to `request`.
-fn answer(request: &Request, shown: &Mutex<Shown>) -> Answer {
+fn answer(request: &HttpRequest, shown: &Mutex<Shown>) -> HttpResponse {
     let path = request.target.split('?').next();
     match request.method == "GET" && path == Some("/metrics") {
-        true => Answer { status: "200 OK", kind: KIND, body: text(&shown.lock()) },
-        false => Answer {
+        true => HttpResponse { status: "200 OK", kind: KIND, body: text(&shown.lock()) },
+        false => HttpResponse {
             status: "404 Not Found",
             kind: KIND,
             body: "only /metrics is served here\n".into(),
@@ -156,12 +156,12 @@ fn text(shown: &Shown) -> String {
         let (what, bytes) = (kind.name().replace(' ', "_"), last.peak_bytes.get(kind));
         let _ = writeln!(out, "zeropp_peak_bytes{{run=\"{run}\",kind=\"{what}\"}} {bytes}");
     }
-    tell_layers(&mut out, &run, &shown.layers);
+    write_layers(&mut out, &run, &shown.layers);
     out
 }
 
 /// The figures of layers, by a label of their own.
-fn tell_layers(out: &mut String, run: &str, layers: &[LayerMetrics]) {
+fn write_layers(out: &mut String, run: &str, layers: &[LayerMetrics]) {
     type Figure = fn(&LayerMetrics) -> Option<f64>;
     let figures: [(&str, &str, Figure); 3] = [
         ("grad_norm", "Gradient norm of a layer.", |layer| layer.grad_norm),
@@ -216,8 +216,8 @@ mod tests {
         }];
         prometheus.show(&StepMetrics { step: 6, tokens: 64, layers, ..StepMetrics::default() });
         prometheus.show(&step);
-        let told = ask(prometheus.address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
-        assert!(told.starts_with("HTTP/1.1 200 OK\r\n"), "{told}");
+        let reported = ask(prometheus.address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(reported.starts_with("HTTP/1.1 200 OK\r\n"), "{reported}");
         for line in [
             "zeropp_step{run=\"a \\\"run\\\"\"} 7",
             "zeropp_tokens_total{run=\"a \\\"run\\\"\"} 128",
@@ -225,12 +225,18 @@ mod tests {
             "zeropp_peak_bytes{run=\"a \\\"run\\\"\",kind=\"parameter_shard\"} 0",
             "zeropp_layer_update_ratio{run=\"a \\\"run\\\"\",layer=\"h.0\"} 0.5",
         ] {
-            assert!(told.lines().any(|l| l == line), "{line} in:\n{told}");
+            assert!(reported.lines().any(|l| l == line), "{line} in:\n{reported}");
         }
-        assert!(!told.contains("zeropp_layer_grad_norm{"), "of a layer in which nothing trains");
+        assert!(
+            !reported.contains("zeropp_layer_grad_norm{"),
+            "of a layer in which nothing trains"
+        );
         for other in ["GET / HTTP/1.1", "GET /metricsx HTTP/1.1", "POST /metrics HTTP/1.1"] {
-            let told = ask(prometheus.address, &format!("{other}\r\n\r\n"));
-            assert!(told.starts_with("HTTP/1.1 404") && !told.contains("zeropp_"), "{told}");
+            let reported = ask(prometheus.address, &format!("{other}\r\n\r\n"));
+            assert!(
+                reported.starts_with("HTTP/1.1 404") && !reported.contains("zeropp_"),
+                "{reported}"
+            );
         }
     }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use zeropp_core::files::open_kept;
 use zeropp_core::metrics::{LayerMetrics, RunHeader, StepMetrics};
 
-use super::Steps;
+use super::StepWriter;
 use super::keys::KEYS;
 use super::out::Out;
 
@@ -70,15 +70,15 @@ impl EventFile {
     }
 }
 
-impl Steps for EventFile {
+impl StepWriter for EventFile {
     fn begin(&mut self, run: &RunHeader) -> io::Result<()> {
-        let mut first = Message::default();
+        let mut first = ProtoMessage::default();
         first.double(EVENT_WALL_TIME, run.wall_time);
         first.bytes(EVENT_FILE_VERSION, VERSION);
         self.record(&first.0)?;
-        let mut session = Message::default();
+        let mut session = ProtoMessage::default();
         session.integer(SESSION_STATUS, SESSION_START);
-        let mut start = Message::default();
+        let mut start = ProtoMessage::default();
         start.double(EVENT_WALL_TIME, run.wall_time);
         start.integer(EVENT_STEP, run.resumed_step.map_or(0, |step| step + 1));
         start.bytes(EVENT_SESSION_LOG, &session.0);
@@ -87,12 +87,12 @@ impl Steps for EventFile {
     }
 
     fn write(&mut self, step: &StepMetrics) -> io::Result<()> {
-        let mut event = Message::default();
+        let mut event = ProtoMessage::default();
         event.double(EVENT_WALL_TIME, step.wall_time);
         event.integer(EVENT_STEP, step.step);
-        let mut summary = Message::default();
+        let mut summary = ProtoMessage::default();
         for (tag, value) in scalars(step) {
-            let mut one = Message::default();
+            let mut one = ProtoMessage::default();
             one.bytes(VALUE_TAG, tag.as_bytes());
             one.float(VALUE_SIMPLE, value as f32);
             summary.bytes(SUMMARY_VALUE, &one.0);
@@ -120,9 +120,9 @@ fn scalars(m: &StepMetrics) -> Vec<(String, f64)> {
 
 /// A message of Protocol Buffers on its way.
 #[derive(Default)]
-struct Message(Vec<u8>);
+struct ProtoMessage(Vec<u8>);
 
-impl Message {
+impl ProtoMessage {
     fn varint(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.0.push(value as u8 | 0x80);

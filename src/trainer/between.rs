@@ -4,11 +4,11 @@ use zeropp_core::metrics::Evaluation;
 
 use crate::Error;
 use crate::config::ConfigError;
-use crate::run::rank::News;
-use crate::run::request::{Answer, Request};
+use crate::run::rank::RankEvent;
+use crate::run::request::{StepAnswer, StepRequest};
 use crate::run::stop::StopRequest;
 use crate::trainer::steps::Steps;
-use crate::trainer::{Weights, assemble};
+use crate::trainer::{NamedWeights, assemble};
 
 impl Steps<'_> {
     /// The weights as the step that was last seen has left them, the run's last one too, whole, for
@@ -17,11 +17,11 @@ impl Steps<'_> {
     /// same step.
     ///
     /// # Errors
-    /// No step was seen, or the run has been told to stop, or has ended; a rank that failed; with
+    /// No step was seen, or the run has been asked to stop, or has ended; a rank that failed; with
     /// `optimizer-sync = late`, steps that the ranks did not wait after.
-    pub fn weights(&mut self) -> Result<Weights, Error> {
-        let results = self.ask(Request::Weights, |news| match news {
-            News::Weights(results) => Some(results),
+    pub fn weights(&mut self) -> Result<NamedWeights, Error> {
+        let results = self.ask(StepRequest::Weights, |news| match news {
+            RankEvent::Weights(results) => Some(results),
             _ => None,
         })?;
         let bp = self.blueprint();
@@ -36,8 +36,8 @@ impl Steps<'_> {
     /// As [`weights`](Self::weights); settings, and a builder, that name no validation data.
     pub fn evaluate(&mut self) -> Result<Evaluation, Error> {
         self.trainer().check_evaluates()?;
-        self.ask(Request::Evaluation, |news| match news {
-            News::Evaluated(evaluation) => Some(evaluation),
+        self.ask(StepRequest::Evaluation, |news| match news {
+            RankEvent::Evaluated(evaluation) => Some(evaluation),
             _ => None,
         })
     }
@@ -54,7 +54,7 @@ impl Steps<'_> {
             return Err(ConfigError::value("save", "", "the run saves nowhere", help).into());
         }
         self.step_between()?;
-        self.wish = StopRequest::Save;
+        self.stop_request = StopRequest::Save;
         Ok(())
     }
 
@@ -75,27 +75,27 @@ impl Steps<'_> {
     /// Asks all ranks for something, and waits for what rank 0's process, or this one, gets.
     fn ask<T>(
         &mut self,
-        request: Request,
-        mut taken: impl FnMut(News) -> Option<T>,
+        request: StepRequest,
+        mut taken: impl FnMut(RankEvent) -> Option<T>,
     ) -> Result<T, Error> {
         let step = self.step_between()?;
         let _in_run = self.span.clone().entered();
-        self.send(Answer::First(request));
+        self.send(StepAnswer::First(request));
         loop {
             match self.epoch.ranks.next_news() {
                 // Steps that a recovery does again, up to where the program is.
-                Some(News::Step(metrics, ..)) if self.recoveries.is_redone(&metrics) => {
-                    self.unanswered = true;
+                Some(RankEvent::Step(metrics, ..)) if self.recoveries.is_redone(&metrics) => {
+                    self.awaiting_reply = true;
                     match metrics.step == step {
-                        true => self.send(Answer::First(request)),
+                        true => self.send(StepAnswer::First(request)),
                         false => self.answer(StopRequest::GoOn),
                     }
                 }
-                Some(News::Step(..)) => {
+                Some(RankEvent::Step(..)) => {
                     let problem = "rank 0's process has not asked for the same after this step";
                     return Err(Error::Program(format!("step {step}: {problem}")));
                 }
-                Some(News::Ready(_)) => self.epoch.let_begin(),
+                Some(RankEvent::Ready(_)) => self.epoch.let_begin(),
                 Some(news) => {
                     if let Some(got) = taken(news) {
                         return Ok(got);
@@ -110,7 +110,7 @@ impl Steps<'_> {
         }
     }
 
-    fn send(&self, answer: Answer) {
+    fn send(&self, answer: StepAnswer) {
         if let Some(answers) = &self.epoch.answers {
             // Where rank 0 has failed, its failure comes next.
             let _ = answers.send(answer);

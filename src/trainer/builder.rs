@@ -9,12 +9,12 @@ use zeropp_zero3::rule::UpdateRule;
 
 use crate::Error;
 use crate::config::Config;
-use crate::own::Own;
+use crate::own::CustomParts;
 use crate::own::loss::{Loss, WithLoss};
 use crate::own::samples::{Samples, stand_in};
 use crate::plan::mask_check::{self, Owns};
 use crate::plan::{hints, model_check};
-use crate::trainer::{Trainer, Weights};
+use crate::trainer::{NamedWeights, Trainer};
 
 /// The parts of a [`Trainer`]: [`Trainer::builder`].
 ///
@@ -24,14 +24,14 @@ pub struct TrainerBuilder {
     config: Config,
     model: Option<Model>,
     loss: Option<Arc<dyn Loss>>,
-    weights: Option<Weights>,
-    own: Own,
+    weights: Option<NamedWeights>,
+    own: CustomParts,
     predicts: bool,
 }
 
 impl TrainerBuilder {
     pub(super) fn new(config: Config) -> TrainerBuilder {
-        let (own, predicts) = (Own::default(), false);
+        let (own, predicts) = (CustomParts::default(), false);
         TrainerBuilder { config, model: None, loss: None, weights: None, own, predicts }
     }
 
@@ -50,14 +50,14 @@ impl TrainerBuilder {
 
     /// Trains on these samples, and not on the data of the settings.
     pub fn data(self, data: impl Samples) -> Self {
-        Self { own: Own { data: Some(Arc::new(data)), ..self.own }, ..self }
+        Self { own: CustomParts { data: Some(Arc::new(data)), ..self.own }, ..self }
     }
 
     /// Measures the validation loss on the first of these samples, `eval-steps` batches of them,
     /// and not on the data of the settings: every `eval-every` steps, and where the program asks
     /// ([`Steps::evaluate`](crate::Steps::evaluate)).
     pub fn eval_data(self, data: impl Samples) -> Self {
-        Self { own: Own { eval_data: Some(Arc::new(data)), ..self.own }, ..self }
+        Self { own: CustomParts { eval_data: Some(Arc::new(data)), ..self.own }, ..self }
     }
 
     /// Runs this schedule, and not the one of `schedule`, as if it stood in a file: one that ends
@@ -65,7 +65,7 @@ impl TrainerBuilder {
     /// are the run's: `virtual`, `micro-batches` and `unit` may be left out. Settings and messages
     /// call it by its kind, as in `mine.json`.
     pub fn schedule(self, schedule: Schedule) -> Self {
-        Self { own: Own { schedule: Some(Arc::new(schedule)), ..self.own }, ..self }
+        Self { own: CustomParts { schedule: Some(Arc::new(schedule)), ..self.own }, ..self }
     }
 
     /// Trains by this loss of the logits, and not by that of the model's head, which has to have
@@ -76,17 +76,17 @@ impl TrainerBuilder {
 
     /// Updates weights by this rule, and not by `optimizer`.
     pub fn optimizer(self, rule: impl UpdateRule) -> Self {
-        Self { own: Own { rule: Some(Arc::new(rule)), ..self.own }, ..self }
+        Self { own: CustomParts { rule: Some(Arc::new(rule)), ..self.own }, ..self }
     }
 
     /// The learning rate of each step, counted from 1, in place of `lr`, `warmup` and `decay`.
     pub fn learning_rate(self, rate: impl Fn(u64) -> f64 + Send + Sync + 'static) -> Self {
-        Self { own: Own { rate: Some(Arc::new(rate)), ..self.own }, ..self }
+        Self { own: CustomParts { rate: Some(Arc::new(rate)), ..self.own }, ..self }
     }
 
     /// Begins with these weights, by parameter name and in row-major order of its shape
     /// ([`Trainer::shapes`]), and not with those of the seed or of `init-from`.
-    pub fn weights(self, weights: Weights) -> Self {
+    pub fn weights(self, weights: NamedWeights) -> Self {
         Self { weights: Some(weights), ..self }
     }
 
@@ -134,7 +134,7 @@ impl TrainerBuilder {
             }
             notes.extend(data.beside(config.loss_mask));
         }
-        let own = Own { masks_nothing: loss.is_some(), ..own };
+        let own = CustomParts { masks_nothing: loss.is_some(), ..own };
         let model = match loss {
             Some(loss) => with_loss(model, &loss),
             None => model,

@@ -17,10 +17,10 @@ use crate::checkpoint::resume::Loader;
 use crate::plan::memory::STACK_BYTES;
 use crate::plan::peak::Peak;
 use crate::recorder::FlightRecorder;
-use crate::run::rank::{Export, News, RankEnd, Shared, run_rank};
+use crate::run::rank::{Export, RankEnd, RankEvent, RunShared, run_rank};
 use crate::run::ranks::Ranks;
-use crate::run::request::Answer;
-use crate::run::spawn::Around;
+use crate::run::request::StepAnswer;
+use crate::run::spawn::ProcessContext;
 use crate::run::stop::StopRequest;
 use crate::trainer::Trainer;
 use crate::world::hello::new_name;
@@ -28,16 +28,16 @@ use crate::world::{LocalRank, World, cores};
 
 /// The ranks of this process at work.
 pub(crate) struct Epoch {
-    pub(crate) ranks: Ranks<News, RankEnd>,
-    /// In rank 0's process: what is to follow the step that was last told of.
-    pub(crate) answers: Option<Sender<Answer>>,
+    pub(crate) ranks: Ranks<RankEvent, RankEnd>,
+    /// In rank 0's process: what is to follow the step that was reported last.
+    pub(crate) answers: Option<Sender<StepAnswer>>,
     pub(crate) saver: Option<Arc<Saver>>,
     pub(crate) copier: Option<Arc<Saver>>,
     pub(crate) peak: Peak,
 }
 
 /// The parts that ranks are started with.
-pub(crate) struct Begin {
+pub(crate) struct EpochInputs {
     /// Their world, where it is not to be started with the engine of the settings.
     pub(crate) given: Option<Vec<Arc<dyn Communicator>>>,
     pub(crate) export: Export,
@@ -54,10 +54,10 @@ impl Epoch {
     pub(crate) fn start(
         trainer: &Trainer,
         devices: &Devices,
-        begin: Begin,
+        begin: EpochInputs,
         span: &Span,
     ) -> Result<Epoch, Error> {
-        let Begin { given, export, peak, saver, copier, loader } = begin;
+        let EpochInputs { given, export, peak, saver, copier, loader } = begin;
         let bp = &trainer.blueprint;
         let status = Arc::new(StatusBoard::new(bp.mesh.world()));
         let peak = peak.unwrap_or_else(|| Peak::measure(&bp.config, devices, bp.compute));
@@ -72,7 +72,7 @@ impl Epoch {
         let (answers, asked) = (here[0] == 0).then(channel).unzip();
         let run: Arc<str> = new_name().into();
         let recorder = Some(FlightRecorder::start(bp, &status, here.iter().copied(), &run));
-        let shared = Shared {
+        let shared = RunShared {
             blueprint: bp.clone(),
             data: trainer.data.clone(),
             status: status.clone(),
@@ -95,18 +95,18 @@ impl Epoch {
             agreed: Arc::default(),
         };
         let (mesh, span, stack_bytes) = (bp.mesh, span.clone(), STACK_BYTES);
-        let around = Around { here, mesh, status, recorder, span, stack_bytes };
-        let work = move |local: LocalRank, report: &mut dyn FnMut(News)| {
+        let context = ProcessContext { here, mesh, status, recorder, span, stack_bytes };
+        let work = move |local: LocalRank, report: &mut dyn FnMut(RankEvent)| {
             run_rank(&shared, local.device, local.communicator, report)
         };
-        Ok(Epoch { ranks: Ranks::start(world, around, work), answers, saver, copier, peak })
+        Ok(Epoch { ranks: Ranks::start(world, context, work), answers, saver, copier, peak })
     }
 
     /// Lets ranks that are ready begin their first step.
     pub(crate) fn let_begin(&self) {
         if let Some(answers) = &self.answers {
-            // Where rank 0 has failed, nobody waits any more.
-            let _ = answers.send(Answer::Follows(StopRequest::GoOn));
+            // Where rank 0 has failed, no rank waits any more.
+            let _ = answers.send(StepAnswer::Follows(StopRequest::GoOn));
         }
     }
 }

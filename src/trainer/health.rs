@@ -1,5 +1,5 @@
 //! Warnings while a run goes on: a loss that is not a number, or that jumps. Each
-//! is told once.
+//! is reported once.
 
 use tracing::warn;
 use zeropp_core::metrics::StepMetrics;
@@ -23,8 +23,8 @@ pub(crate) struct Health {
     mean: f64,
     /// Mean absolute deviation from it.
     spread: f64,
-    told_jump: bool,
-    told_skip: bool,
+    reported_jump: bool,
+    reported_skip: bool,
 }
 
 impl Health {
@@ -35,12 +35,12 @@ impl Health {
             seen: 0,
             mean: 0.0,
             spread: 0.0,
-            told_jump: false,
-            told_skip: false,
+            reported_jump: false,
+            reported_skip: false,
         }
     }
 
-    /// Looks at a step, and tells what is to be told after it.
+    /// Looks at a step, and returns what is to be reported after it.
     pub(crate) fn see(&mut self, m: &StepMetrics) {
         if let Some(text) = self.remark(m) {
             warn!("{text}");
@@ -50,7 +50,7 @@ impl Health {
     fn remark(&mut self, m: &StepMetrics) -> Option<String> {
         m.measured_loss()?;
         if m.skipped || !m.loss.is_finite() {
-            return (!std::mem::replace(&mut self.told_skip, true)).then(|| {
+            return (!std::mem::replace(&mut self.reported_skip, true)).then(|| {
                 format!(
                     "step {}: a gradient was not finite (loss {}), and no weight has changed; a \
                      smaller lr or clip, or a longer warmup may help. This is reported once; the \
@@ -70,7 +70,7 @@ impl Health {
         self.seen += 1;
         self.mean += weight * (loss - self.mean);
         self.spread += weight * ((loss - usual).abs() - self.spread);
-        (m.loss > limit && !std::mem::replace(&mut self.told_jump, true)).then(|| {
+        (m.loss > limit && !std::mem::replace(&mut self.reported_jump, true)).then(|| {
             format!(
                 "step {}: the loss jumped to {:.4} from about {usual:.4}; where it stays there, a \
                  smaller lr, a smaller clip or another seed may help. This is reported once",
@@ -91,21 +91,21 @@ impl Health {
 mod tests {
     use super::*;
 
-    fn told_of(vocabulary: usize, losses: impl IntoIterator<Item = f64>) -> Vec<u64> {
+    fn reports_of(vocabulary: usize, losses: impl IntoIterator<Item = f64>) -> Vec<u64> {
         let mut health = Health::new(Some(vocabulary));
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for (step, loss) in (1..).zip(losses) {
             let m = StepMetrics { step, loss, skipped: !loss.is_finite(), ..Default::default() };
-            told.extend(health.remark(&m).map(|text| {
+            reported.extend(health.remark(&m).map(|text| {
                 assert!(text.starts_with(&format!("step {step}: ")), "{text}");
                 step
             }));
         }
-        told
+        reported
     }
 
-    fn told(losses: impl IntoIterator<Item = f64>) -> Vec<u64> {
-        told_of(256, losses)
+    fn reported(losses: impl IntoIterator<Item = f64>) -> Vec<u64> {
+        reports_of(256, losses)
     }
 
     /// An ordinary run's loss.
@@ -114,22 +114,30 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_and_a_loss_that_is_no_number_are_told_once_each() {
-        assert_eq!(told((0..300).map(noisy)), [0; 0], "an ordinary run");
+    fn a_jump_and_a_loss_that_is_no_number_are_reported_once_each() {
+        assert_eq!(reported((0..300).map(noisy)), [0; 0], "an ordinary run");
         let spikes = |i: u64| if [40, 41, 90].contains(&i) { 8.0 } else { noisy(i) };
-        assert_eq!(told((0..100).map(spikes)), [41]);
+        assert_eq!(reported((0..100).map(spikes)), [41]);
         let bad = |i: u64| if i >= 20 && i != 25 { f64::NAN } else { noisy(i) };
-        assert_eq!(told((0..30).map(bad)), [21]);
+        assert_eq!(reported((0..30).map(bad)), [21]);
     }
 
     #[test]
-    fn a_run_that_diverges_from_its_second_step_on_is_told_so_there() {
-        assert_eq!(told([5.6, 39_076.0, 112_000.0, 698_108.0]), [2]);
-        assert_eq!(told([5.6, 5.9, 6.4, 7.2, 8.5, 11.0, 15.0]), [4], "it is worse than guessing");
-        assert_eq!(told((0..30).map(|i| if i == 5 { 50.0 } else { 1.0 })), [6]);
+    fn a_run_that_diverges_from_its_second_step_is_reported_there() {
+        assert_eq!(reported([5.6, 39_076.0, 112_000.0, 698_108.0]), [2]);
+        assert_eq!(
+            reported([5.6, 5.9, 6.4, 7.2, 8.5, 11.0, 15.0]),
+            [4],
+            "it is worse than guessing"
+        );
+        assert_eq!(reported((0..30).map(|i| if i == 5 { 50.0 } else { 1.0 })), [6]);
         // Weights of before know more than guessing: the first loss counts.
-        assert_eq!(told_of(50_000, [2.3, 2.9, 1.7, 2.6, 2.0, 9.0]), [6]);
-        assert_eq!(told_of(50_000, [0.8, 1.9, 0.5, 1.6, 0.7, 1.2, 2.0]), [0; 0], "small batches");
+        assert_eq!(reports_of(50_000, [2.3, 2.9, 1.7, 2.6, 2.0, 9.0]), [6]);
+        assert_eq!(
+            reports_of(50_000, [0.8, 1.9, 0.5, 1.6, 0.7, 1.2, 2.0]),
+            [0; 0],
+            "small batches"
+        );
         // A loss of a program's own is held against its first steps alone.
         let mut own = Health::new(None);
         let step = |loss| StepMetrics { loss, ..Default::default() };

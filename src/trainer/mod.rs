@@ -28,10 +28,10 @@ use zeropp_zero3::ParamExport;
 use crate::Error;
 use crate::checkpoint::described::is_model;
 use crate::checkpoint::initial::{self, Initial};
-use crate::checkpoint::resume::{self, Found, Resumed};
+use crate::checkpoint::resume::{self, FoundState, Resumed};
 use crate::checkpoint::saved_cut;
 use crate::config::{Config, ConfigError, EngineKind};
-use crate::own::Own;
+use crate::own::CustomParts;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::copies;
 use crate::plan::memory::MemoryCheck;
@@ -48,7 +48,7 @@ use crate::world::{World, cores};
 pub struct Trainer {
     pub(crate) blueprint: Arc<Blueprint>,
     pub(crate) data: Arc<(Dataset, Sampler)>,
-    pub(crate) found: Found,
+    pub(crate) found: FoundState,
     /// The weights that the run begins with, unless it goes on.
     pub(crate) initial: Option<Arc<Initial>>,
     pub(crate) stopper: Stopper,
@@ -57,7 +57,7 @@ pub struct Trainer {
 }
 
 /// The end of a run.
-struct End {
+struct TrainingEnd {
     summary: Summary,
     /// The results of this process's ranks; on rank 0's those of all.
     results: Vec<RankResult>,
@@ -66,7 +66,7 @@ struct End {
 }
 
 /// Final weights by parameter name, each in row-major order.
-pub type Weights = BTreeMap<String, Vec<f32>>;
+pub type NamedWeights = BTreeMap<String, Vec<f32>>;
 
 /// The result of a function that is called after each step: `()` to go on, or a [`ControlFlow`], of
 /// which `Break` stops the run there.
@@ -106,7 +106,7 @@ impl Trainer {
         config: Config,
         model: Model,
         dataset: Dataset,
-        (own, weights): (Own, Option<Weights>),
+        (own, weights): (CustomParts, Option<NamedWeights>),
     ) -> Result<Trainer, Error> {
         let config = saved_cut::take_over(config);
         let mut blueprint = Blueprint::new(&config, model, &own)?;
@@ -136,7 +136,8 @@ impl Trainer {
         Ok(Trainer { blueprint, data, found, initial, stopper, evaluation })
     }
 
-    /// The shapes of the parameters by name, in the order of which [`Weights`] has their elements.
+    /// The shapes of the parameters by name, in the order of which [`NamedWeights`] has their
+    /// elements.
     pub fn shapes(&self) -> BTreeMap<String, Vec<usize>> {
         let all = self.blueprint.model.parts.iter().flat_map(Part::parameters);
         all.map(|parameter| (parameter.name, parameter.shape)).collect()
@@ -236,7 +237,7 @@ impl Trainer {
     pub fn train_to_weights<F: StepFlow>(
         &self,
         mut on_step: impl FnMut(&StepMetrics) -> F,
-    ) -> Result<(Summary, Weights), Error> {
+    ) -> Result<(Summary, NamedWeights), Error> {
         let end = self.run(on_rank_0(&mut on_step), Export::Weights)?;
         let weights = assemble(&end.blueprint, end.results, self.blueprint.mesh.zero3);
         Ok((end.summary, weights))
@@ -248,13 +249,13 @@ impl Trainer {
     ///
     /// # Errors
     /// As [`train`](Self::train).
-    pub fn first_gradients(&self) -> Result<(StepMetrics, Weights), Error> {
+    pub fn first_gradients(&self) -> Result<(StepMetrics, NamedWeights), Error> {
         let mut metrics = StepMetrics::default();
         let on_step = |m: &StepMetrics, _| {
             metrics = m.clone();
             ControlFlow::Continue(())
         };
-        let End { blueprint, results, .. } = self.run(on_step, Export::Gradients)?;
+        let TrainingEnd { blueprint, results, .. } = self.run(on_step, Export::Gradients)?;
         let owners = if self.blueprint.config.zero1 { self.blueprint.mesh.dp } else { 1 };
         Ok((metrics, assemble(&blueprint, results, blueprint.mesh.zero3 * owners)))
     }
@@ -300,7 +301,7 @@ impl Trainer {
         &self,
         on_step: impl FnMut(&StepMetrics, bool) -> ControlFlow<()>,
         export: Export,
-    ) -> Result<End, Error> {
+    ) -> Result<TrainingEnd, Error> {
         self.run_over(None, on_step, export)
     }
 
@@ -310,7 +311,7 @@ impl Trainer {
         given: Option<Vec<Arc<dyn Communicator>>>,
         mut on_step: impl FnMut(&StepMetrics, bool) -> ControlFlow<()>,
         export: Export,
-    ) -> Result<End, Error> {
+    ) -> Result<TrainingEnd, Error> {
         let mut steps = Steps::start(self, given, export)?;
         while let Some(metrics) = steps.next_step() {
             if on_step(&metrics, steps.has_rank_0()).is_break() {
@@ -318,7 +319,7 @@ impl Trainer {
             }
         }
         let (summary, results) = steps.conclude()?;
-        Ok(End { summary, results, blueprint: steps.blueprint().clone() })
+        Ok(TrainingEnd { summary, results, blueprint: steps.blueprint().clone() })
     }
 
     pub(crate) fn summary(&self, totals: &Totals, times: &StageTimes, total_s: f64) -> Summary {
@@ -369,13 +370,13 @@ pub(crate) fn timeline(bp: &Blueprint, results: &[RankResult]) -> Timeline {
 }
 
 /// Puts the pieces of all ranks together and cuts the buffers into parameters.
-fn assemble(bp: &Blueprint, results: Vec<RankResult>, pieces: usize) -> Weights {
+fn assemble(bp: &Blueprint, results: Vec<RankResult>, pieces: usize) -> NamedWeights {
     let mut found: BTreeMap<(String, bool, usize), Vec<f32>> = BTreeMap::new();
     for export in results.into_iter().flat_map(|r| r.exported) {
         let ParamExport { layer, frozen, shard, values } = export;
         found.insert((layer, frozen, shard), values);
     }
-    let mut weights = Weights::new();
+    let mut weights = NamedWeights::new();
     if found.is_empty() {
         return weights;
     }

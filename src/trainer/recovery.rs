@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 use zeropp_checkpoint::attempts::{self, Attempts, SAME_PLACE};
-use zeropp_checkpoint::places::Place;
+use zeropp_checkpoint::places::StateLocation;
 use zeropp_core::metrics::StepMetrics;
 
 use crate::Error;
@@ -25,10 +25,10 @@ pub(crate) struct Recoveries {
     pub(crate) redone: u64,
     /// Seconds from failures to the first step that was done after them.
     pub(crate) seconds: f64,
-    /// The last step that any rank 0 has told of, also one that was done again.
+    /// The last step that any rank 0 has reported, also one that was done again.
     at: u64,
-    /// The last step that the program was told of.
-    told: u64,
+    /// The last step that was reported to the program.
+    reported: u64,
     /// Since when there is a failure without a step after it.
     since: Option<Instant>,
     /// Those of the last steps.
@@ -45,7 +45,7 @@ struct StepBits {
 }
 
 /// The answer to a failure.
-pub(crate) enum Remedy {
+pub(crate) enum RecoveryAnswer {
     /// To recover.
     Recover,
     /// To end; in these words more, where there are any.
@@ -63,7 +63,7 @@ impl Recoveries {
             redone: 0,
             seconds: 0.0,
             at: 0,
-            told: 0,
+            reported: 0,
             since: None,
             bits: VecDeque::new(),
             differed: false,
@@ -77,27 +77,27 @@ impl Recoveries {
 
     /// The run begins after step `done`.
     pub(crate) fn begin(&mut self, done: u64) {
-        (self.at, self.told) = (done, done);
+        (self.at, self.reported) = (done, done);
     }
 
     /// Whether an epoch that has ended with `error`, of which the first sign was at `at`, is to be
     /// recovered from: where a rank has failed, and not by what would come again.
-    pub(crate) fn remedy(&mut self, error: &Error, at: Instant) -> Remedy {
+    pub(crate) fn remedy(&mut self, error: &Error, at: Instant) -> RecoveryAnswer {
         let max = self.attempts.max();
         let may = matches!(error, Error::Rank { failure, .. } if !failure.comes_again());
         if max == 0 || !may {
-            return Remedy::End(None);
+            return RecoveryAnswer::End(None);
         }
         let step = self.at + 1;
         match self.attempts.fail(Some(step)) {
             attempts::Remedy::Again => {
                 self.since.get_or_insert(at);
-                Remedy::Recover
+                RecoveryAnswer::Recover
             }
-            attempts::Remedy::SamePlace => Remedy::End(Some(format!(
+            attempts::Remedy::SamePlace => RecoveryAnswer::End(Some(format!(
                 "step {step} has failed {SAME_PLACE} times, so the run ends"
             ))),
-            attempts::Remedy::UsedUp => Remedy::End(Some(format!(
+            attempts::Remedy::UsedUp => RecoveryAnswer::End(Some(format!(
                 "max-recoveries = {max}: this many recoveries were made already"
             ))),
         }
@@ -108,9 +108,9 @@ impl Recoveries {
         self.attempts.pause()
     }
 
-    /// Whether the ranks are where the program is: at the step that it was told of last.
+    /// Whether the ranks are where the program is: at the step that was reported to it last.
     pub(crate) fn is_caught_up(&self) -> bool {
-        self.at >= self.told
+        self.at >= self.reported
     }
 
     /// The ranks go on after step `done` again.
@@ -126,10 +126,12 @@ impl Recoveries {
 
     /// Tells of a recovery that begins, from the state of a step or anew; in other words, `without`
     /// whom.
-    pub(crate) fn tell(&self, error: &Error, from: Option<Place>, without: Option<&str>) {
+    pub(crate) fn tell(&self, error: &Error, from: Option<StateLocation>, without: Option<&str>) {
         let from = match from {
-            Some(Place { step, in_memory: true }) => format!("step {step}, copied in memory"),
-            Some(Place { step, .. }) => format!("step {step}"),
+            Some(StateLocation { step, in_memory: true }) => {
+                format!("step {step}, copied in memory")
+            }
+            Some(StateLocation { step, .. }) => format!("step {step}"),
             None => "the beginning".into(),
         };
         let (made, max) = (self.made(), self.attempts.max());
@@ -149,8 +151,8 @@ impl Recoveries {
         }
         let (loss, grad_norm) = (m.loss.to_bits(), m.grad_norm.to_bits());
         let bits = StepBits { step: m.step, loss, grad_norm };
-        if m.step > self.told {
-            self.told = m.step;
+        if m.step > self.reported {
+            self.reported = m.step;
             self.bits.push_back(bits);
             if self.bits.len() > BITS_MAX {
                 self.bits.pop_front();

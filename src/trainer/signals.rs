@@ -49,7 +49,7 @@ pub fn stop_on_signals(trainer: &Trainer) -> io::Result<()> {
                 _ => match stopping {
                     Some(at) if at.elapsed() < TOGETHER => {}
                     Some(_) if signal == SIGXCPU => {}
-                    // What an earlier run of the program was told does not hold for this one.
+                    // A stop of an earlier run of the program does not hold for this one.
                     _ if stopper.is_running() && !stopper.is_signalled() => {
                         stopping = Some(Instant::now());
                         stop(&stopper, signal, saves);

@@ -22,16 +22,16 @@ use crate::plan::fits;
 use crate::recorder;
 use crate::run::failed::MEANWHILE;
 use crate::run::measured;
-use crate::run::rank::{Export, News, RankEnd, RankResult, Ready, StageTimes};
-use crate::run::request::Answer;
+use crate::run::rank::{Export, RankEnd, RankEvent, RankResult, Ready, StageTimes};
+use crate::run::request::StepAnswer;
 use crate::run::stop::StopRequest;
 use crate::run::totals::Totals;
 use crate::run::trace;
 use crate::telemetry::{Prometheus, Telemetry, header};
 use crate::trainer::costs;
-use crate::trainer::epoch::{Begin, Epoch};
+use crate::trainer::epoch::{Epoch, EpochInputs};
 use crate::trainer::health::Health;
-use crate::trainer::recovery::{Recoveries, Remedy};
+use crate::trainer::recovery::{Recoveries, RecoveryAnswer};
 use crate::trainer::{Trainer, timeline};
 
 /// A run under way: an iterator over its steps. The ranks begin a step when it is asked for, and
@@ -49,12 +49,12 @@ pub struct Steps<'a> {
     lost_replicas: u64,
     pub(super) epoch: Epoch,
     pub(super) recoveries: Recoveries,
-    /// Whether the step that was last told of waits for what is to follow.
-    pub(super) unanswered: bool,
-    /// The step that was last told of, where all ranks wait after it.
+    /// Whether the step that was reported last waits for what is to follow.
+    pub(super) awaiting_reply: bool,
+    /// The step that was reported last, where all ranks wait after it.
     pub(super) waits_after: Option<u64>,
     /// The wish after that step, where another one is asked for.
-    pub(super) wish: StopRequest,
+    pub(super) stop_request: StopRequest,
     /// The program wants no more steps.
     pub(super) stops: bool,
     lock: Option<StoreLock>,
@@ -116,7 +116,7 @@ impl<'a> Steps<'a> {
         }
         let recoveries = Recoveries::new(bp, export, given.is_some());
         let loader = Loader::new(bp, &trainer.data.0, found);
-        let begin = Begin { given, export, peak: None, saver, copier, loader };
+        let begin = EpochInputs { given, export, peak: None, saver, copier, loader };
         let epoch = Epoch::start(trainer, &devices, begin, &span)?;
         let mut steps = Steps {
             trainer,
@@ -125,9 +125,9 @@ impl<'a> Steps<'a> {
             epoch,
             devices,
             recoveries,
-            unanswered: false,
+            awaiting_reply: false,
             waits_after: None,
-            wish: StopRequest::GoOn,
+            stop_request: StopRequest::GoOn,
             stops: false,
             lock,
             copy_lock,
@@ -153,7 +153,7 @@ impl<'a> Steps<'a> {
     /// Waits for the state of the first step, and opens what is written of steps where it says.
     fn await_ready(&mut self, prometheus: Option<Prometheus>) -> Result<(), Error> {
         match self.epoch.ranks.next_news() {
-            Some(News::Ready(Ready { at, resumed, no_lower })) => {
+            Some(RankEvent::Ready(Ready { at, resumed, no_lower })) => {
                 self.began_at = at;
                 self.no_lower = no_lower;
                 self.recoveries.begin(resumed.as_ref().map_or(0, |resumed| resumed.step));
@@ -182,7 +182,7 @@ impl<'a> Steps<'a> {
     /// Ends ranks that wait for their first step: nothing is trained, and nothing saved.
     fn end_before_begin(&mut self, why: Error) -> Error {
         self.over = true;
-        if let Some(recorder) = &self.epoch.ranks.around.recorder {
+        if let Some(recorder) = &self.epoch.ranks.context.recorder {
             // That they are ended is no failure of theirs.
             recorder.withdraw();
         }
@@ -231,13 +231,13 @@ impl<'a> Steps<'a> {
 
     /// Whether this process has rank 0.
     pub(crate) fn has_rank_0(&self) -> bool {
-        self.epoch.ranks.around.here[0] == 0
+        self.epoch.ranks.context.here[0] == 0
     }
 
     /// Ends the run after the step that was last seen, saved if the run saves. The iterator then
     /// has no more steps.
     pub fn stop(&mut self) {
-        match self.epoch.answers.is_some() && self.unanswered {
+        match self.epoch.answers.is_some() && self.awaiting_reply {
             true => {
                 self.stops = true;
                 self.answer(StopRequest::Stop(0));
@@ -249,7 +249,7 @@ impl<'a> Steps<'a> {
     /// Ends the run, if it has not ended, and says what came of it.
     ///
     /// # Errors
-    /// As [`Trainer::train`]; a failure that the iterator has given already is not told in full
+    /// As [`Trainer::train`]; a failure that the iterator has given already is not reported in full
     /// again.
     pub fn finish(mut self) -> Result<Summary, Error> {
         if !self.over {
@@ -263,7 +263,7 @@ impl<'a> Steps<'a> {
     /// The evaluation that the ranks were started for.
     pub(crate) fn evaluation(mut self) -> Result<Evaluation, Error> {
         let evaluation = match self.epoch.ranks.next_news() {
-            Some(News::Evaluated(evaluation)) => Some(evaluation),
+            Some(RankEvent::Evaluated(evaluation)) => Some(evaluation),
             _ => None,
         };
         while self.epoch.ranks.next_news().is_some() {}
@@ -271,12 +271,12 @@ impl<'a> Steps<'a> {
         Ok(evaluation.expect("ranks that end well have told it"))
     }
 
-    pub(super) fn answer(&mut self, wish: StopRequest) {
-        if std::mem::take(&mut self.unanswered)
+    pub(super) fn answer(&mut self, stop_request: StopRequest) {
+        if std::mem::take(&mut self.awaiting_reply)
             && let Some(answers) = &self.epoch.answers
         {
-            // Where rank 0 has failed, nobody asks any more.
-            let _ = answers.send(Answer::Follows(wish));
+            // Where rank 0 has failed, no more is asked.
+            let _ = answers.send(StepAnswer::Follows(stop_request));
         }
     }
 
@@ -285,16 +285,16 @@ impl<'a> Steps<'a> {
     pub(crate) fn next_step(&mut self) -> Option<StepMetrics> {
         let _in_run = self.span.clone().entered();
         self.waits_after = None;
-        let wish = std::mem::take(&mut self.wish);
-        self.answer(wish);
+        let stop_request = std::mem::take(&mut self.stop_request);
+        self.answer(stop_request);
         loop {
             match self.epoch.ranks.next_news() {
-                Some(News::Step(metrics, ..)) if self.recoveries.is_redone(&metrics) => {
-                    self.unanswered = true;
+                Some(RankEvent::Step(metrics, ..)) if self.recoveries.is_redone(&metrics) => {
+                    self.awaiting_reply = true;
                     let stops = self.stops && self.recoveries.is_caught_up();
                     self.answer(if stops { StopRequest::Stop(0) } else { StopRequest::GoOn });
                 }
-                Some(News::Step(metrics, times, met)) => {
+                Some(RankEvent::Step(metrics, times, met)) => {
                     self.waits_after = met.then_some(metrics.step);
                     self.see(&metrics, &times);
                     if self.stops {
@@ -304,9 +304,9 @@ impl<'a> Steps<'a> {
                     return Some(metrics);
                 }
                 // The ranks of another epoch are there.
-                Some(News::Ready(_)) => self.epoch.let_begin(),
+                Some(RankEvent::Ready(_)) => self.epoch.let_begin(),
                 // Asked for in rank 0's process alone.
-                Some(News::Evaluated(_) | News::Weights(_)) => {}
+                Some(RankEvent::Evaluated(_) | RankEvent::Weights(_)) => {}
                 None if self.recovers() => {}
                 None => return None,
             }
@@ -314,7 +314,7 @@ impl<'a> Steps<'a> {
     }
 
     fn see(&mut self, metrics: &StepMetrics, times: &StageTimes) {
-        self.unanswered = true;
+        self.awaiting_reply = true;
         // The first step warms caches and pools up; it counts only where it is alone.
         if self.totals.steps() == 1 {
             self.times = StageTimes::default();
@@ -345,7 +345,7 @@ impl<'a> Steps<'a> {
         let Some(at) = ranks.failed_at().filter(|_| self.failed.is_none()) else { return false };
         let error = ranks.end().err().expect("a rank has failed");
         let error = self.recorded(error);
-        if let Remedy::End(text) = self.recoveries.remedy(&error, at) {
+        if let RecoveryAnswer::End(text) = self.recoveries.remedy(&error, at) {
             self.failed = Some(text.into_iter().fold(error, |e, text| e.with_advice(&text)));
             return false;
         }
@@ -407,9 +407,9 @@ impl<'a> Steps<'a> {
         self.recoveries.go_back(newest.map_or(0, |place| place.step));
         let loader = newest.and_then(|place| Loader::again(bp, data, place));
         let (export, peak) = (self.export, Some(self.epoch.peak));
-        let begin = Begin { given: None, export, peak, saver, copier, loader };
+        let begin = EpochInputs { given: None, export, peak, saver, copier, loader };
         self.epoch = Epoch::start(self.trainer(), &self.devices, begin, &self.span)?;
-        self.unanswered = false;
+        self.awaiting_reply = false;
         Ok(())
     }
 
@@ -436,7 +436,7 @@ impl<'a> Steps<'a> {
                 return Err(error);
             }
         };
-        if let Some(recorder) = &self.epoch.ranks.around.recorder {
+        if let Some(recorder) = &self.epoch.ranks.context.recorder {
             recorder.withdraw();
         }
         let resumed = self.resumed.as_ref().map(|resumed| resumed.step);
@@ -456,7 +456,7 @@ impl<'a> Steps<'a> {
         };
         let (saves, copied) = (totals(&self.epoch.saver), totals(&self.epoch.copier));
         if let Some(places) = copies::places(config).filter(|_| self.copy_lock.is_some()) {
-            // Nobody goes on from them: the run has ended well, and is saved.
+            // No run goes on from them: this one has ended well, and is saved.
             places.drop_copies_after(None);
         }
         let summary = Summary {
@@ -494,7 +494,7 @@ impl<'a> Steps<'a> {
 
     /// `error` with how to read what the ranks wrote; those here that live on write now.
     fn recorded(&self, error: Error) -> Error {
-        match &self.epoch.ranks.around.recorder {
+        match &self.epoch.ranks.context.recorder {
             Some(recorder) if !error.is_bad_input() => {
                 let found = recorder.write_all(MEANWHILE.0, MEANWHILE.1);
                 // A rank of another process that is stuck writes a moment later, if it may live on.

@@ -12,16 +12,16 @@ const ROUNDS: usize = 8;
 /// When a rank began to send its time, and when it had received that of all others.
 #[derive(Clone, Copy, Debug)]
 struct Round {
-    told_ns: u64,
-    heard_ns: u64,
+    sent_ns: u64,
+    received_ns: u64,
 }
 
 /// The rounds of every rank, each by its own clock.
-pub(super) struct Rounds(Vec<Vec<Round>>);
+pub(super) struct ClockRounds(Vec<Vec<Round>>);
 
 /// This process's clock beside rank 0's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Clock {
+pub(crate) struct ClockOffset {
     /// This process's clock less rank 0's, in ns.
     pub(crate) ahead_ns: i64,
     /// How wrong that may be.
@@ -31,14 +31,18 @@ pub(crate) struct Clock {
     offset_ns: i64,
 }
 
-impl Clock {
+impl ClockOffset {
     /// That of a process whose ranks started at `epoch_ns` by its own clock, which is `ahead_ns`
     /// before rank 0's, where they started at `first_epoch_ns`.
-    pub(super) fn new(ahead_ns: RangeInclusive<i64>, epoch_ns: u64, first_epoch_ns: u64) -> Clock {
+    pub(super) fn new(
+        ahead_ns: RangeInclusive<i64>,
+        epoch_ns: u64,
+        first_epoch_ns: u64,
+    ) -> ClockOffset {
         let likely = likely(&ahead_ns);
         let error_ns = likely.abs_diff(*ahead_ns.start()).max(likely.abs_diff(*ahead_ns.end()));
         let apart = epoch_ns.wrapping_sub(first_epoch_ns) as i64;
-        Clock { ahead_ns: likely, error_ns, offset_ns: apart - likely }
+        ClockOffset { ahead_ns: likely, error_ns, offset_ns: apart - likely }
     }
 
     /// A time since this process's start as rank 0's clock shows it; times before its start count
@@ -59,28 +63,30 @@ pub(super) fn own(host: &str) -> String {
 ///
 /// # Errors
 /// The world's first error, or a timeout.
-pub(super) fn tell(world: &dyn Communicator) -> CommResult<Rounds> {
+pub(super) fn tell(world: &dyn Communicator) -> CommResult<ClockRounds> {
     let mut rounds: Vec<Vec<Round>> = vec![Vec::new(); world.size()];
-    let mut heard_ns = 0;
-    let mut told: Vec<u64> = Vec::new();
+    let mut received_ns = 0;
+    let mut reported: Vec<u64> = Vec::new();
     // The last round only shows when the one before it was over.
     for _ in 0..=ROUNDS {
         let begin = now_ns();
-        let message = [begin.to_le_bytes(), u64::to_le_bytes(heard_ns)].concat();
+        let message = [begin.to_le_bytes(), u64::to_le_bytes(received_ns)].concat();
         let all = world.exchange(message).wait()?;
-        heard_ns = now_ns();
+        received_ns = now_ns();
         let time = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).unwrap_or(begin);
         let now: Vec<[u64; 2]> =
             all.iter().map(|m| [0, 8].map(|at| time(m.get(at..at + 8).unwrap_or(&[])))).collect();
-        for (rounds, (told_ns, [_, heard_ns])) in rounds.iter_mut().zip(told.iter().zip(&now)) {
-            rounds.push(Round { told_ns: *told_ns, heard_ns: *heard_ns });
+        for (rounds, (sent_ns, [_, received_ns])) in
+            rounds.iter_mut().zip(reported.iter().zip(&now))
+        {
+            rounds.push(Round { sent_ns: *sent_ns, received_ns: *received_ns });
         }
-        told = now.iter().map(|[begun, _]| *begun).collect();
+        reported = now.iter().map(|[begun, _]| *begun).collect();
     }
-    Ok(Rounds(rounds))
+    Ok(ClockRounds(rounds))
 }
 
-impl Rounds {
+impl ClockRounds {
     /// The range in which the clock of the ranks `mine` less that of the ranks `theirs` lies, in
     /// ns.
     pub(super) fn bounds(&self, mine: &[usize], theirs: &[usize]) -> RangeInclusive<i64> {
@@ -94,8 +100,8 @@ fn bounds(mine: &[&[Round]], theirs: &[&[Round]]) -> RangeInclusive<i64> {
     let (mut least, mut most) = (i64::MIN, i64::MAX);
     for (my, their) in mine.iter().flat_map(|my| theirs.iter().map(move |their| (my, their))) {
         for (my, their) in my.iter().zip(*their) {
-            least = least.max(my.told_ns.wrapping_sub(their.heard_ns) as i64);
-            most = most.min(my.heard_ns.wrapping_sub(their.told_ns) as i64);
+            least = least.max(my.sent_ns.wrapping_sub(their.received_ns) as i64);
+            most = most.min(my.received_ns.wrapping_sub(their.sent_ns) as i64);
         }
     }
     least..=most
@@ -128,17 +134,17 @@ mod tests {
             let mut quickest = u64::MAX;
             for (late, way, back) in delays {
                 let (first, second) = (now, now + late);
-                let (heard, heard_too) = (second + way, second + way + back);
-                theirs.push(Round { told_ns: first, heard_ns: heard });
+                let (received, received_too) = (second + way, second + way + back);
+                theirs.push(Round { sent_ns: first, received_ns: received });
                 let mine_of = |time: u64| time.wrapping_add_signed(offset);
-                mine.push(Round { told_ns: mine_of(second), heard_ns: mine_of(heard_too) });
-                quickest = quickest.min(heard_too - first + heard - second);
-                now = heard_too + 1000;
+                mine.push(Round { sent_ns: mine_of(second), received_ns: mine_of(received_too) });
+                quickest = quickest.min(received_too - first + received - second);
+                now = received_too + 1000;
             }
             let bounds = bounds(&[&mine], &[&theirs]);
             prop_assert!(bounds.contains(&offset), "{bounds:?} {offset}");
             prop_assert!((bounds.end() - bounds.start()) as u64 <= quickest);
-            let clock = Clock::new(bounds, 0, 0);
+            let clock = ClockOffset::new(bounds, 0, 0);
             prop_assert!(clock.ahead_ns.abs_diff(offset) <= clock.error_ns, "{clock:?}");
             prop_assert!(clock.error_ns <= quickest, "{clock:?}");
         }

@@ -13,7 +13,7 @@ const NAMED: usize = 8;
 pub(crate) type Cores = BTreeMap<usize, Vec<usize>>;
 
 /// The cores that a process asks for.
-pub(crate) struct Asked<'a> {
+pub(crate) struct CoreRequest<'a> {
     pub(crate) host: &'a str,
     pub(crate) ranks: &'a [usize],
     /// Of each rank.
@@ -26,13 +26,13 @@ pub(crate) struct Asked<'a> {
 ///
 /// # Errors
 /// The first rank that gets too few.
-pub(crate) fn share(asked: &[Asked<'_>]) -> Result<Cores, ConfigError> {
+pub(crate) fn share(asked: &[CoreRequest<'_>]) -> Result<Cores, ConfigError> {
     let mut ranks: Vec<_> =
         asked.iter().flat_map(|asked| asked.ranks.iter().map(move |rank| (*rank, asked))).collect();
     ranks.sort_by_key(|(rank, _)| *rank);
     let mut taken = HashSet::new();
     let mut cores = Cores::new();
-    for (rank, Asked { host, threads, allowed, .. }) in ranks {
+    for (rank, CoreRequest { host, threads, allowed, .. }) in ranks {
         let is_free = |core: &&usize| !taken.contains(&(*host, **core));
         let mine: Vec<usize> = allowed.iter().filter(is_free).take(*threads).copied().collect();
         if mine.len() < *threads {
@@ -63,7 +63,7 @@ pub(crate) fn of_this_process(config: &Config) -> Result<Option<Cores>, ConfigEr
     let ranks: Vec<usize> = (0..config.mesh().world()).collect();
     let units = available_parallelism().map_or(1, |n| n.get());
     let threads = config.threads_of(ranks.len(), units);
-    share(&[Asked { host: "", ranks: &ranks, threads, allowed: &allowed() }]).map(Some)
+    share(&[CoreRequest { host: "", ranks: &ranks, threads, allowed: &allowed() }]).map(Some)
 }
 
 /// The note of a plan about the cores.
@@ -219,8 +219,8 @@ pub(crate) fn bind_engine(_: &[usize]) {}
 mod tests {
     use super::*;
 
-    fn asked<'a>(host: &'a str, ranks: &'a [usize], allowed: &'a [usize]) -> Asked<'a> {
-        Asked { host, ranks, threads: 2, allowed }
+    fn asked<'a>(host: &'a str, ranks: &'a [usize], allowed: &'a [usize]) -> CoreRequest<'a> {
+        CoreRequest { host, ranks, threads: 2, allowed }
     }
 
     #[test]

@@ -12,9 +12,9 @@ use zeropp_comm::placement::one_name_each;
 use zeropp_comm::{CommResult, Communicator};
 use zeropp_failures::Peer;
 
-use super::clocks::{self, Clock};
-use super::cores::{self, Asked, Cores};
-use super::shares::{Process, Share, shares};
+use super::clocks::{self, ClockOffset};
+use super::cores::{self, CoreRequest, Cores};
+use super::shares::{CoreShare, Process, shares};
 use crate::config::ConfigError;
 
 /// A process's description of itself.
@@ -97,7 +97,7 @@ impl Hello {
     }
 
     /// Threads of each of its ranks, of such a share of its host.
-    fn threads(&self, share: &Share) -> usize {
+    fn threads(&self, share: &CoreShare) -> usize {
         self.power.threads.unwrap_or(share.threads())
     }
 }
@@ -110,10 +110,10 @@ pub(crate) struct Roster {
     /// The process of every rank.
     pub(crate) processes: Arc<[Peer]>,
     /// The share of each process in its host's cores, or GPUs.
-    shares: Vec<Share>,
+    shares: Vec<CoreShare>,
     /// Which of `hellos` is this process's.
     own: usize,
-    clock: OnceLock<Clock>,
+    clock: OnceLock<ClockOffset>,
 }
 
 /// Introduces this process, which says `hello`, to the others, once for all of its ranks; what they
@@ -169,7 +169,7 @@ impl Roster {
     }
 
     /// This process's clock beside rank 0's.
-    pub(crate) fn clock(&self) -> Clock {
+    pub(crate) fn clock(&self) -> ClockOffset {
         let is_first_s = self.hellos[self.own].clock == self.hellos[0].clock;
         match is_first_s {
             true => self.clock_within(0..=0),
@@ -177,8 +177,8 @@ impl Roster {
         }
     }
 
-    fn clock_within(&self, ahead_ns: RangeInclusive<i64>) -> Clock {
-        Clock::new(ahead_ns, self.hellos[self.own].epoch_ns, self.hellos[0].epoch_ns)
+    fn clock_within(&self, ahead_ns: RangeInclusive<i64>) -> ClockOffset {
+        ClockOffset::new(ahead_ns, self.hellos[self.own].epoch_ns, self.hellos[0].epoch_ns)
     }
 
     /// The ranks that share a clock with a process.
@@ -189,7 +189,7 @@ impl Roster {
     }
 
     /// Threads of each rank of this process, and what it has of its host's cores.
-    pub(crate) fn threads(&self) -> (usize, Share) {
+    pub(crate) fn threads(&self) -> (usize, CoreShare) {
         let share = self.shares[self.own];
         (self.hellos[self.own].threads(&share), share)
     }
@@ -200,7 +200,7 @@ impl Roster {
     /// As [`cores::share`].
     pub(crate) fn cores(&self) -> Result<Cores, ConfigError> {
         let pinned = self.hellos.iter().zip(&self.shares).filter(|(hello, _)| hello.pins);
-        let asked = pinned.map(|(hello, share)| Asked {
+        let asked = pinned.map(|(hello, share)| CoreRequest {
             host: &hello.peer.host,
             ranks: &hello.ranks,
             threads: hello.threads(share),
@@ -211,7 +211,7 @@ impl Roster {
 
     /// FLOP/s of all ranks at their best. Those of a host cannot do more than its cores or GPUs.
     pub(crate) fn peak_flops(&self) -> f64 {
-        let of_process = |(hello, share): (&Hello, &Share)| {
+        let of_process = |(hello, share): (&Hello, &CoreShare)| {
             let busy = share.of_rank().min(hello.threads(share) as f64);
             hello.power.unit_flops * busy * hello.ranks.len() as f64
         };
@@ -275,7 +275,7 @@ mod tests {
 
     /// With many ranks in a process, each reading what all of them say would be their square.
     #[test]
-    fn a_process_speaks_once_and_all_of_its_ranks_share_what_it_heard() {
+    fn a_process_sends_once_and_all_of_its_ranks_share_what_it_received() {
         let epoch = Instant::now();
         let all = met((0..3).map(|process| hello(process, epoch, "one")).collect());
         for (roster, spoken) in &all {
@@ -295,7 +295,7 @@ mod tests {
             let hellos = hellos.iter().zip(clocks).enumerate();
             let all = met(hellos.map(|(p, (epoch, clock))| hello(p, *epoch, clock)).collect());
             let [first, second, third] = [0, 1, 2].map(|process| all[process].0.clock());
-            assert_eq!(first, Clock::default());
+            assert_eq!(first, ClockOffset::default());
             // In truth all have one clock, which the bounds must allow for.
             assert_eq!((second, second.ahead_ns), (third, 0));
             assert_eq!(second.shift(0), apart.as_nanos() as u64);

@@ -12,7 +12,7 @@ use crate::config::EngineKind;
 use crate::{Config, Error};
 
 /// How often rank 0 reports which processes it waits for.
-const TELL_EVERY: Duration = Duration::from_secs(5);
+const REPORT_EVERY: Duration = Duration::from_secs(5);
 
 impl Config {
     /// The ranks of the job that this process runs, and where it meets the others.
@@ -43,7 +43,7 @@ impl Config {
             token: Token::find(self.token_file.as_deref(), variable)?,
             start_timeout: Duration::from_secs_f64(self.start_timeout_s),
             silence: Duration::from_secs_f64(self.timeout_s),
-            waiting: Waiting::new(TELL_EVERY, |line| tracing::info!("{line}")),
+            waiting: Waiting::new(REPORT_EVERY, |line| tracing::info!("{line}")),
         };
         Ok(rendezvous::open(&options, &job.member(self.mesh()))?)
     }

@@ -19,7 +19,7 @@ use crate::Error;
 
 /// How long a process whose world has failed elsewhere waits before it ends: launchers kill all
 /// others once one has ended, and the one at fault should speak first.
-const TELL_TIME: Duration = Duration::from_millis(500);
+const REPORT_TIME: Duration = Duration::from_millis(500);
 
 /// This process's ranks of the mesh, each on a GPU of its own.
 pub(super) fn start(config: &Config, devices: &Devices) -> Result<World, Error> {
@@ -37,7 +37,8 @@ pub(super) fn start(config: &Config, devices: &Devices) -> Result<World, Error> 
         ..NcclOptions::default()
     };
     let worlds = start_ranks(&options, &job, gpus.clone(), &*met)?;
-    let mut kept = Kept { here: job.first_rank..job.first_rank + job.ranks, worlds, _met: met };
+    let mut kept =
+        NcclWorldParts { here: job.first_rank..job.first_rank + job.ranks, worlds, _met: met };
     let ranks = kept.worlds.iter_mut().zip(gpus).map(|(world, gpu)| LocalRank {
         rank: world.rank(),
         device: devices.of(gpu),
@@ -109,13 +110,13 @@ fn unusable(text: String) -> CommError {
 }
 
 /// The parts that keep the ranks' world going.
-struct Kept {
+struct NcclWorldParts {
     here: Range<usize>,
     worlds: Vec<NcclWorld>,
     _met: Arc<dyn Rendezvous>,
 }
 
-impl Drop for Kept {
+impl Drop for NcclWorldParts {
     fn drop(&mut self) {
         let failed = self.worlds.iter().find_map(NcclWorld::failed_rank);
         // Together, for each waits until its communicators have ended on all ranks.
@@ -126,7 +127,7 @@ impl Drop for Kept {
             }
         });
         if failed.is_some_and(|rank| !self.here.contains(&rank)) {
-            std::thread::sleep(TELL_TIME);
+            std::thread::sleep(REPORT_TIME);
         }
     }
 }

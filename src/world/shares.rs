@@ -15,7 +15,7 @@ pub(crate) struct Process<'a> {
 
 /// The cores of a process together with those that share cores with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Share {
+pub(crate) struct CoreShare {
     pub(crate) units: usize,
     /// Of all these processes.
     pub(crate) ranks: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Share {
     own: (usize, usize),
 }
 
-impl Share {
+impl CoreShare {
     /// Cores of each rank, in parts where there are fewer than ranks.
     pub(crate) fn of_rank(&self) -> f64 {
         let part = |(units, ranks): (usize, usize)| units as f64 / ranks.max(1) as f64;
@@ -38,13 +38,13 @@ impl Share {
 
 /// The share of each of the `processes`. Those of a host share cores where their sets meet, or meet
 /// the same third one, or are not known.
-pub(crate) fn shares(processes: &[Process]) -> Vec<Share> {
+pub(crate) fn shares(processes: &[Process]) -> Vec<CoreShare> {
     let meets = |a: &Process, b: &Process| {
         let unknown = a.cores.is_empty() || b.cores.is_empty();
         a.host == b.host && (unknown || a.cores.iter().any(|core| b.cores.contains(core)))
     };
     let mut left: BTreeSet<usize> = (0..processes.len()).collect();
-    let mut shares = vec![Share { units: 0, ranks: 0, own: (0, 0) }; processes.len()];
+    let mut shares = vec![CoreShare { units: 0, ranks: 0, own: (0, 0) }; processes.len()];
     while let Some(first) = left.pop_first() {
         let (mut together, mut looked) = (vec![first], 0);
         while let Some(at) = together.get(looked).copied() {
@@ -58,7 +58,7 @@ pub(crate) fn shares(processes: &[Process]) -> Vec<Share> {
         let (units, ranks) = (units(members()), members().map(|process| process.ranks).sum());
         for at in &together {
             let own = (processes[*at].units, processes[*at].ranks);
-            shares[*at] = Share { units, ranks, own };
+            shares[*at] = CoreShare { units, ranks, own };
         }
     }
     shares
@@ -90,7 +90,7 @@ mod tests {
     fn limited_threads(processes: &[(&str, usize, &[usize], usize)]) -> Vec<usize> {
         let process = |&(host, ranks, cores, units)| Process { host, ranks, cores, units };
         let processes: Vec<_> = processes.iter().map(process).collect();
-        shares(&processes).iter().map(Share::threads).collect()
+        shares(&processes).iter().map(CoreShare::threads).collect()
     }
 
     #[test]

@@ -2,15 +2,15 @@
 
 #![allow(dead_code)] // Each test file uses its own part.
 
+pub(crate) mod captured;
 pub(crate) mod figures;
 pub(crate) mod given;
-pub(crate) mod heard;
 pub(crate) mod stock;
 
 use std::path::PathBuf;
 
 use zeropp::config::{Activation, Precision};
-use zeropp::{Config, StepMetrics, Summary, Trainer, Weights};
+use zeropp::{Config, NamedWeights, StepMetrics, Summary, Trainer};
 
 /// A model small enough for hundreds of runs, with enough layers for P·V = 16.
 pub(crate) fn tiny() -> Config {
@@ -42,7 +42,7 @@ pub(crate) fn llama(config: Config) -> Config {
 pub(crate) struct Run {
     pub(crate) steps: Vec<StepMetrics>,
     pub(crate) summary: Summary,
-    pub(crate) weights: Weights,
+    pub(crate) weights: NamedWeights,
 }
 
 pub(crate) fn run(config: Config) -> Run {

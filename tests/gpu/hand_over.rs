@@ -112,11 +112,11 @@ fn collectives_see_what_was_asked_for() {
 }
 
 #[test]
-fn a_gather_is_made_once_and_a_change_is_seen_by_nobody_else() {
+fn a_gather_is_made_once_and_a_change_is_not_seen_by_others() {
     on_ranks(ThreadsOptions::default(), |rank| {
         let mine = lazy(0.0);
         let whole = rank.all_gather(mine.clone()).wait().unwrap();
-        // In place, where nobody else held it.
+        // In place, where there was no other holder.
         let changed = whole.clone() * 0.0 + rank.rank() as f32;
         rank.barrier().unwrap();
         let zeros: Vec<f32> = (0..RANKS).flat_map(|_| expected(0.0)).collect();

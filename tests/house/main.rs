@@ -1,5 +1,5 @@
 //! The rules of the house that no compiler knows, over all that is in git: lengths, circles between
-//! modules, paths that lead nowhere, public items that nobody uses.
+//! modules, paths that lead nowhere, public items without a use.
 
 mod circles;
 mod names;
@@ -463,7 +463,7 @@ const OFFERED: [&str; 17] = [
 /// A public function is called outside of its crate's sources, by tests or examples at least, or
 /// is offered.
 #[test]
-fn nothing_is_public_that_nobody_outside_uses() {
+fn nothing_is_public_without_a_use_outside() {
     let all: Vec<_> = files("").into_iter().filter(|(name, _)| is_rust(name)).collect();
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let words: Vec<(&String, BTreeSet<&str>)> =
@@ -530,7 +530,7 @@ fn public_part(text: &str) -> String {
 /// A public type, trait or constant is named outside of its crate, or in what is public of it: a
 /// struct that a function returns need not be named to be used.
 #[test]
-fn no_type_is_public_that_nobody_outside_meets() {
+fn no_type_is_public_that_is_not_met_outside() {
     let all: Vec<_> = files("").into_iter().filter(|(name, _)| is_rust(name)).collect();
     let words = |text: &str| -> BTreeMap<String, usize> {
         let mut count = BTreeMap::new();

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use zeropp::config::Recompute;
 use zeropp::layer::Model;
 use zeropp::weights::StoreAs;
-use zeropp::{Config, Trainer, Weights, export_adapter, model};
+use zeropp::{Config, NamedWeights, Trainer, export_adapter, model};
 
 use crate::common::figures;
 use crate::common::given::starting_from;
@@ -33,9 +33,9 @@ struct Adapted {
     /// Logits of the first samples, `[shown, s, V]`.
     logits: Vec<f32>,
     /// Gradients of the adapters, in the orientation of our parameters.
-    gradients: Weights,
+    gradients: NamedWeights,
     /// All weights, likewise.
-    weights: Weights,
+    weights: NamedWeights,
 }
 
 /// Families and the targets by our names.
@@ -46,7 +46,7 @@ impl Adapted {
         let family = Family::read(name);
         let (figures, mut numbers): (Figures, _) = figures::read(&format!("adapters-{name}"));
         let logits = numbers.take(family.shown_logits());
-        let (mut gradients, mut weights) = (Weights::new(), family.weights.clone());
+        let (mut gradients, mut weights) = (NamedWeights::new(), family.weights.clone());
         for (tensor, [rows, columns]) in &figures.tensors {
             let bare = tensor.strip_prefix("base_model.model.").unwrap();
             let bare = bare.strip_prefix("transformer.").unwrap_or(bare);

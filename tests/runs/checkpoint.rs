@@ -95,8 +95,8 @@ fn a_cut_of_sums_that_is_left_open_is_the_checkpoint_s() {
         assert_ne!((config.micro_batches(), config.unit()), (6, 3), "its own defaults are others");
         assert_same_bits(&saved.half(), &saved.rest(config), &format!("pp {pp}"));
     }
-    let told = Config { unit: Some(2), ..open };
-    let copy = Config { save: Some(saved.folder()), resume: true.into(), steps: 21, ..told };
+    let reported = Config { unit: Some(2), ..open };
+    let copy = Config { save: Some(saved.folder()), resume: true.into(), steps: 21, ..reported };
     let trainer = Trainer::new(copy).unwrap();
     assert_eq!(trainer.plan().units, [2, 2, 2]);
     let changed = trainer.resumed().unwrap().changed.join("; ");

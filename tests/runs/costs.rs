@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use crate::common::heard::warnings;
+use crate::common::captured::warnings;
 use crate::common::{Run, assert_same_bits, run, tiny};
 use zeropp::config::Bytes;
 use zeropp::pipeline::costs::Sharers;
@@ -42,11 +42,11 @@ fn costs_change_orders_and_no_bit() {
     for (kind, text) in [("zb-1p", UNEVEN), ("zb-v", LONG_W), ("zeropp-auto", UNEVEN)] {
         let costs = file(&dir, &format!("{kind}.toml"), text);
         let plain = of_kind(kind);
-        let priced = Config { costs: Some(costs), ..plain.clone() };
-        let [a, b] = [&plain, &priced].map(|c| Trainer::new(c.clone()).unwrap());
+        let with_costs = Config { costs: Some(costs), ..plain.clone() };
+        let [a, b] = [&plain, &with_costs].map(|c| Trainer::new(c.clone()).unwrap());
         assert!(a.schedule().ranks != b.schedule().ranks, "{kind}: the costs are weighed");
         assert_eq!(a.schedule().units, b.schedule().units, "{kind}: the cut is the same");
-        assert_same_bits(&run(plain), &run(priced), kind);
+        assert_same_bits(&run(plain), &run(with_costs), kind);
     }
 }
 
@@ -241,12 +241,12 @@ fn a_process_with_other_costs_runs_rank_0_s_program() {
         assert_eq!(warned.len(), 1, "{warned:?}");
         assert!(warned[0].contains("a different program from rank 0's"), "{warned:?}");
     }
-    // Alike, nobody is warned.
+    // Alike: no warning.
     let Halves { mine, theirs, warned } = in_two_processes(&other, &other);
     assert!(mine.is_ok() && theirs.is_ok() && warned.is_empty(), "{warned:?}");
 }
 
-/// What changes numbers, or what ranks do together, is never taken from rank 0: nobody starts.
+/// What changes numbers, or what ranks do together, is never taken from rank 0: no rank starts.
 #[test]
 fn processes_that_differ_in_a_setting_end_in_the_same_words() {
     let dir = tempfile::tempdir().unwrap();

@@ -185,7 +185,7 @@ fn every_token_is_scored_whatever_the_size_of_a_micro_batch() {
 
 /// Before, a wish to save or to end waited for the end of a validation, however long.
 #[test]
-fn a_wish_to_save_or_to_end_does_not_wait_for_a_validation() {
+fn a_request_to_save_or_to_end_does_not_wait_for_a_validation() {
     let dir = tempfile::tempdir().unwrap();
     let text = text_file(&dir, 4000);
     let large = dir.path().join("large");

@@ -14,7 +14,7 @@ use zeropp::config::{Activation, Order, Precision, Recompute, Tokenizer};
 use zeropp::layer::Model;
 use zeropp::model::decoder::Decoder;
 use zeropp::model::{self, Whole};
-use zeropp::{Config, Sampling, Trainer, Weights};
+use zeropp::{Config, NamedWeights, Sampling, Trainer};
 
 const FAMILIES: [&str; 12] = [
     "gpt2",
@@ -54,9 +54,9 @@ pub(crate) struct Family {
     /// Logits of the first samples, `[shown, s, V]`.
     logits: Vec<f32>,
     /// Gradients, transposed to the orientation of our parameters.
-    gradients: Weights,
+    gradients: NamedWeights,
     /// Weights, likewise.
-    pub(crate) weights: Weights,
+    pub(crate) weights: NamedWeights,
     pub(crate) decoder: Decoder,
 }
 
@@ -79,7 +79,7 @@ impl Family {
         let read = model::hf_config::parse(&config, Path::new("config.json")).unwrap();
         let decoder = read.decoder;
         let logits = numbers.take(figures.shown * figures.seq * decoder.vocabulary);
-        let (mut gradients, mut weights) = (Weights::new(), Weights::new());
+        let (mut gradients, mut weights) = (NamedWeights::new(), NamedWeights::new());
         let ours: BTreeMap<_, _> =
             decoder.tensors().into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
         assert_eq!(ours.len(), figures.tensors.len(), "{name}: as many parameters");
@@ -154,7 +154,7 @@ pub(crate) fn apart(ours: &[f32], theirs: &[f32]) -> f64 {
 }
 
 /// Fails where other parameters have gradients, or one is farther than [`GRADIENT`] from theirs.
-pub(crate) fn assert_near_theirs(ours: &Weights, theirs: &Weights, what: &str) {
+pub(crate) fn assert_near_theirs(ours: &NamedWeights, theirs: &NamedWeights, what: &str) {
     assert!(ours.keys().eq(theirs.keys()), "{what}: {:?} and {:?}", ours.keys(), theirs.keys());
     let relative = |(name, theirs): (&'_ String, &Vec<f32>)| {
         let largest = theirs.iter().fold(0f32, |m, x| m.max(x.abs()));

@@ -12,7 +12,7 @@ use zeropp::config::{Activation, Precision, Recompute, Resume};
 use zeropp::rng::Rng;
 use zeropp::weights::StoreAs;
 use zeropp::{
-    Config, ExportOptions, Trainer, Weights, config_of, export_adapter, export_checkpoint,
+    Config, ExportOptions, NamedWeights, Trainer, config_of, export_adapter, export_checkpoint,
 };
 
 fn frozen(patterns: &str) -> Config {
@@ -36,7 +36,7 @@ fn is_adapter(name: &str) -> bool {
     name.contains(".lora_")
 }
 
-fn gradients(config: Config) -> Weights {
+fn gradients(config: Config) -> NamedWeights {
     Trainer::new(config).unwrap().first_gradients().unwrap().1
 }
 
@@ -182,7 +182,7 @@ fn adapters_train_alone_with_the_same_bits_on_any_layout() {
 }
 
 /// Random weights of all of a model's parameters.
-fn random(shapes: &BTreeMap<String, Vec<usize>>) -> Weights {
+fn random(shapes: &BTreeMap<String, Vec<usize>>) -> NamedWeights {
     let of = |(name, shape): (&String, &Vec<usize>)| {
         let mut values = vec![0.0; shape.iter().product()];
         Rng::keyed(5, name).fill_normal(0, &mut values);
@@ -239,7 +239,7 @@ fn adapters_have_the_gradients_of_the_merged_weights() {
             let w = merged.get_mut(&format!("{map}weight")).unwrap();
             w.iter_mut().zip(sum).for_each(|(w, sum)| *w += scale * sum);
         }
-        let gradients = |config: &Config, weights: Weights| {
+        let gradients = |config: &Config, weights: NamedWeights| {
             let trainer = Trainer::builder(config.clone()).weights(weights).build().unwrap();
             trainer.first_gradients().unwrap()
         };
@@ -263,7 +263,7 @@ fn adapters_have_the_gradients_of_the_merged_weights() {
 }
 
 /// The logits of a model on some tokens, from weights by name.
-fn logits(config: &Config, weights: &Weights) -> Vec<f32> {
+fn logits(config: &Config, weights: &NamedWeights) -> Vec<f32> {
     let decoder = config.decoder(config.vocab.unwrap_or(256)).unwrap();
     let model = zeropp::model::build_tuned(decoder, &config.tuning(&decoder).unwrap());
     let ids = Tensor::<2, Int>::from_data([[5, 250, 17, 0, 99, 4]], &Device::flex());

@@ -11,8 +11,8 @@ use zeropp::config::Activation;
 use zeropp::model::decoder::Decoder;
 use zeropp::weights::StoreAs;
 use zeropp::{
-    Config, ExportOptions, Generator, Sampling, Trainer, Weights, config_of, export_checkpoint,
-    model,
+    Config, ExportOptions, Generator, NamedWeights, Sampling, Trainer, config_of,
+    export_checkpoint, model,
 };
 
 #[expect(dead_code, reason = "what makes other kinds of files")]
@@ -44,7 +44,7 @@ fn written(generator: &mut Generator, prompt: &[u32], most: usize, how: &Samplin
 }
 
 /// The token with the largest logit, by a forward of all of the text.
-fn likeliest(config: &Config, weights: &Weights, text: &[u32]) -> u32 {
+fn likeliest(config: &Config, weights: &NamedWeights, text: &[u32]) -> u32 {
     let model = model::build(config.decoder(256).unwrap());
     let ids: Vec<i64> = text.iter().map(|id| i64::from(*id)).collect();
     let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, text.len()]), &Device::flex());
@@ -96,7 +96,7 @@ fn greedy_text_is_what_the_whole_forward_gives() {
 }
 
 /// A GGUF file of a Qwen3 of bytes, whose texts end at the end of a line.
-fn gguf(decoder: &Decoder, weights: &Weights) -> Vec<u8> {
+fn gguf(decoder: &Decoder, weights: &NamedWeights) -> Vec<u8> {
     let number = |of: f32| of.to_le_bytes();
     let sizes = [
         ("embedding_length", decoder.hidden),
@@ -270,7 +270,7 @@ fn an_export_describes_the_model_that_was_trained() {
     export("named", "named-out", None).unwrap();
 }
 
-/// Learned positions end; a text goes on up to there, and stops where it is told to.
+/// Learned positions end; a text goes on up to there, and stops where it is asked to.
 #[test]
 fn text_ends_where_it_must_or_should() {
     let dir = tempfile::tempdir().unwrap();

@@ -318,7 +318,7 @@ fn ranks_wait_for_a_program_that_does_not_answer() {
     std::thread::sleep(std::time::Duration::from_millis(2500));
     let fifth = steps.by_ref().nth(3).unwrap().unwrap();
     assert_eq!((first.step, fifth.step), (1, 5));
-    // Of the steps that were told when it slept, at most a few were begun then.
+    // Of the steps that were reported when it slept, at most a few were begun then.
     let slept = |s: &StepMetrics| s.step_s > 2.0;
     let rest: Vec<StepMetrics> = steps.map(|step| step.unwrap()).collect();
     assert_eq!(rest.len(), 25);

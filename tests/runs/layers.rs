@@ -1,5 +1,5 @@
 //! What a run says of each layer: against a graph of one device, the same in every layout, and for
-//! nothing where nobody asks.
+//! nothing where it is not asked for.
 
 use std::collections::BTreeMap;
 

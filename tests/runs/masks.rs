@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::common::{assert_same_bits, llama, run, text_file, tiny};
 use zeropp::config::{Order, Precision, Recompute, Tokenizer};
 use zeropp::data::LOSS_MASK_MAGIC;
-use zeropp::{Config, SampleError, Samples, StepMetrics, Trainer, Weights};
+use zeropp::{Config, NamedWeights, SampleError, Samples, StepMetrics, Trainer};
 
 /// A small run of which every line of its text is a document.
 fn by_lines(data: &Path) -> Config {
@@ -82,7 +82,7 @@ impl Samples for Given {
     }
 }
 
-fn gradients(config: Config, samples: Vec<Vec<u32>>) -> (StepMetrics, Weights) {
+fn gradients(config: Config, samples: Vec<Vec<u32>>) -> (StepMetrics, NamedWeights) {
     let builder = Trainer::builder(config).data(Given(samples));
     builder.build().unwrap().first_gradients().unwrap()
 }

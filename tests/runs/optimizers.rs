@@ -8,7 +8,7 @@ use crate::common::{Run, assert_same_bits, run, run_saving_all, tiny};
 use zeropp::config::{Decay, OptimizerKind, Resume};
 use zeropp::weights::StoreAs;
 use zeropp::{
-    Config, ExportOptions, Generator, Sampling, Trainer, Weights, config_of, export_checkpoint,
+    Config, ExportOptions, Generator, NamedWeights, Sampling, Trainer, config_of, export_checkpoint,
 };
 
 /// A short run with an optimizer and a mean of the weights.
@@ -69,7 +69,7 @@ fn a_checkpoint_of_any_optimizer_goes_on_with_the_same_bits_on_another_mesh() {
 }
 
 /// The mean of the weights that the newest checkpoint has.
-fn mean_of(folder: &Path, config: &Config) -> Weights {
+fn mean_of(folder: &Path, config: &Config) -> NamedWeights {
     let init_from = Some(folder.to_path_buf());
     // A step of no size leaves the weights.
     let still = Config { lr: 0.0, steps: 1, warmup: None, min_lr: None, ..config.clone() };
@@ -215,8 +215,8 @@ fn weight_decay_follows_its_setting() {
         };
         run(config).weights
     };
-    let decayed = |weights: &Weights, start: &Weights, name: &str| {
-        let sum = |weights: &Weights| weights[name].iter().map(|x| x.abs()).sum::<f32>();
+    let decayed = |weights: &NamedWeights, start: &NamedWeights, name: &str| {
+        let sum = |weights: &NamedWeights| weights[name].iter().map(|x| x.abs()).sum::<f32>();
         sum(weights) < 0.9 * sum(start)
     };
     let still = Config { lr: 0.0, weight_decay: 0.0, layers: 2, steps: 1, ..tiny() };

@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use crate::common::stock::{Leaves, forward, leaves};
 use crate::common::tiny;
 use zeropp::config::{Activation, Recompute};
-use zeropp::{Config, Trainer, Weights};
+use zeropp::{Config, NamedWeights, Trainer};
 
 /// The first step's whole batch in one graph: its loss, the parameters, and what each layer gives.
 pub(crate) fn first_batch(config: &Config) -> (Tensor<1>, Leaves, BTreeMap<String, Tensor<3>>) {
@@ -28,11 +28,11 @@ pub(crate) fn first_batch(config: &Config) -> (Tensor<1>, Leaves, BTreeMap<Strin
 }
 
 /// Loss and gradients of the first step's whole batch.
-pub(crate) fn oracle(config: &Config) -> (f64, Weights) {
+pub(crate) fn oracle(config: &Config) -> (f64, NamedWeights) {
     let (loss, l, _) = first_batch(config);
     let value = loss.clone().inner().into_scalar::<f32>();
     let grads = loss.backward();
-    let mut all = Weights::new();
+    let mut all = NamedWeights::new();
     for (name, leaf) in &l.one {
         let g = leaf.grad(&grads).unwrap().into_data().try_to_vec::<f32>().unwrap();
         all.insert(name.clone(), g);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::common::heard::warnings;
+use crate::common::captured::warnings;
 use crate::common::tiny;
 use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
@@ -13,7 +13,7 @@ use zeropp::model::gpt;
 use zeropp::params::{Init, ParamSpec};
 use zeropp::split::ops;
 use zeropp::stock::Stock;
-use zeropp::{Config, Trainer, Weights};
+use zeropp::{Config, NamedWeights, Trainer};
 
 #[derive(Module, Debug)]
 struct NormLinear {
@@ -125,7 +125,7 @@ fn fitting(config: Config) -> Config {
     Config { layers: 2 * config.layers, ..config }
 }
 
-fn gradients(config: Config, model: Model) -> Weights {
+fn gradients(config: Config, model: Model) -> NamedWeights {
     Trainer::builder(fitting(config)).model(model).build().unwrap().first_gradients().unwrap().1
 }
 
@@ -234,16 +234,16 @@ fn a_layer_with_an_output_of_another_shape_is_named_with_both_shapes() {
 
 /// Before, a layer that said nothing of its cost was predicted to keep nothing, without a word.
 #[test]
-fn a_layer_that_keeps_more_than_its_cost_says_is_told_of_after_the_first_step() {
-    let told = |model: Model| {
+fn a_layer_that_keeps_more_than_its_cost_says_is_reported_after_the_first_step() {
+    let reported = |model: Model| {
         let trainer = Trainer::builder(fitting(config())).model(model).build().unwrap();
         warnings(|| trainer.train(|_| ()).unwrap()).1
     };
-    let silent = told(split(&config(), true));
+    let silent = reported(split(&config(), true));
     assert_eq!(silent.len(), 1, "once: {silent:?}");
     let said = "step 1: a rank has kept more than the costs of its layers say (activation ";
     let named =
         "the cost of h.0.more, h.1.more, h.2.more, h.3.more is all zero; fill in Layer::cost";
     assert!(silent[0].starts_with(said) && silent[0].contains(named), "{silent:?}");
-    assert_eq!(told(stock(&config())), [""; 0], "of stock modules the meter counts the input");
+    assert_eq!(reported(stock(&config())), [""; 0], "of stock modules the meter counts the input");
 }

@@ -412,7 +412,7 @@ fn weights_go_out_with_their_shapes_and_in_again() {
     }
     assert_eq!(trainer.shapes().len(), trained.len());
     assert!(trainer.train_to_weights(|_| ()).unwrap().1 == trained);
-    let refused = |change: &dyn Fn(&mut zeropp::Weights)| {
+    let refused = |change: &dyn Fn(&mut zeropp::NamedWeights)| {
         let mut weights = trained.clone();
         change(&mut weights);
         Trainer::builder(still.clone()).weights(weights).build().err().expect("refused").to_string()

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tracing::span::{Attributes, Id};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
-use crate::common::heard::{hear, warnings};
+use crate::common::captured::{capture, warnings};
 use crate::common::{Run, assert_same_bits, await_checkpoint, run, run_saving_all, tiny};
 use zeropp::config::{Decay, Resume};
 use zeropp::data::Position;
@@ -109,10 +109,10 @@ fn a_damaged_newest_checkpoint_offers_the_one_before_and_takes_it_if_told() {
             }
             _ => {}
         }
-        let (rest, told) = run_with_warnings(Config { resume_fallback: true, ..config });
-        let told = told.join("\n");
+        let (rest, reported) = run_with_warnings(Config { resume_fallback: true, ..config });
+        let reported = reported.join("\n");
         for part in ["is damaged", "going on from step 6", "step-000009.aside-1"] {
-            assert!(told.contains(part), "{part} is not in: {told}");
+            assert!(reported.contains(part), "{part} is not in: {reported}");
         }
         assert_same_bits(&after(&whole, 6), &rest, "from the checkpoint before");
     }
@@ -135,7 +135,7 @@ fn resume_may_name_a_step_and_loses_no_newer_one() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn an_old_checkpoint_that_cannot_be_removed_is_told_once_and_ends_nothing() {
+fn an_old_checkpoint_that_cannot_be_removed_is_reported_once_and_ends_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("ckpt");
     let config = Config {
@@ -148,7 +148,7 @@ fn an_old_checkpoint_that_cannot_be_removed_is_told_once_and_ends_nothing() {
     };
     let trainer = Trainer::new(config.clone()).unwrap();
     let mut stuck = None;
-    let (done, told) = warnings(|| {
+    let (done, reported) = warnings(|| {
         trainer.train(|s| {
             // Saving goes on behind the steps.
             if s.step > 1 {
@@ -160,11 +160,14 @@ fn an_old_checkpoint_that_cannot_be_removed_is_told_once_and_ends_nothing() {
         })
     });
     assert_eq!(done.unwrap().steps, 6);
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].contains("cannot remove") && told[0].contains("step-000001"), "{told:?}");
+    assert_eq!(reported.len(), 1, "{reported:?}");
+    assert!(
+        reported[0].contains("cannot remove") && reported[0].contains("step-000001"),
+        "{reported:?}"
+    );
     // What is left is in no later run's way, which tries again and tells of it.
-    let (rest, told) = run_with_warnings(Config { steps: 8, resume: Resume::Newest, ..config });
-    assert_eq!((rest.steps.len(), told.len()), (2, 1), "{told:?}");
+    let (rest, reported) = run_with_warnings(Config { steps: 8, resume: Resume::Newest, ..config });
+    assert_eq!((rest.steps.len(), reported.len()), (2, 1), "{reported:?}");
 }
 
 /// A checkpoint with something in it that cannot be removed.
@@ -235,7 +238,7 @@ fn ranks_that_are_not_let_begin_train_nothing_and_save_nothing() {
             let all = tracing_subscriber::registry().with(spoil);
             tracing::subscriber::with_default(all, || trainer.steps().map(drop))
         };
-        let error = hear(start).0.expect_err("other columns");
+        let error = capture(start).0.expect_err("other columns");
         assert!(error.is_bad_input() && error.to_string().contains("other columns"), "{error}");
         assert!(begin.elapsed() < Duration::from_secs(30), "no rank waits for another");
         assert_eq!(names(&folder), before, "P = {pp}");

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use zeropp::config::{Decay, Order, Tokenizer};
 use zeropp::layer::Model;
 use zeropp::model::gpt::{self, GptShape};
-use zeropp::{Config, StepMetrics, Trainer, Weights};
+use zeropp::{Config, NamedWeights, StepMetrics, Trainer};
 
 /// How far weights may be from PyTorch's, relative to the largest of their tensor. AdamW divides a
 /// gradient by its own size, so that what rounding does to a small one shows in full.
@@ -90,7 +90,7 @@ fn config(figures: &Figures, case: &Case, data: &std::path::Path) -> Config {
     }
 }
 
-fn train(config: Config, model: Model) -> (Vec<StepMetrics>, Weights) {
+fn train(config: Config, model: Model) -> (Vec<StepMetrics>, NamedWeights) {
     let trainer = Trainer::builder(config).model(model).build().unwrap();
     let mut steps = Vec::new();
     let (_, weights) = trainer.train_to_weights(|s| steps.push(s.clone())).unwrap();
@@ -104,7 +104,7 @@ fn is_trained(name: &str, i: usize, hidden: usize) -> bool {
 }
 
 /// The largest distance of any weight from PyTorch's, relative to the largest of its tensor.
-fn distance(figures: &Figures, case: &Case, ours: &Weights, theirs: &[f32]) -> f64 {
+fn distance(figures: &Figures, case: &Case, ours: &NamedWeights, theirs: &[f32]) -> f64 {
     let mut at = 0;
     let mut worst = 0f64;
     for (name, n) in &case.parameters {

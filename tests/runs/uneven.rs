@@ -133,7 +133,7 @@ impl Samples for Known {
     }
 }
 
-/// Also over a resume on fewer replicas, which keeps the batch without being told.
+/// Also over a resume on fewer replicas, which keeps the batch without a setting.
 #[test]
 fn every_sample_is_read_by_one_rank_and_none_is_left_out() {
     let dir = tempfile::tempdir().unwrap();
@@ -180,10 +180,10 @@ fn a_run_goes_on_with_fewer_and_with_more_replicas() {
             run(Config { steps: 12, save, resume: Resume::Must, min_lr: Some(lr), ..config })
         };
         let open = Config { dp: replicas, global_batch: None, unit: None, ..dealt(8, 1) };
-        let told = go_on(&a, Config { unit: None, ..dealt(8, replicas) });
-        assert_same_bits(&told, &go_on(&b, open), &format!("{replicas} replicas"));
+        let reported = go_on(&a, Config { unit: None, ..dealt(8, replicas) });
+        assert_same_bits(&reported, &go_on(&b, open), &format!("{replicas} replicas"));
         let steady = run(Config { steps: 12, min_lr: Some(tiny().lr), ..dealt(8, 3) });
-        for (x, y) in steady.steps[6..].iter().zip(&told.steps) {
+        for (x, y) in steady.steps[6..].iter().zip(&reported.steps) {
             assert_eq!(x.step, y.step);
             assert!((x.loss - y.loss).abs() <= 1e-5 * x.loss, "{replicas}: {x:?} {y:?}");
         }

@@ -8,7 +8,7 @@ use zeropp_data::tokens::{Fingerprint, Position};
 use crate::error::{Checked, CheckpointError};
 use crate::manifest::{Base, Manifest};
 use crate::store::Store;
-use crate::under_way::{Report, Save, SaveOutcome, UnderWay};
+use crate::under_way::{Save, SaveOutcome, UnderWay, WriterReport};
 
 /// The manifest's facts about the run.
 #[derive(Clone, Debug, Default)]
@@ -45,7 +45,7 @@ pub struct Completion<'a> {
 
 impl Completion<'_> {
     /// Prepares the checkpoint and publishes it, or removes what there is of it.
-    pub fn finish(self, about: &About, reports: Vec<Report>, of: &UnderWay) -> SaveOutcome {
+    pub fn finish(self, about: &About, reports: Vec<WriterReport>, of: &UnderWay) -> SaveOutcome {
         let prepared = self.prepare(about, reports);
         self.publish(prepared, of)
     }
@@ -54,11 +54,11 @@ impl Completion<'_> {
     ///
     /// # Errors
     /// A rank that could not write its part, by its number; the file system's.
-    pub fn prepare(&self, about: &About, reports: Vec<Report>) -> Checked<PathBuf> {
+    pub fn prepare(&self, about: &About, reports: Vec<WriterReport>) -> Checked<PathBuf> {
         self.store.check_held()?;
         let Save { step, updates, loss, plateau, .. } = self.save;
         let mut manifest = Manifest::new(step, updates, about.vocabulary, about.settings.clone());
-        for Report { rank, written, .. } in reports {
+        for WriterReport { rank, written, .. } in reports {
             match written {
                 Ok(written) => written.into_iter().for_each(|w| w.enter(&mut manifest)),
                 Err(problem) => return Err(not_written(step, format!("rank {rank}: {problem}"))),

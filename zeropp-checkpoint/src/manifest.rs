@@ -210,7 +210,7 @@ impl Manifest {
         let text = ["{\n".as_bytes(), body].concat();
         let bad = |e: serde_json::Error| damaged(path, format!("it is not a manifest ({e})"));
         // The version first: another one may have other fields.
-        let head: Head = serde_json::from_slice(&text).map_err(bad)?;
+        let head: FormatHeader = serde_json::from_slice(&text).map_err(bad)?;
         if (head.format.as_str(), head.version) != (FORMAT, VERSION) {
             let found = format!("{} version {}", head.format, head.version);
             let problem = format!("it is {found}, and this build reads {FORMAT} version {VERSION}");
@@ -262,7 +262,7 @@ impl Manifest {
 }
 
 #[derive(Deserialize)]
-struct Head {
+struct FormatHeader {
     format: String,
     version: u32,
 }

@@ -163,7 +163,7 @@ impl Checkpoint {
     }
 
     /// A reader of all that is in it.
-    pub fn reader(&self) -> Reader<'_> {
+    pub fn reader(&self) -> CheckpointReader<'_> {
         let mut tensors: HashMap<&str, Vec<PieceInFile<'_>>> = HashMap::new();
         for (name, parameter) in &self.manifest.parameters {
             for piece in &parameter.pieces {
@@ -171,12 +171,12 @@ impl Checkpoint {
                 tensors.entry(&piece.file).or_default().push(of);
             }
         }
-        Reader { checkpoint: self, tensors, open: HashMap::new() }
+        CheckpointReader { checkpoint: self, tensors, open: HashMap::new() }
     }
 }
 
 /// Reads parameters, without moments, whichever pieces they are in.
-pub struct ParameterReader<'a>(Reader<'a>, &'static str);
+pub struct ParameterReader<'a>(CheckpointReader<'a>, &'static str);
 
 impl ParameterReader<'_> {
     /// Elements `offset..offset + out.len()` of the parameter `name`, in row-major order of its
@@ -201,7 +201,7 @@ impl ParameterReader<'_> {
 }
 
 /// Reads ranges of parameters; keeps the files it needs open.
-pub struct Reader<'a> {
+pub struct CheckpointReader<'a> {
     checkpoint: &'a Checkpoint,
     /// Every piece, by file.
     tensors: HashMap<&'a str, Vec<PieceInFile<'a>>>,
@@ -215,7 +215,7 @@ struct PieceInFile<'a> {
     piece: &'a Piece,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> CheckpointReader<'a> {
     /// Elements `offset..offset + out.len()` of what is called `kept` of the parameter. They may be
     /// wrong until [`finish`](Self::finish) has found that the files are what was written.
     ///

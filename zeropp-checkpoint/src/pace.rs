@@ -3,7 +3,7 @@
 /// Whether a save begins after a step; the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Begin {
+pub enum SaveDecision {
     /// None does.
     No,
     /// One does.
@@ -12,13 +12,13 @@ pub enum Begin {
     AfterTheOneBefore,
 }
 
-impl Begin {
+impl SaveDecision {
     /// Reads the byte of a message.
-    pub fn from_byte(byte: u8) -> Begin {
+    pub fn from_byte(byte: u8) -> SaveDecision {
         match byte {
-            1 => Begin::Now,
-            2 => Begin::AfterTheOneBefore,
-            _ => Begin::No,
+            1 => SaveDecision::Now,
+            2 => SaveDecision::AfterTheOneBefore,
+            _ => SaveDecision::No,
         }
     }
 }
@@ -40,7 +40,7 @@ pub(crate) struct StepEnd {
 
 /// The save that is to follow a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum NextSave {
     /// No save.
     Nothing,
     /// A save, unless one is under way.
@@ -55,18 +55,25 @@ pub struct Pace {
     every: u64,
     last: u64,
     /// A checkpoint was due and could not be written.
-    owed: bool,
+    save_pending: bool,
     /// One was asked for and has not begun.
     asked: bool,
     /// The one that is to begin was asked for.
     answers: bool,
-    told_late: bool,
+    reported_late: bool,
 }
 
 impl Pace {
     /// Every so many steps, none with 0, and after the `last`.
     pub fn new(every: u64, last: u64) -> Pace {
-        Pace { every, last, owed: false, asked: false, answers: false, told_late: false }
+        Pace {
+            every,
+            last,
+            save_pending: false,
+            asked: false,
+            answers: false,
+            reported_late: false,
+        }
     }
 
     /// Whether a save is to follow a step for its number.
@@ -78,21 +85,21 @@ impl Pace {
     /// good one, so what is due waits for the next good one; where it cannot wait, no older
     /// checkpoint goes for it. What is the best of all validation losses, or the run's last, is not
     /// left out.
-    pub(crate) fn after(&mut self, end: StepEnd) -> Wanted {
+    pub(crate) fn after(&mut self, end: StepEnd) -> NextSave {
         let StepEnd { step, is_good, asked, is_best, ends } = end;
         self.answers = std::mem::take(&mut self.asked) || asked;
         if ends || is_best {
-            return Wanted::Surely;
+            return NextSave::Surely;
         }
-        let due = self.is_due(step) || self.owed;
-        self.owed = due && !is_good;
-        if self.answers || due && is_good { Wanted::UnlessUnderWay } else { Wanted::Nothing }
+        let due = self.is_due(step) || self.save_pending;
+        self.save_pending = due && !is_good;
+        if self.answers || due && is_good { NextSave::UnlessUnderWay } else { NextSave::Nothing }
     }
 
     /// A save is left out, as one is under way; one that a person asked for is made up for. True
     /// the first time, which is to be reported.
     pub(crate) fn leave_out(&mut self) -> bool {
         self.asked = std::mem::take(&mut self.answers);
-        !std::mem::replace(&mut self.told_late, true)
+        !std::mem::replace(&mut self.reported_late, true)
     }
 }

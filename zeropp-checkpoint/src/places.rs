@@ -15,49 +15,50 @@ pub const COPIES: usize = 1;
 /// Where a state is. The order is that of going on: a later step is better, and of the same step
 /// the copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Place {
+pub struct StateLocation {
     /// Steps behind it.
     pub step: u64,
     /// Whether it is a copy in memory.
     pub in_memory: bool,
 }
 
-impl Place {
+impl StateLocation {
     /// On disk.
-    pub fn on_disk(step: u64) -> Place {
-        Place { step, in_memory: false }
+    pub fn on_disk(step: u64) -> StateLocation {
+        StateLocation { step, in_memory: false }
     }
 }
 
 /// A run's checkpoints, and its copies where it makes any.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct StateStores {
     /// The checkpoints.
     pub checkpoints: Store,
     /// The copies.
     pub copies: Option<Store>,
 }
 
-impl Places {
+impl StateStores {
     /// The store of a place.
-    pub fn store(&self, place: Place) -> &Store {
+    pub fn store(&self, place: StateLocation) -> &Store {
         self.copies.as_ref().filter(|_| place.in_memory).unwrap_or(&self.checkpoints)
     }
 
     /// Copies cannot be less than none: where they cannot be looked at, there are none.
-    fn copies(&self) -> impl Iterator<Item = Place> {
+    fn copies(&self) -> impl Iterator<Item = StateLocation> {
         let steps = self.copies.as_ref().and_then(|store| store.steps().ok()).unwrap_or_default();
-        steps.into_iter().map(|step| Place { step, in_memory: true })
+        steps.into_iter().map(|step| StateLocation { step, in_memory: true })
     }
 
     /// The best copy.
-    pub fn newest_copy(&self) -> Option<Place> {
+    pub fn newest_copy(&self) -> Option<StateLocation> {
         self.copies().max()
     }
 
     /// All complete states, in order.
-    fn all(&self) -> Checked<Vec<Place>> {
-        let mut all: Vec<_> = self.checkpoints.steps()?.into_iter().map(Place::on_disk).collect();
+    fn all(&self) -> Checked<Vec<StateLocation>> {
+        let mut all: Vec<_> =
+            self.checkpoints.steps()?.into_iter().map(StateLocation::on_disk).collect();
         all.extend(self.copies());
         all.sort_unstable();
         Ok(all)
@@ -67,7 +68,7 @@ impl Places {
     ///
     /// # Errors
     /// The folder of checkpoints cannot be read.
-    pub fn newest(&self) -> Checked<Option<Place>> {
+    pub fn newest(&self) -> Checked<Option<StateLocation>> {
         Ok(self.all()?.last().copied())
     }
 
@@ -75,13 +76,13 @@ impl Places {
     ///
     /// # Errors
     /// The folder of checkpoints cannot be read.
-    pub fn before(&self, place: Place) -> Checked<Option<Place>> {
+    pub fn before(&self, place: StateLocation) -> Checked<Option<StateLocation>> {
         Ok(self.all()?.into_iter().rfind(|other| *other < place))
     }
 
     /// Removes the copies that are newer than where the run goes on, or all where it begins: what
     /// comes is not theirs.
-    pub fn drop_copies_after(&self, place: Option<Place>) {
+    pub fn drop_copies_after(&self, place: Option<StateLocation>) {
         let Some(store) = &self.copies else { return };
         let gone = self.copies().filter(|copy| place.is_none_or(|place| *copy > place));
         // One that stays would be held against the run's steps when it is read.
@@ -102,8 +103,8 @@ mod tests {
         store.publish(&staging, step).unwrap();
     }
 
-    fn copy(step: u64) -> Option<Place> {
-        Some(Place { step, in_memory: true })
+    fn copy(step: u64) -> Option<StateLocation> {
+        Some(StateLocation { step, in_memory: true })
     }
 
     #[test]
@@ -112,7 +113,7 @@ mod tests {
         let checkpoints = Store::new(dir.path().join("disk"));
         let copies = Store::new(dir.path().join("memory"));
         let _locks = [&checkpoints, &copies].map(|store| store.lock().unwrap());
-        let places = Places { checkpoints, copies: Some(copies) };
+        let places = StateStores { checkpoints, copies: Some(copies) };
         assert_eq!((places.newest().unwrap(), places.newest_copy()), (None, None));
         [10, 20].iter().for_each(|step| save(&places.checkpoints, *step));
         [19, 20, 21].iter().for_each(|step| save(places.copies.as_ref().unwrap(), *step));
@@ -127,21 +128,21 @@ mod tests {
         }
         assert_eq!(order, [(21, true), (20, true), (20, false), (19, true), (10, false)]);
 
-        places.drop_copies_after(Some(Place::on_disk(20)));
+        places.drop_copies_after(Some(StateLocation::on_disk(20)));
         assert_eq!(places.newest_copy(), copy(19), "one of the step that is read, too");
         places.drop_copies_after(None);
         assert_eq!(places.newest_copy(), None);
-        assert_eq!(places.newest().unwrap(), Some(Place::on_disk(20)));
+        assert_eq!(places.newest().unwrap(), Some(StateLocation::on_disk(20)));
     }
 
     #[test]
     fn without_copies_there_are_only_checkpoints() {
         let dir = tempfile::tempdir().unwrap();
-        let places = Places { checkpoints: Store::new(dir.path()), copies: None };
+        let places = StateStores { checkpoints: Store::new(dir.path()), copies: None };
         save(&places.checkpoints, 3);
         places.drop_copies_after(None);
-        assert_eq!(places.newest().unwrap(), Some(Place::on_disk(3)));
-        let lost = Places { copies: Some(Store::new(dir.path().join("gone"))), ..places };
-        assert_eq!(lost.newest().unwrap(), Some(Place::on_disk(3)));
+        assert_eq!(places.newest().unwrap(), Some(StateLocation::on_disk(3)));
+        let lost = StateStores { copies: Some(Store::new(dir.path().join("gone"))), ..places };
+        assert_eq!(lost.newest().unwrap(), Some(StateLocation::on_disk(3)));
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Checked, CheckpointError};
-use crate::places::Place;
+use crate::places::StateLocation;
 use crate::store::Store;
 
 /// The state that a run is to go on from.
@@ -175,16 +175,16 @@ impl CheckFailure {
     /// They may not, or there is none; or it is of another run, and so are the others.
     pub fn fall_back(
         self,
-        read: Place,
-        before: Option<Place>,
+        read: StateLocation,
+        before: Option<StateLocation>,
         may: bool,
-    ) -> Checked<(Place, String)> {
+    ) -> Checked<(StateLocation, String)> {
         let is_mismatch = self.is_mismatch;
         let error = self.into_error(before.map(|place| place.step));
         match before.filter(|_| read.in_memory || may && !is_mismatch) {
             Some(before) => {
-                let told = passing_over(&error, before.step, !read.in_memory);
-                Ok((before, told))
+                let reported = passing_over(&error, before.step, !read.in_memory);
+                Ok((before, reported))
             }
             None => Err(error),
         }

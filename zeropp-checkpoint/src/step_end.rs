@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::pace::{Begin, Pace, StepEnd, Wanted};
+use crate::pace::{NextSave, Pace, SaveDecision, StepEnd};
 
 /// What a rank's process asks of the run, as far as the rank knows; the largest of all ranks'
 /// counts.
@@ -130,9 +130,9 @@ pub struct Decision {
     /// The largest request.
     pub request: StopRequest,
     /// Whether a checkpoint begins.
-    pub saves: Begin,
+    pub saves: SaveDecision,
     /// Whether a copy does.
-    pub copies: Begin,
+    pub copies: SaveDecision,
 }
 
 /// Why a run ends after a step before its last.
@@ -241,9 +241,9 @@ impl StepEnds {
 
     /// On rank 0: the checkpoint and the copy that are to follow a step after which this was asked
     /// for. A run that has diverged is not saved.
-    pub fn wanted(&mut self, met: &MetStep, request: StopRequest) -> [Wanted; 2] {
+    pub fn wanted(&mut self, met: &MetStep, request: StopRequest) -> [NextSave; 2] {
         if self.diverged().is_some() {
-            return [Wanted::Nothing; 2];
+            return [NextSave::Nothing; 2];
         }
         let ends = met.step == self.last || matches!(request, StopRequest::Stop(_));
         let (step, is_good, is_best) = (met.step, !met.skipped, met.is_best);
@@ -254,19 +254,26 @@ impl StepEnds {
         let end = StepEnd { asked: false, is_best: false, ..end };
         let copies = self.rules.copies.as_mut().filter(|_| is_good && !ends);
         let copy = copies.map(|pace| pace.after(end));
-        [save, copy].map(|wanted| wanted.unwrap_or(Wanted::Nothing))
+        [save, copy].map(|wanted| wanted.unwrap_or(NextSave::Nothing))
     }
 
     /// On rank 0: whether the checkpoint, or the copy, that is `wanted` begins, where one may be
     /// `under_way`, and whether it is to be reported that it is left out for that: the first is.
-    pub fn begins(&mut self, wanted: Wanted, is_copy: bool, under_way: bool) -> (Begin, bool) {
+    pub fn begins(
+        &mut self,
+        wanted: NextSave,
+        is_copy: bool,
+        under_way: bool,
+    ) -> (SaveDecision, bool) {
         let Rules { saves, copies, .. } = &mut self.rules;
         let pace = if is_copy { copies } else { saves };
         match wanted {
-            Wanted::Nothing => (Begin::No, false),
-            Wanted::Surely => (Begin::AfterTheOneBefore, false),
-            Wanted::UnlessUnderWay if !under_way => (Begin::Now, false),
-            Wanted::UnlessUnderWay => (Begin::No, pace.as_mut().is_some_and(Pace::leave_out)),
+            NextSave::Nothing => (SaveDecision::No, false),
+            NextSave::Surely => (SaveDecision::AfterTheOneBefore, false),
+            NextSave::UnlessUnderWay if !under_way => (SaveDecision::Now, false),
+            NextSave::UnlessUnderWay => {
+                (SaveDecision::No, pace.as_mut().is_some_and(Pace::leave_out))
+            }
         }
     }
 
@@ -279,7 +286,7 @@ impl StepEnds {
         let was_due = self.save_pending || self.rules.saves(met.step);
         self.save_pending = was_due && (met.skipped || met.is_best);
         let asked = self.save_asked || decision.request == StopRequest::Save;
-        self.save_asked = asked && self.rules.saves.is_some() && decision.saves == Begin::No;
+        self.save_asked = asked && self.rules.saves.is_some() && decision.saves == SaveDecision::No;
         let StopRequest::Stop(_) = decision.request else { return None };
         if met.step == self.last {
             return None;

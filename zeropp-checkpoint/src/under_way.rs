@@ -29,7 +29,7 @@ pub struct Save {
 
 /// The result of a rank's writer.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Report {
+pub struct WriterReport {
     /// World rank.
     pub rank: usize,
     /// The state that it wrote, if this rank is to write anything; or why it could not.
@@ -90,9 +90,9 @@ pub struct SaveTotals {
     pub cpu_s: f64,
 }
 
-struct State {
+struct SaveState {
     save: Save,
-    reports: BTreeMap<usize, Report>,
+    reports: BTreeMap<usize, WriterReport>,
     /// All ranks have reported.
     completing: bool,
     outcome: Option<SaveOutcome>,
@@ -101,7 +101,7 @@ struct State {
 /// The save under way, if there is one, of ranks that are still those of the run or are not.
 #[derive(Default)]
 pub struct UnderWay {
-    state: Mutex<Option<State>>,
+    state: Mutex<Option<SaveState>>,
     ended: Condvar,
     closed: Mutex<bool>,
 }
@@ -109,7 +109,7 @@ pub struct UnderWay {
 impl UnderWay {
     /// Begins a save. There is no other.
     pub fn begin(&self, save: Save) {
-        let state = State { save, reports: BTreeMap::new(), completing: false, outcome: None };
+        let state = SaveState { save, reports: BTreeMap::new(), completing: false, outcome: None };
         let before = self.state.lock().replace(state);
         debug_assert!(before.is_none(), "a save is begun once the one before has ended");
     }
@@ -132,7 +132,7 @@ impl UnderWay {
     }
 
     /// Notes a rank's report; where it is the last of `world` ranks, the save and all reports.
-    pub fn note(&self, report: Report, world: usize) -> Option<(Save, Vec<Report>)> {
+    pub fn note(&self, report: WriterReport, world: usize) -> Option<(Save, Vec<WriterReport>)> {
         let mut state = self.state.lock();
         let state = state.as_mut()?;
         state.reports.insert(report.rank, report);
@@ -157,7 +157,7 @@ impl UnderWay {
 
     /// Waits a little for a save of which all ranks have written their parts.
     pub fn await_completion(&self, who: Completing) {
-        let going = |state: &mut Option<State>| {
+        let going = |state: &mut Option<SaveState>| {
             state.as_ref().is_some_and(|s| s.completing && s.outcome.is_none())
         };
         self.ended.wait_while_for(&mut self.state.lock(), going, who.limit());
@@ -166,13 +166,14 @@ impl UnderWay {
     /// Waits up to `limit` for the end of the save under way, if there is one.
     pub fn wait(&self, limit: Duration) -> Option<SaveOutcome> {
         let mut state = self.state.lock();
-        let going = |state: &mut Option<State>| state.as_ref().is_some_and(|s| s.outcome.is_none());
+        let going =
+            |state: &mut Option<SaveState>| state.as_ref().is_some_and(|s| s.outcome.is_none());
         self.ended.wait_while_for(&mut state, going, limit);
         take(&mut state)
     }
 }
 
-fn take(state: &mut Option<State>) -> Option<SaveOutcome> {
+fn take(state: &mut Option<SaveState>) -> Option<SaveOutcome> {
     let outcome = state.as_mut()?.outcome.take()?;
     *state = None;
     Some(outcome)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use orders::every_order;
 use shuttle::thread;
-use under_way::{Completing, Report, Save, SaveOutcome, UnderWay};
+use under_way::{Completing, Save, SaveOutcome, UnderWay, WriterReport};
 
 #[path = "../../zeropp-comm/tests/shuttle/orders.rs"]
 mod orders;
@@ -37,7 +37,7 @@ fn save(step: u64) -> Save {
 
 /// A rank's writer has written its part; whether it was the one to complete the save of `step`.
 fn write(under_way: &UnderWay, rank: usize, step: u64) -> bool {
-    let report = Report { rank, written: Ok(None), cpu_s: 0.0 };
+    let report = WriterReport { rank, written: Ok(None), cpu_s: 0.0 };
     let Some((save, reports)) = under_way.note(report, RANKS) else { return false };
     let ranks: Vec<_> = reports.iter().map(|report| report.rank).collect();
     assert_eq!((save.step, ranks), (step, vec![0, 1, 2]), "all reports of this save");

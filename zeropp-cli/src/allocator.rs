@@ -20,8 +20,8 @@ static BLOCKS: Blocks = Blocks::new();
 /// out. Ranks are threads that allocate and free tensors of all sizes at once.
 pub(crate) struct Allocator;
 
-/// `mi_option_purge_delay` of mimalloc's header: milliseconds after which pages that nobody uses go
-/// back to the system; −1 keeps them.
+/// `mi_option_purge_delay` of mimalloc's header: milliseconds after which pages that are not in use
+/// go back to the system; −1 keeps them.
 const PURGE_DELAY: c_int = 15;
 
 unsafe extern "C" {
@@ -50,7 +50,7 @@ fn some(alloc: impl Fn() -> *mut u8, bytes: usize) -> *mut u8 {
 
 /// Writes to standard error, without allocating anything.
 fn say(text: &str) {
-    // What cannot be told cannot be helped.
+    // What cannot be written cannot be helped.
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 

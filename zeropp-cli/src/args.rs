@@ -362,7 +362,7 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
         None => with_model_of_weights(config, &given)?,
     };
     check_data(&config, given.contains("tokenizer"))?;
-    // A Rust program is asked first; whoever runs the command wants to know why it failed.
+    // A Rust program is asked first; the user of the command wants to know why it failed.
     config.flight_dir.get_or_insert_with(|| PathBuf::from(FLIGHT_DIR));
     Ok(config)
 }
@@ -370,7 +370,7 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
 /// Data of a run that begins with the weights of a file or folder has that model's tokens.
 fn check_data(config: &Config, insists: bool) -> Result<(), Failure> {
     let Some(from) = config.init_from.as_ref().filter(|from| is_model(from)) else { return Ok(()) };
-    // The model of the weights has told it, where it was not given.
+    // The model of the weights says it, where it was not given.
     let vocabulary = config.vocab.or_else(|| config_of(from).ok()?.vocab);
     let sources = config.sources().map_err(Failure::bad_input)?;
     let data = config.data.iter().chain(sources.iter().map(|(path, _)| path));

@@ -21,7 +21,7 @@ const KEPT: [&str; 8] =
 const CHOSEN: [&str; 5] = ["micro-batches", "zero1", "prefetch", "stages", "costs"];
 
 /// A run whose layout is to be planned.
-pub(crate) struct Wish {
+pub(crate) struct RunToPlan {
     /// A name, a file, or [`MEASURED`].
     machine: String,
     ranks: Option<usize>,
@@ -65,12 +65,12 @@ pub(crate) fn args() -> [Arg; 3] {
     ]
 }
 
-impl Wish {
+impl RunToPlan {
     /// The wish of a command line; none where nothing is to be planned.
-    pub(crate) fn new(matches: &ArgMatches) -> Option<Wish> {
+    pub(crate) fn new(matches: &ArgMatches) -> Option<RunToPlan> {
         let size = |name: &str| matches.get_one::<usize>(name).copied();
         let all = KEPT.iter().chain(&CHOSEN).copied();
-        Some(Wish {
+        Some(RunToPlan {
             machine: matches.get_one::<String>("plan")?.clone(),
             ranks: size("gpus"),
             tries: size("try"),
@@ -196,8 +196,8 @@ mod tests {
         let matches = command::command().try_get_matches_from(words).map_err(|e| e.to_string())?;
         let matches = matches.subcommand_matches("run").unwrap();
         let run = args::run(matches).map_err(|f| f.message)?;
-        let wish = Wish::new(matches).expect("asked for");
-        wish.chosen(&run.config).map_err(|f| f.message)
+        let run_to_plan = RunToPlan::new(matches).expect("asked for");
+        run_to_plan.chosen(&run.config).map_err(|f| f.message)
     }
 
     const MODEL: &str = "--layers 6 --hidden 64 --heads 4 --seq 32";
@@ -209,9 +209,9 @@ mod tests {
         assert_eq!((config.pp, config.mesh().world()), (2, 4));
         assert_eq!(config.samples_per_step(), 16);
         assert!(text.contains("layouts ranked") && text.contains("--pp 2"), "{text}");
-        let told = text.split_whitespace().collect::<Vec<_>>().join(" ").replace(" \\ ", " ");
+        let reported = text.split_whitespace().collect::<Vec<_>>().join(" ").replace(" \\ ", " ");
         let sizes = "zeropp run --rank-memory 1.0 --model gpt --layers 6 --seq 32 --pp 2";
-        assert!(told.contains(sizes), "{told}");
+        assert!(reported.contains(sizes), "{reported}");
         zeropp::Trainer::new(config).unwrap();
     }
 

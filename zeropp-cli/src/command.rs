@@ -63,11 +63,11 @@ fn foreign(error: &clap::Error) -> Option<clap::Error> {
 /// How alike a flag and what was typed must be, of 1, for the flag to be what was meant.
 const ALIKE: f64 = 0.6;
 
-/// The error of a bad value as all are told; any other without a suggestion that is far from what
-/// was typed.
+/// The error of a bad value in the form of all others; any other without a suggestion that is far
+/// from what was typed.
 pub(crate) fn helpful(mut error: clap::Error) -> clap::Error {
-    if let Some(told) = values::refused(&error) {
-        return told;
+    if let Some(reported) = values::refused(&error) {
+        return reported;
     }
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.trim_start_matches('-').to_owned()),

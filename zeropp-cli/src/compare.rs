@@ -20,7 +20,7 @@ use crate::values::whole;
 
 mod plan;
 
-use plan::{Plan, Run};
+use plan::{ComparedRun, ComparedSchedule};
 
 const ABOUT: &str = "Compare two runs, simulated or measured\n\n\
 A and B are schedules (.csv, .json), which are simulated, or traces that `zeropp run --trace` or \
@@ -112,23 +112,31 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
 }
 
 /// The content of a file.
-enum Input {
+enum ComparedInput {
     /// One step of a run.
     Trace(Timeline),
-    Plan(Plan),
+    Plan(ComparedSchedule),
 }
 
 /// Both as runs; a schedule beside a trace may take that one's times.
-fn simulated(a: Input, b: Input, matches: &ArgMatches) -> Result<(Run, Run), Failure> {
+fn simulated(
+    a: ComparedInput,
+    b: ComparedInput,
+    matches: &ArgMatches,
+) -> Result<(ComparedRun, ComparedRun), Failure> {
     let flags = CostFlags::new(matches);
     Ok(match (a, b) {
-        (Input::Trace(a), Input::Trace(b)) => (Run::measured(a), Run::measured(b)),
-        (Input::Plan(a), Input::Trace(b)) => (a.beside(&b, &flags)?, Run::measured(b)),
-        (Input::Trace(a), Input::Plan(b)) => {
-            let b = b.beside(&a, &flags)?;
-            (Run::measured(a), b)
+        (ComparedInput::Trace(a), ComparedInput::Trace(b)) => {
+            (ComparedRun::measured(a), ComparedRun::measured(b))
         }
-        (Input::Plan(a), Input::Plan(b)) => {
+        (ComparedInput::Plan(a), ComparedInput::Trace(b)) => {
+            (a.beside(&b, &flags)?, ComparedRun::measured(b))
+        }
+        (ComparedInput::Trace(a), ComparedInput::Plan(b)) => {
+            let b = b.beside(&a, &flags)?;
+            (ComparedRun::measured(a), b)
+        }
+        (ComparedInput::Plan(a), ComparedInput::Plan(b)) => {
             // The same model for both, where no costs are given.
             let flags = match a.costs.is_none() && b.costs.is_none() {
                 true => flags.or_of_layers(common_multiple(&a.schedule, &b.schedule)),
@@ -150,11 +158,12 @@ fn common_multiple(a: &Schedule, b: &Schedule) -> usize {
 }
 
 /// A warning where the two do not do the same work, so that their times say nothing of the kinds.
-fn unlike(a: &Run, b: &Run) -> Option<String> {
+fn unlike(a: &ComparedRun, b: &ComparedRun) -> Option<String> {
     if a.rate.is_none() || b.rate.is_none() {
         return None;
     }
-    let work = |run: &Run| run.timeline.ranks.iter().map(RankTimeline::busy_ns).sum::<u64>();
+    let work =
+        |run: &ComparedRun| run.timeline.ranks.iter().map(RankTimeline::busy_ns).sum::<u64>();
     let change = ratio(work(a), work(b))?;
     let same = work(a).abs_diff(work(b)) * 20 <= work(a);
     (!same).then(|| {
@@ -178,7 +187,7 @@ fn in_one_unit(runs: [&mut Timeline; 2]) {
 }
 
 /// A run from a file; its title starts with the file's name.
-fn read(path: &Path, matches: &ArgMatches) -> Result<Input, Failure> {
+fn read(path: &Path, matches: &ArgMatches) -> Result<ComparedInput, Failure> {
     let wrong = |e: &dyn std::fmt::Display| Failure::bad_input(format!("{}: {e}", path.display()));
     let is_json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
     let text = match is_json {
@@ -191,14 +200,20 @@ fn read(path: &Path, matches: &ArgMatches) -> Result<Input, Failure> {
         let wanted = matches.get_one::<u64>("step").copied();
         let mut step = one_step(trace, wanted).map_err(|e| wrong(&e))?;
         step.title = format!("{name} ({})", step.title);
-        return Ok(Input::Trace(step));
+        return Ok(ComparedInput::Trace(step));
     }
     let Document { schedule, costs, .. } = read_schedule(path).map_err(Failure::bad_input)?;
     // Costs that know the size of weights are of a model, in bytes; others are in any unit.
     let of_model = costs.as_ref().is_some_and(|costs| !costs.mem_weights.is_empty());
     let memory_unit = if of_model { MemoryUnit::Bytes } else { MemoryUnit::Units };
     let costs = costs.map(|costs| costs.for_simulator(schedule.stages()));
-    Ok(Input::Plan(Plan { name, path: path.into(), schedule, costs, memory_unit }))
+    Ok(ComparedInput::Plan(ComparedSchedule {
+        name,
+        path: path.into(),
+        schedule,
+        costs,
+        memory_unit,
+    }))
 }
 
 /// A trace of a file, its names without what a terminal would obey.
@@ -239,7 +254,7 @@ fn one_pipeline(timeline: Timeline) -> Timeline {
 }
 
 /// Both runs and their difference as a table.
-fn text(of_a: &Run, of_b: &Run) -> String {
+fn text(of_a: &ComparedRun, of_b: &ComparedRun) -> String {
     let (a, b) = (&of_a.timeline, &of_b.timeline);
     let mut rows = vec![["", "A", "B", "B - A"].map(String::from).to_vec()];
     let mut micros = |name: &str, of: &dyn Fn(&Timeline) -> u64| {

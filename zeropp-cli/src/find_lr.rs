@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use zeropp::pipeline::draw::chart::{self, Curve, Look, Mark, Panel, Scale};
+use zeropp::pipeline::draw::chart::{self, Curve, CurveStyle, Mark, Panel, Scale};
 use zeropp::pipeline::draw::page::{lines, page};
 use zeropp::{Config, Trainer};
 
@@ -10,7 +10,7 @@ use crate::Failure;
 use crate::figures::say;
 use crate::log::Voice;
 use crate::output::write;
-use crate::pace::Pace;
+use crate::pace::LinePace;
 use crate::plot::smoothed;
 use crate::progress::Progress;
 use crate::trial::writing_nothing;
@@ -42,7 +42,7 @@ pub(crate) fn test_of(config: Config) -> Config {
 
 /// Runs the test, draws it, and says which rate it suggests.
 pub(crate) fn run(config: &Config, trainer: &Trainer, voice: Voice) -> Result<(), Failure> {
-    let pace = Pace::new(config.steps, config.log_every).on(config);
+    let pace = LinePace::new(config.steps, config.log_every).on(config);
     let quiet = !voice.steps || voice.json;
     let mut progress = Progress::new(pace, (config.steps, 0), !voice.json, quiet);
     let mut test = Test::new(config.steps as usize);
@@ -75,7 +75,7 @@ struct Test {
 
 /// The suggestions of a test.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Found {
+struct RateSuggestions {
     /// Where the smoothed loss falls fastest.
     steepest: f64,
     /// Where it is lowest.
@@ -101,7 +101,7 @@ impl Test {
         smoothed(&self.points, self.over)
     }
 
-    fn found(&self) -> Option<Found> {
+    fn found(&self) -> Option<RateSuggestions> {
         let smooth = self.smooth();
         let lowest = (0..smooth.len()).min_by(|a, b| smooth[*a].1.total_cmp(&smooth[*b].1))?;
         let slope = |i: &usize| {
@@ -112,7 +112,7 @@ impl Test {
         let first = self.over.max(ASIDE);
         let last = lowest.min(smooth.len().saturating_sub(ASIDE + 1));
         let steepest = (first..=last).min_by(|a, b| slope(a).total_cmp(&slope(b)))?;
-        let found = Found { steepest: smooth[steepest].0, lowest: smooth[lowest].0 };
+        let found = RateSuggestions { steepest: smooth[steepest].0, lowest: smooth[lowest].0 };
         (slope(&steepest) < 0.0).then_some(found)
     }
 
@@ -120,7 +120,7 @@ impl Test {
         let (first, last) = (self.points[0].0, self.points[self.points.len() - 1].0);
         let steps = self.steps;
         match self.found() {
-            Some(Found { steepest, lowest }) => format!(
+            Some(RateSuggestions { steepest, lowest }) => format!(
                 "between learning rates {first:.1e} and {last:.1e} the loss falls fastest at \
                  {steepest:.1e} and is lowest at {lowest:.1e}\nsuggestion: --lr {steepest:.1e} (a \
                  tenth of the rate with the lowest loss is {:.1e})\nthis is of a test of {steps} \
@@ -150,7 +150,7 @@ impl Test {
         let most = SHOWN * self.points[0].1;
         let curve = |name: &str, points: Vec<(f64, f64)>, mark| {
             let points = points.into_iter().filter(|point| point.1 <= most).collect();
-            Curve { name: name.into(), points, mark, look: Look::one_of(0, 1) }
+            Curve { name: name.into(), points, mark, look: CurveStyle::one_of(0, 1) }
         };
         let curves = vec![
             curve("a step", self.points.clone(), Mark::Faint),

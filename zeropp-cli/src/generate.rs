@@ -139,7 +139,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut shown = String::new();
     let how = (count("max-tokens"), &sampling);
     let mut generator = Generator::new(&config)?;
-    let Written { text, end } = written(&mut generator, &words, prompt, how, |text| {
+    let GeneratedText { text, end } = written(&mut generator, &words, prompt, how, |text| {
         let Some(new) = text.strip_prefix(&*shown) else { return };
         stdout::print(escaped(new).as_bytes());
         shown.push_str(new);
@@ -154,7 +154,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
 }
 
 /// Text that a model has written.
-pub(crate) struct Written {
+pub(crate) struct GeneratedText {
     /// The prompt, and what follows it.
     pub(crate) text: String,
     /// Why it has fewer tokens than were asked for, in words.
@@ -169,7 +169,7 @@ pub(crate) fn written(
     prompt: &str,
     (most, sampling): (usize, &Sampling),
     mut so_far: impl FnMut(&str),
-) -> Result<Written, Failure> {
+) -> Result<GeneratedText, Failure> {
     let ids = words.ids(prompt)?;
     let ends = generator.ends().to_vec();
     let (mut seen, mut next) = (Vec::new(), Instant::now() + LOOK);
@@ -179,7 +179,7 @@ pub(crate) fn written(
         }
         seen.push(id);
         let begin = Instant::now();
-        // A text that cannot be told now is an error in the end.
+        // A text that cannot be written now is an error in the end.
         if begin >= next
             && let Ok(text) = words.text_behind(&ids, &seen)
         {
@@ -195,7 +195,7 @@ pub(crate) fn written(
     let text = format!("{prompt}{}", words.text_behind(&ids, &written)?);
     let end = (end.is_some() || written.len() < most)
         .then(|| early_end((end, generator.positions()), (ids.len(), written.len()), most));
-    Ok(Written { text, end })
+    Ok(GeneratedText { text, end })
 }
 
 /// Why a text ends before it has the `most` tokens of its limit: at a token that ends it, or where

@@ -58,7 +58,7 @@ fn targets(text: &str) -> Result<Targets, String> {
         return Ok(Targets::new().with_default(others).with_target(OWN, level));
     }
     let wrong = "expected off, error, warn, info, debug, trace, or a list target=level";
-    // A word alone would be a target of which all is told, and nothing of others.
+    // A word alone would be a target of which all is shown, and nothing of others.
     let is_level = |part: &str| part.contains('=') || part.trim().parse::<LevelFilter>().is_ok();
     if text.is_empty() || !text.split(',').all(is_level) {
         return Err(wrong.into());
@@ -75,7 +75,7 @@ pub(crate) fn start(matches: &ArgMatches) -> Voice {
     let steps = filter.would_enable(RUN_EVENTS, &Level::INFO);
     let quiet = matches.try_get_one::<bool>("quiet").ok().flatten().copied().unwrap_or(false);
     let layer = tracing_subscriber::fmt::layer().with_writer(AboveTheBar);
-    // Fails where one is set already: nobody does so before.
+    // Fails where one is set already, which is done nowhere else.
     let _ = match json {
         true => {
             let filter = if quiet { without_progress(filter) } else { filter };
@@ -86,7 +86,7 @@ pub(crate) fn start(matches: &ArgMatches) -> Voice {
         false => {
             // A run's progress is shown in the command's own words.
             let filter = without_progress(filter);
-            let layer = layer.event_format(Plain);
+            let layer = layer.event_format(PlainEvent);
             let all = tracing_subscriber::registry().with(filter).with(layer);
             tracing::subscriber::set_global_default(all)
         }
@@ -110,9 +110,9 @@ pub(crate) fn label(level: Level) -> String {
 }
 
 /// An event as a line: what kind it is of, its message, and its fields.
-struct Plain;
+struct PlainEvent;
 
-impl<S, N> FormatEvent<S, N> for Plain
+impl<S, N> FormatEvent<S, N> for PlainEvent
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,

@@ -8,11 +8,11 @@ use std::sync::Mutex;
 use zeropp_core::files::open_output;
 
 /// The file, where there is one.
-static FILE: Mutex<Option<Log>> = Mutex::new(None);
+static FILE: Mutex<Option<OpenLog>> = Mutex::new(None);
 /// Why something is missing there: the first error.
 static LOST: Mutex<Option<io::Error>> = Mutex::new(None);
 
-struct Log {
+struct OpenLog {
     file: File,
     /// Where the file is to be cut once the run begins: what this start has written so far.
     start: Option<Vec<u8>>,
@@ -28,7 +28,7 @@ pub(crate) fn open(path: &Path, goes_on: bool) -> io::Result<()> {
     let file = open_output(path, options.create(true).append(true))?;
     // A pipe or a terminal has no length to cut.
     let is_cut = !goes_on && file.metadata()?.is_file();
-    let log = Log { file, start: is_cut.then(Vec::new) };
+    let log = OpenLog { file, start: is_cut.then(Vec::new) };
     *FILE.lock().expect("nobody panics with it") = Some(log);
     Ok(())
 }

@@ -100,7 +100,7 @@ fn main() -> ExitCode {
     let voice = log::start(&matches);
     let result = match matches.subcommand() {
         Some(("run", matches)) => {
-            args::run(matches).and_then(|run| run::run(run, choose::Wish::new(matches), voice))
+            args::run(matches).and_then(|run| run::run(run, choose::RunToPlan::new(matches), voice))
         }
         Some(("supervise", matches)) => supervise::run(matches),
         Some(("ranks", matches)) => ranks::run(matches),
@@ -133,7 +133,7 @@ fn main() -> ExitCode {
                 // It may quote a file, which is not to command the terminal.
                 message => {
                     log_file::write(format!("error: {}\n", escaped(message)).as_bytes());
-                    stderr::tell_labelled(&log::label(Level::ERROR), message);
+                    stderr::report_labelled(&log::label(Level::ERROR), message);
                 }
             }
             ExitCode::from(failure.code)

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use zeropp::Config;
 use zeropp::config::{DeviceKind, EngineKind, OptionInfo};
-use zeropp::measure::{Line, Links, Measured, measure};
+use zeropp::measure::{LinkFit, LinkTimes, Measured, measure};
 
 use crate::figures::say;
 use crate::output::write;
@@ -212,8 +212,8 @@ fn links(m: &Measured) -> String {
     out
 }
 
-fn points(links: &Links) -> String {
-    let one = |name: &str, line: &Line| {
+fn points(links: &LinkTimes) -> String {
+    let one = |name: &str, line: &LinkFit| {
         let all = line.points.iter();
         let all = all.map(|(bytes, s)| format!("{} KiB {:.0} us", bytes >> 10, 1e6 * s));
         format!("#   {name}: {}\n", all.collect::<Vec<_>>().join(", "))
@@ -233,12 +233,12 @@ mod tests {
 
     use super::*;
 
-    fn line(latency_s: f64, bytes_per_s: f64) -> Line {
-        Line { latency_s, bytes_per_s, points: vec![(16 << 10, latency_s)] }
+    fn line(latency_s: f64, bytes_per_s: f64) -> LinkFit {
+        LinkFit { latency_s, bytes_per_s, points: vec![(16 << 10, latency_s)] }
     }
 
     fn measured(inside: bool) -> Measured {
-        let links = || Links {
+        let links = || LinkTimes {
             ranks: 4,
             gather: line(1e-5, 4e9),
             reduce: line(2e-5, 2e9),

@@ -13,7 +13,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 const NEWEST: f64 = 0.1;
 
 /// A run's steps between two lines.
-pub(crate) struct Pace {
+pub(crate) struct LinePace {
     steps: u64,
     /// Steps from one line to the next; none for a line a second.
     every: Option<u64>,
@@ -34,10 +34,10 @@ pub(crate) struct Pace {
     each_s: Option<f64>,
 }
 
-impl Pace {
+impl LinePace {
     /// Of a run of `steps` steps with a line every `every` steps, or about every second.
-    pub(crate) fn new(steps: u64, every: Option<u64>) -> Pace {
-        Pace {
+    pub(crate) fn new(steps: u64, every: Option<u64>) -> LinePace {
+        LinePace {
             steps,
             every,
             has_bubble: true,
@@ -51,13 +51,13 @@ impl Pace {
     }
 
     /// The same, of the ranks of `config`.
-    pub(crate) fn on(self, config: &Config) -> Pace {
-        Pace { has_bubble: !is_alone(config) && shared_cores(config).is_none(), ..self }
+    pub(crate) fn on(self, config: &Config) -> LinePace {
+        LinePace { has_bubble: !is_alone(config) && shared_cores(config).is_none(), ..self }
     }
 
     /// The same run, with a line every `every` steps.
-    pub(crate) fn every(&self, every: u64) -> Pace {
-        Pace { has_bubble: self.has_bubble, ..Pace::new(self.steps, Some(every)) }
+    pub(crate) fn every(&self, every: u64) -> LinePace {
+        LinePace { has_bubble: self.has_bubble, ..LinePace::new(self.steps, Some(every)) }
     }
 
     /// Takes a step that was done at `now`; its line, if it has one.
@@ -160,8 +160,8 @@ mod tests {
     }
 
     /// The steps that have a line, of 100 that come every `ms` milliseconds.
-    fn told(every: Option<u64>, ms: u64) -> Vec<u64> {
-        let (mut pace, begin) = (Pace::new(100, every), Instant::now());
+    fn reported(every: Option<u64>, ms: u64) -> Vec<u64> {
+        let (mut pace, begin) = (LinePace::new(100, every), Instant::now());
         let has_line = |n: &u64| {
             let now = begin + Duration::from_millis(n * ms);
             pace.step(&step(*n, 1.0), now).is_some()
@@ -171,16 +171,16 @@ mod tests {
 
     #[test]
     fn lines_come_about_every_second_or_as_asked_and_the_first_and_last_always() {
-        assert_eq!(told(None, 2000), (1..=100).collect::<Vec<_>>());
-        assert_eq!(told(None, 300), (1..=100).step_by(4).chain([100]).collect::<Vec<_>>());
-        assert_eq!(told(None, 1), [1, 100]);
-        assert_eq!(told(Some(40), 5), [1, 40, 80, 100]);
-        assert_eq!(told(Some(1), 0), (1..=100).collect::<Vec<_>>());
+        assert_eq!(reported(None, 2000), (1..=100).collect::<Vec<_>>());
+        assert_eq!(reported(None, 300), (1..=100).step_by(4).chain([100]).collect::<Vec<_>>());
+        assert_eq!(reported(None, 1), [1, 100]);
+        assert_eq!(reported(Some(40), 5), [1, 40, 80, 100]);
+        assert_eq!(reported(Some(1), 0), (1..=100).collect::<Vec<_>>());
     }
 
     #[test]
     fn a_line_has_the_mean_of_its_steps_and_the_time_left() {
-        let (mut pace, begin) = (Pace::new(50, Some(3)), Instant::now());
+        let (mut pace, begin) = (LinePace::new(50, Some(3)), Instant::now());
         let at = |s: u64| begin + Duration::from_secs(s);
         let line = "step 1/50  loss 4.0000  norm 1.250  lr 3.00e-3  8,192 tokens/s  bubble 4.3 %";
         assert_eq!(pace.step(&step(1, 4.0), at(0)).unwrap(), line);

@@ -12,7 +12,7 @@ use zeropp::config::{Bytes, Config, EngineKind, OPTIONS, OptionInfo};
 use zeropp::pipeline::schedules::Kind;
 use zeropp_core::files::read_text;
 use zeropp_plan::launch::{Launcher, nodes};
-use zeropp_plan::plan::Plan;
+use zeropp_plan::plan::LayoutPlan;
 use zeropp_plan::{PlanError, against, page, text};
 
 use crate::figures::say;
@@ -20,7 +20,7 @@ use crate::output::{keep_inputs, write};
 use crate::values::whole;
 use crate::{Failure, args, trial};
 
-use job::{Asked, job};
+use job::{PlanRequest, job};
 pub(crate) use job::{flag, machine_called};
 
 const ABOUT: &str = "Plan before a run: the fastest layouts of a model on some machines\n\n\
@@ -215,8 +215,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         let index = size("explain").unwrap_or(1).saturating_sub(1);
         say(against::text(&plan, index, &lines).map_err(bad)?);
     } else if let Some(number) = size("explain") {
-        let told = number.checked_sub(1).and_then(|i| text::explain(&plan, i, width));
-        say(told.ok_or_else(|| no_layout(number, &plan))?);
+        let reported = number.checked_sub(1).and_then(|i| text::explain(&plan, i, width));
+        say(reported.ok_or_else(|| no_layout(number, &plan))?);
     } else {
         say(text::text(&plan, width));
     }
@@ -224,7 +224,12 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
 }
 
 /// The file that starts layout `number`, from 1.
-fn launch_file(name: &str, asked: &Asked, plan: &Plan, number: usize) -> Result<String, Failure> {
+fn launch_file(
+    name: &str,
+    asked: &PlanRequest,
+    plan: &LayoutPlan,
+    number: usize,
+) -> Result<String, Failure> {
     let engine = asked.config.engine;
     if engine != EngineKind::Nccl {
         return Err(Failure::bad_input(format!(
@@ -239,7 +244,7 @@ fn launch_file(name: &str, asked: &Asked, plan: &Plan, number: usize) -> Result<
     Ok(launcher.file(&chosen.command, places))
 }
 
-fn no_layout(number: usize, plan: &Plan) -> Failure {
+fn no_layout(number: usize, plan: &LayoutPlan) -> Failure {
     let layouts = plan.layouts.len();
     Failure::bad_input(format!(
         "explain = {number}: the plan has {layouts} layouts; use 1 to {layouts}"
@@ -247,7 +252,7 @@ fn no_layout(number: usize, plan: &Plan) -> Failure {
 }
 
 /// The plan of what is asked, whose commands run as they stand.
-fn planned(asked: &Asked, tries: Option<usize>) -> Result<Plan, Failure> {
+fn planned(asked: &PlanRequest, tries: Option<usize>) -> Result<LayoutPlan, Failure> {
     let mut plan = trial::plan(&asked.job, &asked.flags, &asked.config, tries)?;
     for ranked in &mut plan.layouts {
         let over = asked.over_file(&ranked.planned.layout);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
-use zeropp::http::{self, Answer, Request};
+use zeropp::http::{self, HttpRequest, HttpResponse};
 use zeropp_playground::page;
 
 use crate::Failure;
@@ -70,16 +70,16 @@ fn token() -> std::io::Result<String> {
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 
-fn answer(request: &Request, path: &str, page: &str) -> Answer {
+fn answer(request: &HttpRequest, path: &str, page: &str) -> HttpResponse {
     // A page elsewhere whose name leads here is not to read this one.
     match request.is_local() && request.method == "GET" && request.target == path {
         true => {
             let kind = "text/html; charset=utf-8";
-            Answer { status: "200 OK", kind, body: page.into() }
+            HttpResponse { status: "200 OK", kind, body: page.into() }
         }
         false => {
             let kind = "text/plain; charset=utf-8";
-            Answer { status: "404 Not Found", kind, body: "not here".into() }
+            HttpResponse { status: "404 Not Found", kind, body: "not here".into() }
         }
     }
 }
@@ -99,23 +99,29 @@ mod tests {
             http::serve(&listener, &ends, |request| answer(request, "/secret/", "the page"));
         });
         client.write_all(request.as_bytes()).unwrap();
-        let mut told = String::new();
-        client.read_to_string(&mut told).unwrap();
-        told
+        let mut reported = String::new();
+        client.read_to_string(&mut reported).unwrap();
+        reported
     }
 
     #[test]
     fn only_who_knows_the_address_gets_the_page() {
-        let told = ask("GET /secret/ HTTP/1.1\r\nHost: 127.0.0.1:8\r\n\r\n");
-        assert!(told.starts_with("HTTP/1.1 200") && told.ends_with("the page"), "{told}");
+        let reported = ask("GET /secret/ HTTP/1.1\r\nHost: 127.0.0.1:8\r\n\r\n");
+        assert!(
+            reported.starts_with("HTTP/1.1 200") && reported.ends_with("the page"),
+            "{reported}"
+        );
         for request in [
             "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
             "GET /secret/ HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
             "POST /secret/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
             "GET /secret/ HTTP/1.1\r\nHost: 127.0.0.1.evil.example\r\n\r\n",
         ] {
-            let told = ask(request);
-            assert!(told.starts_with("HTTP/1.1 404") && !told.contains("the page"), "{told}");
+            let reported = ask(request);
+            assert!(
+                reported.starts_with("HTTP/1.1 404") && !reported.contains("the page"),
+                "{reported}"
+            );
         }
         assert_eq!(token().unwrap().len(), 32);
         assert_ne!(token().unwrap(), token().unwrap());

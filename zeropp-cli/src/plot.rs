@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::Value;
-use zeropp::pipeline::draw::chart::{self, Curve, Look, Mark, Panel, Scale};
+use zeropp::pipeline::draw::chart::{self, Curve, CurveStyle, Mark, Panel, Scale};
 use zeropp::pipeline::draw::page::{lines, page};
 use zeropp_core::files::open_regular;
 
@@ -74,7 +74,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         None => paths[0].with_extension("html"),
     };
     keep_inputs(&out, paths.iter().copied())?;
-    let runs = paths.iter().map(|path| Run::read(path)).collect::<Result<Vec<_>, _>>()?;
+    let runs = paths.iter().map(|path| RunCurves::read(path)).collect::<Result<Vec<_>, _>>()?;
     let scale = if matches.get_flag("log") { Scale::Log } else { Scale::Linear };
     let panels = panels(&runs, scale);
     let text = match out.extension().is_some_and(|end| end.eq_ignore_ascii_case("svg")) {
@@ -90,7 +90,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
 }
 
 /// A run's curves.
-struct Run {
+struct RunCurves {
     name: String,
     /// Its description, in a line.
     about: String,
@@ -113,13 +113,13 @@ const OF_LAYERS: [(&str, &str); 3] = [
     ("activation_rms", "Root mean square of outputs, by layer"),
 ];
 
-impl Run {
-    fn read(path: &Path) -> Result<Run, Failure> {
+impl RunCurves {
+    fn read(path: &Path) -> Result<RunCurves, Failure> {
         let shown = path.display();
         let bad = |problem: String| Failure::bad_input(format!("{shown}: {problem}"));
         let file = open_regular(path).map_err(|e| bad(format!("cannot be read ({e})")))?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let mut run = Run {
+        let mut run = RunCurves {
             about: format!("{shown}"),
             name: stem,
             loss: Vec::new(),
@@ -167,7 +167,7 @@ impl Run {
             self.about = format!("{}: {}", text("name"), words.join(" "));
         }
         let Some(step) = line["step"].as_f64() else { return };
-        let mut add = |to: fn(&mut Run) -> &mut Vec<(f64, f64)>, value: &Value| {
+        let mut add = |to: fn(&mut RunCurves) -> &mut Vec<(f64, f64)>, value: &Value| {
             if let Some(value) = value.as_f64() {
                 to(self).push((step, value));
             }
@@ -188,13 +188,13 @@ impl Run {
     }
 }
 
-fn title(runs: &[Run]) -> String {
+fn title(runs: &[RunCurves]) -> String {
     runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-fn panels(runs: &[Run], scale: Scale) -> Vec<Panel> {
-    let look = |run| Look::one_of(run, runs.len());
-    let of = |values: fn(&Run) -> &Vec<(f64, f64)>, smooth: bool| {
+fn panels(runs: &[RunCurves], scale: Scale) -> Vec<Panel> {
+    let look = |run| CurveStyle::one_of(run, runs.len());
+    let of = |values: fn(&RunCurves) -> &Vec<(f64, f64)>, smooth: bool| {
         let curves = runs.iter().enumerate().flat_map(|(i, run)| {
             let curve = |points: Vec<(f64, f64)>, mark| Curve {
                 name: run.name.clone(),
@@ -227,7 +227,7 @@ fn panels(runs: &[Run], scale: Scale) -> Vec<Panel> {
 }
 
 /// Panels of layers; a layer looks the same in all of them.
-fn layer_panels(runs: &[Run]) -> impl Iterator<Item = Panel> {
+fn layer_panels(runs: &[RunCurves]) -> impl Iterator<Item = Panel> {
     let places = runs.iter().flat_map(|run| run.layers.keys()).map(|(_, place)| place + 1);
     let layers = places.max().unwrap_or(0);
     let panel = move |(what, (_, title)): (usize, &(&str, &str))| {
@@ -237,7 +237,7 @@ fn layer_panels(runs: &[Run]) -> impl Iterator<Item = Panel> {
                 name: if runs.len() > 1 { format!("{}, {layer}", run.name) } else { layer.clone() },
                 points: points.clone(),
                 mark: Mark::Line,
-                look: Look::of_layer(*place, layers, i),
+                look: CurveStyle::of_layer(*place, layers, i),
             })
         });
         Panel::over_steps(title, curves.collect())
@@ -302,17 +302,18 @@ mod tests {
                     {\"name\":\"h.0\",\"grad_norm\":null,\"update_ratio\":0.0}]}\n\
                     {\"step\":3,\"lo";
         std::fs::write(&path, text).unwrap();
-        let run = Run::read(&path).unwrap_or_else(|f| panic!("{}", f.message));
+        let run = RunCurves::read(&path).unwrap_or_else(|f| panic!("{}", f.message));
         assert_eq!((&run.loss, &run.eval), (&vec![(1.0, 5.5)], &vec![(2.0, 4.0)]));
         assert_eq!((run.norm.len(), run.about.as_str()), (2, "small: zeropp run"));
-        let told = panels(&[run], Scale::Log);
-        let told: Vec<_> = told[3..].iter().map(|panel| (&panel.curves[0], &panel.title)).collect();
-        let points = |of: usize| (told[of].0.name.as_str(), told[of].0.points[0]);
+        let reported = panels(&[run], Scale::Log);
+        let reported: Vec<_> =
+            reported[3..].iter().map(|panel| (&panel.curves[0], &panel.title)).collect();
+        let points = |of: usize| (reported[of].0.name.as_str(), reported[of].0.points[0]);
         assert_eq!((points(0), points(1)), (("h.0", (2.0, 0.0)), ("wte", (2.0, 0.5))));
-        assert_eq!((told.len(), told[0].1.as_str()), (2, OF_LAYERS[1].1));
+        assert_eq!((reported.len(), reported[0].1.as_str()), (2, OF_LAYERS[1].1));
         for (text, said) in [("hello\n", "is no file of metrics"), ("{}\n", "it has no step")] {
             std::fs::write(&path, text).unwrap();
-            let failure = Run::read(&path).err().unwrap();
+            let failure = RunCurves::read(&path).err().unwrap();
             assert!(failure.code == 2 && failure.message.contains(said), "{}", failure.message);
         }
     }
@@ -324,7 +325,7 @@ mod tests {
         let mut text = b"{\"step\":1,\"loss\":5.5}\n".to_vec();
         text.resize(text.len() + LINE_MAX as usize + 1, b'x');
         std::fs::write(&path, text).unwrap();
-        let refused = Run::read(&path).err().expect("it is too long").message;
+        let refused = RunCurves::read(&path).err().expect("it is too long").message;
         assert!(
             refused.contains("line 2 has more than 16 MiB, the most that are read"),
             "{refused}"

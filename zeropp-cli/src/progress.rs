@@ -9,7 +9,7 @@ use zeropp::{Evaluation, RUN_EVENTS, StepMetrics};
 
 use crate::figures::{duration, grouped, say, show, speaks_on_stderr};
 use crate::log_file;
-use crate::pace::Pace;
+use crate::pace::LinePace;
 
 /// With seven digits of steps it has 60 columns.
 const STYLE: &str = "{bar:12} {pos}/{len}  {msg}  {eta} left";
@@ -30,9 +30,9 @@ pub(crate) fn above_the_bar<T>(write: impl FnOnce() -> T) -> T {
 pub(crate) struct Progress {
     /// `None` off a terminal.
     bar: Option<ProgressBar>,
-    pace: Pace,
+    pace: LinePace,
     /// Of the log file, which has every step.
-    in_file: Option<Pace>,
+    in_file: Option<LinePace>,
     steps: u64,
     quiet: bool,
 }
@@ -40,7 +40,12 @@ pub(crate) struct Progress {
 impl Progress {
     /// For a run of this many steps, `done` of which are behind it; `in_place` if a bar may be
     /// shown, and `quiet` if nothing is to be on the terminal.
-    pub(crate) fn new(pace: Pace, (steps, done): (u64, u64), in_place: bool, quiet: bool) -> Self {
+    pub(crate) fn new(
+        pace: LinePace,
+        (steps, done): (u64, u64),
+        in_place: bool,
+        quiet: bool,
+    ) -> Self {
         let (is_terminal, target) = match speaks_on_stderr() {
             false => (std::io::stdout().is_terminal(), ProgressDrawTarget::stdout()),
             true => (std::io::stderr().is_terminal(), ProgressDrawTarget::stderr()),
@@ -141,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_validation_loss_is_told_in_a_line() {
+    fn a_validation_loss_is_reported_in_a_line() {
         let eval = Evaluation {
             loss: 2.0,
             perplexity: 2f64.exp(),

@@ -4,20 +4,20 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use zeropp::config::{ConfigError, EngineKind, Resume};
-use zeropp::pipeline::draw::chart::{self, Curve, Look, Mark, Panel};
+use zeropp::pipeline::draw::chart::{self, Curve, CurveStyle, Mark, Panel};
 use zeropp::pipeline::draw::page::page;
 use zeropp::{Config, Evaluation, Resumed, Steps, Stopped, Summary, Trainer};
 use zeropp_core::metrics::JsonLines;
 
 use crate::args::Run;
-use crate::choose::Wish;
+use crate::choose::RunToPlan;
 use crate::figures::{say, speak_on_stderr, speaks_on_stderr};
 use crate::log::Voice;
 use crate::log_file;
 use crate::output::write;
-use crate::pace::{Pace, shared_cores};
+use crate::pace::{LinePace, shared_cores};
 use crate::progress::Progress;
-use crate::samples::Samples;
+use crate::samples::SampleTexts;
 use crate::shell::{command_line_without, quoted};
 use crate::supervise::COPIES_VARIABLE;
 use crate::{Failure, emulate, find_lr, large, pages, plan, stdout, summary};
@@ -27,17 +27,17 @@ const PLANNED_POINTS: u64 = 1000;
 /// Stands for standard output in place of the metrics file.
 const STANDARD_OUTPUT: &str = "-";
 
-/// From now on SIGUSR1, the wish to save, ends nothing: until a step is under way nobody hears it.
+/// From now on SIGUSR1, the request to save, ends nothing: until a step is under way it is ignored.
 fn await_saving() {
     #[cfg(unix)]
     for signal in zeropp::not_ignored(&[signal_hook::consts::SIGUSR1]) {
-        // What cannot be caught now cannot be later, which is told then.
+        // What cannot be caught now cannot be later, which is reported then.
         let _ = signal_hook::flag::register(signal, std::sync::Arc::default());
     }
 }
 
 /// Trains, or shows what would be trained; with the layout of a plan, where that is wished.
-pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Failure> {
+pub(crate) fn run(run: Run, run_to_plan: Option<RunToPlan>, voice: Voice) -> Result<(), Failure> {
     await_saving();
     let mut config = run.config;
     if config.find_lr > 0 && !run.print_config {
@@ -55,7 +55,7 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
         say(settings(&config).map_err(Failure::bad_input)?.trim_end());
         return Ok(());
     }
-    keep_inputs(&config, run.page.as_deref().filter(|_| run.dry_run), wish.as_ref())?;
+    keep_inputs(&config, run.page.as_deref().filter(|_| run.dry_run), run_to_plan.as_ref())?;
     if !run.dry_run && config.has_rank_0()? {
         begin_log(&config)?;
     }
@@ -64,8 +64,8 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
         speak_on_stderr();
         JsonLines::to(std::io::stdout())
     });
-    if let Some(wish) = wish {
-        let (chosen, words) = wish.chosen(&config)?;
+    if let Some(run_to_plan) = run_to_plan {
+        let (chosen, words) = run_to_plan.chosen(&config)?;
         config = chosen;
         valid(&config)?;
         if config.has_rank_0()? {
@@ -129,8 +129,13 @@ fn show(config: &Config, trainer: &Trainer, page: Option<&Path>) -> Result<(), F
 
 /// Nothing that the run reads is written by the command, and nothing that the command reads by the
 /// run.
-fn keep_inputs(config: &Config, page: Option<&Path>, wish: Option<&Wish>) -> Result<(), Failure> {
-    let reads: Vec<_> = wish.and_then(Wish::file).map(|file| ("plan", file)).into_iter().collect();
+fn keep_inputs(
+    config: &Config,
+    page: Option<&Path>,
+    run_to_plan: Option<&RunToPlan>,
+) -> Result<(), Failure> {
+    let reads: Vec<_> =
+        run_to_plan.and_then(RunToPlan::file).map(|file| ("plan", file)).into_iter().collect();
     let mut writes: Vec<_> = page.map(|page| ("dry-run", page)).into_iter().collect();
     if config.find_lr > 0 {
         writes.extend([find_lr::PAGE, find_lr::ROWS].map(|name| ("find-lr", Path::new(name))));
@@ -151,7 +156,7 @@ fn train(
     let mut steps = trainer.steps()?;
     log_file::begin();
     let (done, no_lower) = (steps.resumed().map(|resumed| resumed.step), steps.no_lower());
-    // As JSON the same is told by the library's events.
+    // As JSON the library's events report the same.
     let say = |text: &dyn Display| {
         if !voice.json {
             say(text)
@@ -172,12 +177,12 @@ fn train(
     // mpirun gives every rank a terminal, wherever its own output goes.
     let in_place = config.engine != EngineKind::Mpi;
     let mut progress = Progress::new(
-        Pace::new(config.steps, config.log_every).on(config),
+        LinePace::new(config.steps, config.log_every).on(config),
         (config.steps, done.unwrap_or(0)),
         in_place && !voice.json,
         !voice.steps || voice.json,
     );
-    let mut samples = Samples::new(config)?;
+    let mut samples = SampleTexts::new(config)?;
     let mut failed = None;
     while let Some(step) = steps.next() {
         match step {
@@ -212,10 +217,10 @@ fn end(
     if !voice.json {
         conclude(config, &summary, mean);
     }
-    tell_what_is_lost(config);
+    report_lost_steps(config);
     let stopped = ended(summary.stopped);
     match incomplete {
-        // Whoever sent the signal sees by the code that it was heeded.
+        // The sender of the signal sees by the code that it was followed.
         Some(error) if stopped.is_err() => tracing::error!("{error}"),
         Some(error) => return Err(error.into()),
         None => {}
@@ -225,7 +230,7 @@ fn end(
 
 /// Warns of words of the run that were not written: it has trained all the same. Metrics that were
 /// to be on standard output are its result, and missing ones an error.
-fn tell_what_is_lost(config: &Config) {
+fn report_lost_steps(config: &Config) {
     if let (Some(error), Some(path)) = (log_file::lost(), &config.log_file) {
         tracing::warn!("log-file = {}: is incomplete ({error})", path.display());
     }
@@ -247,7 +252,7 @@ fn planned(config: &Config, plan: &str) -> String {
         name: config.decay.to_string(),
         points: steps.map(|step| (step as f64, rate.at(step))).collect(),
         mark: Mark::Line,
-        look: Look::one_of(0, 1),
+        look: CurveStyle::one_of(0, 1),
     };
     let title = format!("Plan of {}", config.run_name());
     let rate = chart::both(&[Panel::over_steps("Learning rate", vec![curve])]);
@@ -266,7 +271,7 @@ fn begin_log(config: &Config) -> Result<(), Failure> {
 
 /// Shows a text that the model has written. Where it cannot, the run goes on without.
 fn show_sample(
-    samples: &mut Option<Samples>,
+    samples: &mut Option<SampleTexts>,
     progress: &Progress,
     step: u64,
     run: (&Trainer, &mut Steps<'_>),

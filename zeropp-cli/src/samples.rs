@@ -12,23 +12,23 @@ use crate::generate::{Vocabulary, written};
 const TOKENS: usize = 64;
 
 /// The texts of a run, each written with the weights of its step.
-pub(crate) struct Samples {
+pub(crate) struct SampleTexts {
     words: Vocabulary,
     prompt: String,
     every: u64,
     sampling: Sampling,
 }
 
-impl Samples {
+impl SampleTexts {
     /// Those that the settings ask for, if they do.
     ///
     /// # Errors
     /// A model whose tokens are no bytes, without a tokenizer beside it.
-    pub(crate) fn new(config: &Config) -> Result<Option<Samples>, Failure> {
+    pub(crate) fn new(config: &Config) -> Result<Option<SampleTexts>, Failure> {
         let Some(prompt) = &config.prompt else { return Ok(None) };
         let beside = config.init_from.as_deref().or(config.save.as_deref());
         let place = beside.unwrap_or(Path::new(&config.model));
-        Ok(Some(Samples {
+        Ok(Some(SampleTexts {
             words: Vocabulary::find(None, place, config)?,
             prompt: prompt.clone(),
             every: config.sample_every,

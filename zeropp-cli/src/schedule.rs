@@ -17,7 +17,7 @@ use zeropp_core::files::escaped;
 
 pub(crate) use args::{command, kinds};
 pub(crate) use cost_args::{CostFlags, cost_args};
-pub(crate) use costs::Priced;
+pub(crate) use costs::ScheduleCosts;
 pub(crate) use facts::{facts, made_by, shape};
 
 use crate::output::{keep_inputs, write};
@@ -25,7 +25,7 @@ use crate::{Failure, stderr, stdout};
 
 /// Makes what is asked for and shows or writes it.
 pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
-    let request = args::Request::new(matches);
+    let request = args::ScheduleRequest::new(matches);
     let out = matches.get_one::<PathBuf>("out");
     if let Some(out) = out {
         keep_inputs(out, matches.get_one::<PathBuf>("costs"))?;

@@ -1,8 +1,9 @@
 //! Signals of the system that would end any command without a word.
 
 /// From now on a write beyond the largest size of a file (`ulimit -f`) is an error like any other,
-/// told where it is written, and does not end the process by SIGXFSZ. And memory that was mapped
-/// from a file which was cut since ends it with a message, and records of its ranks (ADR 17).
+/// reported where it is written, and does not end the process by SIGXFSZ. And memory that was
+/// mapped from a file which was cut since ends it with a message, and records of its ranks (ADR
+/// 17).
 #[cfg(unix)]
 pub(crate) fn prepare() {
     use std::sync::Arc;
@@ -40,7 +41,7 @@ mod bus {
 
     /// Writes to standard error, without allocating anything.
     fn say(text: &str) {
-        // What cannot be told cannot be helped.
+        // What cannot be written cannot be helped.
         let _ = std::io::stderr().write_all(text.as_bytes());
     }
 }

@@ -8,11 +8,11 @@ use zeropp_core::files::escaped;
 /// is left who could be told: it is no reason to end a run, or what supervises one.
 /// A file's text that the line quotes cannot command the terminal.
 pub(crate) fn tell(line: &str) {
-    tell_labelled("", line);
+    report_labelled("", line);
 }
 
 /// The same behind a label of our own, which may have a colour.
-pub(crate) fn tell_labelled(label: &str, line: &str) {
+pub(crate) fn report_labelled(label: &str, line: &str) {
     let line = escaped(line);
     let _ = std::io::stderr().write_all(format!("{label}{line}\n").as_bytes());
 }

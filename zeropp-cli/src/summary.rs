@@ -139,7 +139,7 @@ fn memory(s: &Summary, ranks: usize) -> String {
     }
     let at_once = [s.predicted_at_once_bytes, s.at_once_bytes].map(bytes);
     rows.push(["most at once".into()].into_iter().chain(at_once).collect());
-    // What engines hold aside depends on who comes first, so nobody can predict it.
+    // What engines hold aside depends on who comes first, so it cannot be predicted.
     let unknown = || "".to_owned();
     if ranks > 1 {
         rows.push(vec!["messages that came early".into(), unknown(), bytes(s.early_bytes)]);

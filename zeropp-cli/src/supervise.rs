@@ -14,9 +14,9 @@ use zeropp_checkpoint::attempts::{Attempts, Remedy, SAME_PLACE};
 
 use crate::values::whole;
 use crate::{Failure, stderr};
-use child::{Child, Ended, Waiting};
-use memory::Memory;
-use progress::Watched;
+use child::{Child, Ended, SignalAnswer};
+use memory::CopyFolder;
+use progress::ProgressFiles;
 use replicas::Replicas;
 
 const ABOUT: &str = "Start a command again when it fails, from its newest checkpoint\n\n\
@@ -99,11 +99,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let max = *matches.get_one::<u64>("max-recoveries").expect("it has a default");
     let hang = *matches.get_one::<u64>("hang-s").expect("it has a default");
     let hang = (hang > 0).then(|| Duration::from_secs(hang));
-    let watched = Watched::of(&line).map_err(Failure::bad_input)?;
+    let watched = ProgressFiles::of(&line).map_err(Failure::bad_input)?;
     let signals = child::signals().map_err(Failure::failed_run)?;
     let memory = matches.get_one::<String>("memory").expect("it has a default");
     let memory = take_memory(Path::new(memory));
-    let copied = || memory.as_ref().and_then(Memory::newest);
+    let copied = || memory.as_ref().and_then(CopyFolder::newest);
     let asked = matches.get_one::<u64>(replicas::FLAG).map(|k| *k as usize);
     let mut replicas = Replicas::new(asked, &line, &watched).map_err(Failure::bad_input)?;
     let mut attempts = Attempts::new(max);
@@ -114,8 +114,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
             return Err(Failure::stopped_by(signal));
         }
         let line = replicas.filled_in(&line);
-        let mut child =
-            Child::start(&line, memory.as_ref().map(Memory::folder)).map_err(Failure::bad_input)?;
+        let mut child = Child::start(&line, memory.as_ref().map(CopyFolder::folder))
+            .map_err(Failure::bad_input)?;
         let ended = child.follow(&signals, (&watched, hang), (replicas.lack(), PERIOD));
         child.end_rest();
         let code = match ended {
@@ -177,7 +177,7 @@ fn given_up(remedy: Remedy, newest: Option<u64>, max: u64) -> Option<String> {
 }
 
 /// The memory for copies, unless there is to be none, or can be none, which is reported.
-fn take_memory(parent: &Path) -> Option<Memory> {
+fn take_memory(parent: &Path) -> Option<CopyFolder> {
     if parent.as_os_str().is_empty() {
         return None;
     }
@@ -188,7 +188,7 @@ fn take_memory(parent: &Path) -> Option<Memory> {
              a failure the command goes on from its newest checkpoint"
         ));
     };
-    Memory::take(parent).map_err(report).ok()
+    CopyFolder::take(parent).map_err(report).ok()
 }
 
 /// Waits for so long, and heeds signals meanwhile; the one that stops, if one does.
@@ -206,12 +206,12 @@ fn rest(pause: Duration, signals: &Receiver<i32>, replicas: &mut Replicas) -> Op
 /// Heeds the signals that wait; the one that stops, if one does.
 fn heeded(signals: &Receiver<i32>, replicas: &mut Replicas) -> Option<i32> {
     match child::waiting(signals, replicas.lack()) {
-        Waiting::Nothing => None,
-        Waiting::CallBack => {
+        SignalAnswer::Nothing => None,
+        SignalAnswer::CallBack => {
             tell(&format!("replicas are there again{}", replicas.call_back()));
             None
         }
-        Waiting::Stop(signal) => Some(signal),
+        SignalAnswer::Stop(signal) => Some(signal),
     }
 }
 

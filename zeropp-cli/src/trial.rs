@@ -10,7 +10,7 @@ use zeropp::Config;
 use zeropp::config::{EngineKind, OPTIONS, Resume, Table, Value};
 use zeropp_plan::exact::Planned;
 use zeropp_plan::layout::Job;
-use zeropp_plan::plan::Plan;
+use zeropp_plan::plan::LayoutPlan;
 use zeropp_plan::race::race;
 
 use crate::Failure;
@@ -54,8 +54,8 @@ pub(crate) fn plan(
     flags: &str,
     config: &Config,
     tries: Option<usize>,
-) -> Result<Plan, Failure> {
-    let Some(count) = tries else { return Plan::new(job, flags).map_err(Failure::bad_input) };
+) -> Result<LayoutPlan, Failure> {
+    let Some(count) = tries else { return LayoutPlan::new(job, flags).map_err(Failure::bad_input) };
     let engine = config.engine;
     if count > LAYOUTS_MAX {
         return Err(Failure::bad_input(format!(
@@ -89,7 +89,7 @@ pub(crate) fn plan(
         }
         took
     };
-    let plan = Plan::tried(job, flags, count, trials).map_err(Failure::bad_input)?;
+    let plan = LayoutPlan::tried(job, flags, count, trials).map_err(Failure::bad_input)?;
     match (failed.into_iter().next(), plan.layouts[0].tried) {
         (Some((_, failure)), None) => Err(failure),
         _ => Ok(plan),
@@ -124,9 +124,9 @@ impl Folder {
         Folder(std::env::temp_dir().join(format!("zeropp-try-{}", std::process::id())))
     }
 
-    /// A run of some steps with these settings, of which a plan tells `told_s`.
-    fn short(&self, config: Config, told_s: f64) -> Config {
-        let counted = (TRIAL_S / told_s.max(1e-6)).clamp(STEPS.0, STEPS.1) as u64;
+    /// A run of some steps with these settings, of which a plan tells `reported_s`.
+    fn short(&self, config: Config, reported_s: f64) -> Config {
+        let counted = (TRIAL_S / reported_s.max(1e-6)).clamp(STEPS.0, STEPS.1) as u64;
         Config {
             steps: SKIPPED + counted,
             warmup: Some(0),
@@ -212,10 +212,10 @@ fn as_flags(config: &Config) -> Vec<String> {
 /// Seconds of each step, of metrics as lines of JSON.
 fn step_times(lines: &str) -> Vec<f64> {
     #[derive(Deserialize)]
-    struct Line {
+    struct StepLine {
         step_s: Option<f64>,
     }
-    let read = |line: &str| serde_json::from_str::<Line>(line).ok()?.step_s;
+    let read = |line: &str| serde_json::from_str::<StepLine>(line).ok()?.step_s;
     lines.lines().filter_map(read).collect()
 }
 

@@ -18,7 +18,7 @@ where
     }
 }
 
-/// Has every flag with a value read `-1` as one, so that it is told what works in its place.
+/// Has every flag with a value read `-1` as one, so that its error says what works in its place.
 pub(crate) fn read_negative_numbers(command: Command) -> Command {
     command.mut_args(|arg| match arg.get_action().takes_values() && !arg.is_positional() {
         true => arg.allow_negative_numbers(true),
@@ -26,7 +26,7 @@ pub(crate) fn read_negative_numbers(command: Command) -> Command {
     })
 }
 
-/// The error of a value that a flag does not take, told as every bad value is: `flag = value:
+/// The error of a value that a flag does not take, in the form of every bad value: `flag = value:
 /// problem; what would work`. None where something else is wrong.
 pub(crate) fn refused(error: &clap::Error) -> Option<clap::Error> {
     let text = |kind| match error.get(kind) {
@@ -47,11 +47,11 @@ pub(crate) fn refused(error: &clap::Error) -> Option<clap::Error> {
     };
     let shown = if value.is_empty() { "\"\"".into() } else { escaped_line(value) };
     let problem = if value.is_empty() { "is empty" } else { "does not work" };
-    let told = match works.strip_prefix("expected ") {
+    let reported = match works.strip_prefix("expected ") {
         Some(works) => format!("{key} = {shown}: {problem}; use {works}"),
         None => format!("{key} = {shown}: {works}"),
     };
-    Some(clap::Error::raw(ErrorKind::ValueValidation, told + "\n"))
+    Some(clap::Error::raw(ErrorKind::ValueValidation, reported + "\n"))
 }
 
 /// `a`, `a or b`, `a, b or c`.
@@ -75,7 +75,7 @@ mod tests {
     const BAD: [&str; 7] = ["-1", "nan", "inf", "0", "1000000000000", "abc", ""];
 
     /// The message for a value of a flag, where the command line refuses it.
-    fn told(name: &str, flag: &str, bad: &str) -> Option<String> {
+    fn reported(name: &str, flag: &str, bad: &str) -> Option<String> {
         let line = ["zeropp", name, &format!("--{flag}={bad}")].map(String::from);
         let error = command().try_get_matches_from(line).err()?;
         let is_of_value = error.get(ContextKind::InvalidValue).is_some();
@@ -86,18 +86,18 @@ mod tests {
     fn choosy(command: &Command) -> Vec<String> {
         let flags = command.get_arguments().filter(|arg| arg.get_action().takes_values());
         let flags = flags.filter_map(|arg| arg.get_long()).map(String::from);
-        flags.filter(|flag| told(command.get_name(), flag, "abc").is_some()).collect()
+        flags.filter(|flag| reported(command.get_name(), flag, "abc").is_some()).collect()
     }
 
     #[test]
-    fn a_value_that_no_flag_takes_is_told_with_the_flag_and_what_would_work() {
+    fn a_value_that_no_flag_takes_is_reported_with_the_flag_and_what_would_work() {
         let mut whole = command();
         whole.build();
-        let (mut told_of, mut unfollowed) = (0, Vec::new());
+        let (mut reports_of, mut unfollowed) = (0, Vec::new());
         for sub in whole.get_subcommands().filter(|sub| sub.get_name() != "help") {
             for flag in choosy(sub) {
                 for bad in BAD {
-                    let Some(said) = told(sub.get_name(), &flag, bad) else { continue };
+                    let Some(said) = reported(sub.get_name(), &flag, bad) else { continue };
                     let shown = if bad.is_empty() { "\"\"" } else { bad };
                     let first = format!("error: {flag} = {shown}: ");
                     assert!(said.starts_with(&first), "{} {said}", sub.get_name());
@@ -109,20 +109,20 @@ mod tests {
                         let words = advice.split_whitespace();
                         let words = words.map(|w| w.trim_end_matches([',', ';', '.', ')']));
                         let mut words = words.filter(|word| !word.is_empty());
-                        let works = |word: &str| told(sub.get_name(), &flag, word).is_none();
+                        let works = |word: &str| reported(sub.get_name(), &flag, word).is_none();
                         unfollowed.extend((!words.any(works)).then_some(said.clone()));
                     }
-                    told_of += 1;
+                    reports_of += 1;
                 }
             }
         }
         assert!(unfollowed.is_empty(), "{unfollowed:#?}");
-        assert!(told_of > 1000, "{told_of}");
+        assert!(reports_of > 1000, "{reports_of}");
     }
 
     /// Settings that are refused after the command line took them: `zeropp measure` has them all.
     #[test]
-    fn a_number_that_no_setting_takes_is_told_likewise() {
+    fn a_number_that_no_setting_takes_is_reported_likewise() {
         let mut whole = command();
         whole.build();
         let sub = whole.find_subcommand("measure").unwrap();

@@ -211,26 +211,26 @@ fn metrics_go_to_standard_output_alone() {
     assert!(printed.out.contains("metrics = \"-\""), "{}", printed.out);
 }
 
-/// A full disk does not end a run, and is told at once and at its end.
+/// A full disk does not end a run, and is reported at once and at its end.
 #[test]
 #[cfg(target_os = "linux")]
-fn metrics_that_cannot_be_written_are_told_after_the_summary() {
+fn metrics_that_cannot_be_written_are_reported_after_the_summary() {
     let dir = folder(&[]);
     let got = zeropp(dir.path(), &format!("run {SMALL} --metrics /dev/full"));
     assert_eq!(got.code, Some(1), "{}", got.out);
     assert!(got.out.contains("step 3/3") && got.out.contains("3 steps"), "{}", got.out);
-    let told: Vec<&str> = got.err.lines().collect();
+    let reported: Vec<&str> = got.err.lines().collect();
     let expected = [
         "warning: metrics = /dev/full: cannot be written (No space",
         "error: training finished, but the metrics file /dev/full is incomplete: No space",
     ];
     assert!(
-        told.len() == 2 && told.iter().zip(expected).all(|(t, e)| t.starts_with(e)),
-        "{told:?}"
+        reported.len() == 2 && reported.iter().zip(expected).all(|(t, e)| t.starts_with(e)),
+        "{reported:?}"
     );
 }
 
-/// No code but that of the command's own end, whether somebody can be told why or not.
+/// No code but that of the command's own end, whether the reason can be written or not.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_closed_standard_error_changes_no_exit_code() {
@@ -342,7 +342,7 @@ fn json_lines(path: PathBuf) -> Vec<serde_json::Value> {
 }
 
 #[test]
-fn a_run_tells_every_step_and_ends_with_a_summary() {
+fn a_run_reports_every_step_and_ends_with_a_summary() {
     let dir = folder(&[("a.txt", &"To train or not to train. ".repeat(9))]);
     let line = format!("run {SMALL} --pp 2 --unit 3 --data a.txt --metrics m.jsonl --trace t.json");
     let got = zeropp(dir.path(), &line);

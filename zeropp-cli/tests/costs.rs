@@ -109,7 +109,7 @@ fn a_plan_is_compared_with_a_run_in_the_run_s_times() {
     assert!(out.contains("B: other.json (1f1b, simulated with its times x "), "{out}");
     assert!(out.contains("so that both work as long)"), "{out}");
     assert!(row(&out, "busiest rank").ends_with(" %)"), "{out}");
-    // What is given wins, and what is of another scale is told in times.
+    // What is given wins, and what is of another scale is reported in times.
     let (out, _) = works(dir, "compare planned.json measured.json --t-f 1 --t-b 1 --t-w 1");
     assert!(out.starts_with("A: planned.json (zeropp, simulated)\n"), "{out}");
     let makespan = row(&out, "makespan");
@@ -138,8 +138,8 @@ fn layouts_are_tried_and_ranked_by_what_they_took() {
         before = took.unwrap();
     }
     // The run that is planned takes the first; nothing is saved or written by the trials.
-    let wish = "--save kept --metrics m.jsonl --steps 3 --plan=a100";
-    let (out, _) = works(dir, &format!("run {wish} {small}"));
+    let run_to_plan = "--save kept --metrics m.jsonl --steps 3 --plan=a100";
+    let (out, _) = works(dir, &format!("run {run_to_plan} {small}"));
     assert!(out.contains("took s") && out.contains("3 steps in"), "{out}");
     let lines = std::fs::read_to_string(dir.join("m.jsonl")).unwrap();
     assert_eq!(lines.lines().filter(|line| line.contains("\"step_s\"")).count(), 3, "{lines}");

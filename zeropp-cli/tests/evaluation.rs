@@ -25,7 +25,7 @@ fn after<'a>(text: &'a str, before: &str) -> &'a str {
 }
 
 #[test]
-fn a_validation_loss_is_told_in_lines_in_metrics_and_in_the_summary() {
+fn a_validation_loss_is_reported_in_lines_in_metrics_and_in_the_summary() {
     let dir = tempfile::tempdir().unwrap();
     text(dir.path());
     let line = format!("{TRAIN} --pp 2 --eval-every 4 --metrics m.jsonl");
@@ -34,11 +34,14 @@ fn a_validation_loss_is_told_in_lines_in_metrics_and_in_the_summary() {
     assert!(planned.out.contains(said) && planned.out.contains("1 all-gathers"), "{}", planned.out);
     let run = zeropp(dir.path(), &line);
     assert_eq!(run.code, Some(0), "{}", run.err);
-    let told: Vec<&str> = run.out.lines().filter(|l| l.contains("validation loss")).collect();
-    assert_eq!(told.len(), 3, "two evaluations and the summary:\n{}", run.out);
-    assert!(told[0].starts_with("step 4/6  validation loss ") && told[0].contains("bits a byte"));
-    assert!(told[1].starts_with("step 6/6  validation loss "));
-    assert!(told[2].contains("after step 6"), "{}", told[2]);
+    let reported: Vec<&str> = run.out.lines().filter(|l| l.contains("validation loss")).collect();
+    assert_eq!(reported.len(), 3, "two evaluations and the summary:\n{}", run.out);
+    assert!(
+        reported[0].starts_with("step 4/6  validation loss ")
+            && reported[0].contains("bits a byte")
+    );
+    assert!(reported[1].starts_with("step 6/6  validation loss "));
+    assert!(reported[2].contains("after step 6"), "{}", reported[2]);
     let lines = std::fs::read_to_string(dir.path().join("m.jsonl")).unwrap();
     let lines = lines.lines().skip(1);
     let lines: Vec<Value> = lines.map(|l| serde_json::from_str(l).unwrap()).collect();
@@ -48,7 +51,7 @@ fn a_validation_loss_is_told_in_lines_in_metrics_and_in_the_summary() {
     let eval = &lines[5]["eval"];
     let (loss, perplexity) = (eval["loss"].as_f64().unwrap(), eval["perplexity"].as_f64().unwrap());
     assert!((perplexity.ln() - loss).abs() < 1e-9, "{eval}");
-    assert_eq!(after(told[1], "validation loss "), format!("{loss:.4}"));
+    assert_eq!(after(reported[1], "validation loss "), format!("{loss:.4}"));
 }
 
 /// However often it is started again.
@@ -188,11 +191,11 @@ fn a_model_of_a_file_is_found_again() {
     let train = "run --model base/ --init-from base --data text --seq 16 --micro-batches 2 \
                  --virtual 1 --save saved --resume";
     works(&project, &format!("{train} --steps 2"));
-    let told = |at: &Path, line: &str| after(&works(at, line), "validation loss ").to_owned();
-    let loss = told(&project, "eval saved --data kept");
-    assert_eq!(told(dir.path(), "eval project/saved --data project/kept"), loss);
+    let reported = |at: &Path, line: &str| after(&works(at, line), "validation loss ").to_owned();
+    let loss = reported(&project, "eval saved --data kept");
+    assert_eq!(reported(dir.path(), "eval project/saved --data project/kept"), loss);
     std::fs::rename(&project, &moved).unwrap();
-    assert_eq!(told(&moved, "eval saved --data kept"), loss);
+    assert_eq!(reported(&moved, "eval saved --data kept"), loss);
     works(&moved, &format!("{train} --steps 3"));
 }
 
@@ -304,7 +307,7 @@ fn of_data_that_the_run_split_the_part_kept_for_validation_is_measured_unless_an
     let trained =
         zeropp(dir.path(), &format!("{TRAIN} --save saved --eval-every 6 --eval-steps 0"));
     assert_eq!(trained.code, Some(0), "{}", trained.err);
-    let told = after(&trained.out, "validation loss ").to_owned();
+    let reported = after(&trained.out, "validation loss ").to_owned();
     let bytes = std::fs::read(dir.path().join("text")).unwrap().len();
     let measure = |flags: &str| {
         let got = zeropp(dir.path(), &format!("eval saved --json --data {flags}"));
@@ -317,7 +320,11 @@ fn of_data_that_the_run_split_the_part_kept_for_validation_is_measured_unless_an
     let cut = bytes * 9 / 10;
     let (on, tokens, loss) = measure("text");
     assert_eq!(on, "the part of text that is kept for validation (the run's split 9,1)");
-    assert_eq!((tokens, format!("{loss:.4}")), (bytes - cut - 1, told), "as the run measured it");
+    assert_eq!(
+        (tokens, format!("{loss:.4}")),
+        (bytes - cut - 1, reported),
+        "as the run measured it"
+    );
     let (on, tokens, _) = measure("text --part training");
     assert_eq!(on, "the part of text that is trained on (the run's split 9,1)");
     assert_eq!(tokens, cut - 1);

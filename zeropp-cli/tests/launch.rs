@@ -39,8 +39,8 @@ fn end(child: Child) -> Outcome {
 fn is_refused(outcome: &Outcome, message: &str) {
     assert_eq!(outcome.code, Some(2), "{message}: {}{}", outcome.out, outcome.err);
     assert!(outcome.err.contains(message), "no {message:?} in {}", outcome.err);
-    let told = outcome.err.lines().filter(|line| !line.starts_with("waiting for "));
-    assert_eq!(told.count(), 1, "one message: {}", outcome.err);
+    let reported = outcome.err.lines().filter(|line| !line.starts_with("waiting for "));
+    assert_eq!(reported.count(), 1, "one message: {}", outcome.err);
     assert!(!outcome.err.contains(TOKEN), "the token is a secret");
 }
 
@@ -203,7 +203,7 @@ fn launch_errors_are_reported_once_with_code_2() {
 }
 
 #[test]
-fn wrong_tokens_missing_ranks_and_two_jobs_are_told_apart() {
+fn wrong_tokens_missing_ranks_and_two_jobs_are_distinguished() {
     let port = free_port();
     let ranks = |pp: usize, node: usize, more: &str, token: &str| {
         let line = format!(
@@ -228,7 +228,7 @@ fn wrong_tokens_missing_ranks_and_two_jobs_are_told_apart() {
         &stray,
         "refused: rank 0 was started for pp 3 x zero3 1 x dp 1 (3 ranks), this process for pp 2 x",
     );
-    // Of the same rank twice, whoever comes later is refused.
+    // Of the same rank twice, the later one is refused.
     let again = ranks(3, 1, patient, TOKEN);
     let (mut came, mut refused) = (end(second), end(again));
     if came.err.contains("refused: rank 1 is taken") {
@@ -236,7 +236,7 @@ fn wrong_tokens_missing_ranks_and_two_jobs_are_told_apart() {
     }
     is_refused(&refused, "refused: rank 1 is taken by process ");
     let first = end(first);
-    // Rank 0 has told of it all the while.
+    // Rank 0 has reported it all the while.
     let waits = first.err.lines().next().unwrap();
     assert!(waits.starts_with("waiting for rank 2 of 3 at 127.0.0.1:"), "{waits}");
     assert!(waits.contains("(5 of 8 s); here: rank 0 on "), "{waits}");

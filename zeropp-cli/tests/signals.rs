@@ -159,8 +159,8 @@ fn a_run_that_is_stopped_late_is_recorded_only_until_it_has_stopped() {
     kill(&child, "-TERM");
     // A wish that comes before the ranks agree on how step 1 ended stops the run with that step.
     wait_until("no record", || {
-        let told = at.join("zeropp-failed").exists() || lines(&at.join("m.jsonl")) > 1;
-        told || child.try_wait().unwrap().is_some()
+        let reported = at.join("zeropp-failed").exists() || lines(&at.join("m.jsonl")) > 1;
+        reported || child.try_wait().unwrap().is_some()
     });
     let (code, _, err, _) = end(child);
     assert_eq!(code, Some(143), "{err}");
@@ -208,9 +208,9 @@ fn metrics_that_a_full_disk_held_up_are_all_written_once_there_is_room() {
         assert!(more.arg(child.id().to_string()).status().unwrap().success());
         read_until(&mut err, &format!("metrics = {name}: is written again"));
         kill(&child, "-INT");
-        let told = std::io::read_to_string(err).unwrap();
-        assert_eq!(child.wait().unwrap().code(), Some(130), "{told}");
-        assert!(!told.contains("incomplete"), "{told}");
+        let reported = std::io::read_to_string(err).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{reported}");
+        assert!(!reported.contains("incomplete"), "{reported}");
         let text = text();
         let number = |line: &str| match name {
             "m.csv" => line.split(',').next().unwrap().parse::<u64>().unwrap(),
@@ -230,13 +230,13 @@ fn a_run_that_is_stopped_while_its_disk_is_full_says_so_with_the_code_of_the_sig
     let mut err = std::io::BufReader::new(child.stderr.take().unwrap());
     read_until(&mut err, "cannot be written (File too");
     kill(&child, "-TERM");
-    let told = std::io::read_to_string(err).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(143), "{told}");
+    let reported = std::io::read_to_string(err).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143), "{reported}");
     let is_so = |line: &str| {
         line.starts_with("error: the run was stopped after step ")
             && line.contains(", but the metrics file m.jsonl is incomplete: File too large")
     };
-    assert!(told.lines().any(is_so) && !told.contains("finished"), "{told}");
+    assert!(reported.lines().any(is_so) && !reported.contains("finished"), "{reported}");
     let text = fs::read_to_string(dir.path().join("m.jsonl")).unwrap();
     assert!(text.ends_with('\n'), "{text}");
 }

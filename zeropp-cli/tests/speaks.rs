@@ -53,7 +53,7 @@ fn verbosity_takes_away_steps_and_adds_what_is_asked_for() {
 /// Output that does not reach a full disk is an error where it was all that there was to do.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_full_disk_is_told() {
+fn a_full_disk_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let onto_full = |line: &str| {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();

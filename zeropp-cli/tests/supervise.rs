@@ -59,9 +59,12 @@ fn a_command_that_is_killed_again_and_again_has_the_bits_of_one_that_is_not() {
          kill -9 $pid; wait $pid\n\
          exit 9\n"
     );
-    let (code, told) = supervised(at, "", &script);
-    assert_eq!(code, Some(0), "{told}");
-    assert!(told.contains("(code 9); recovery 3 of 100: it is started again from step "), "{told}");
+    let (code, reported) = supervised(at, "", &script);
+    assert_eq!(code, Some(0), "{reported}");
+    assert!(
+        reported.contains("(code 9); recovery 3 of 100: it is started again from step "),
+        "{reported}"
+    );
     assert_eq!(bits(&at.join("m.jsonl")), bits(&at.join("all.jsonl")));
     for pid in fs::read_to_string(at.join("left")).unwrap().lines() {
         let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -112,13 +115,13 @@ fn a_killed_run_goes_on_from_memory_behind_its_newest_checkpoint() {
     let at = dir.path();
     fs::create_dir(at.join("memory")).unwrap();
     let script = killed_behind_its_checkpoint("\"$ZEROPP_COPIES\"/*/step-*");
-    let (code, told) = supervised(at, "--memory memory", &script);
-    assert_eq!(code, Some(0), "{told}");
-    let from = told.split_once("started again from step ").expect("it was").1;
+    let (code, reported) = supervised(at, "--memory memory", &script);
+    assert_eq!(code, Some(0), "{reported}");
+    let from = reported.split_once("started again from step ").expect("it was").1;
     let (from, rest) = from.split_once(',').expect("the step, and where it is");
-    assert!(rest.starts_with(" copied in memory"), "{told}");
+    assert!(rest.starts_with(" copied in memory"), "{reported}");
     let from: u64 = from.parse().unwrap();
-    assert!((451..900).contains(&from), "{told}");
+    assert!((451..900).contains(&from), "{reported}");
     is_as_undisturbed(at);
     assert_eq!(fs::read_dir(at.join("memory")).unwrap().count(), 0, "the memory is given back");
 }
@@ -126,33 +129,33 @@ fn a_killed_run_goes_on_from_memory_behind_its_newest_checkpoint() {
 #[test]
 fn where_there_is_no_memory_for_copies_the_run_goes_on_from_its_checkpoints() {
     let dir = tempfile::tempdir().unwrap();
-    let (code, told) = supervised(dir.path(), "--memory none", "[ -z \"$ZEROPP_COPIES\" ]");
-    assert_eq!(code, Some(0), "{told}");
-    assert!(told.contains("memory = none: no copies in memory are kept"), "{told}");
-    let (code, told) = supervised(dir.path(), "--memory=", "[ -z \"$ZEROPP_COPIES\" ]");
-    assert_eq!((code, told.as_str()), (Some(0), ""));
+    let (code, reported) = supervised(dir.path(), "--memory none", "[ -z \"$ZEROPP_COPIES\" ]");
+    assert_eq!(code, Some(0), "{reported}");
+    assert!(reported.contains("memory = none: no copies in memory are kept"), "{reported}");
+    let (code, reported) = supervised(dir.path(), "--memory=", "[ -z \"$ZEROPP_COPIES\" ]");
+    assert_eq!((code, reported.as_str()), (Some(0), ""));
 }
 
 #[test]
 fn repeated_immediate_failures_end_with_the_command_s_code() {
     let dir = tempfile::tempdir().unwrap();
-    let (code, told) = supervised(dir.path(), "", "exit 7");
-    assert_eq!(code, Some(7), "{told}");
-    assert!(told.contains("failed 3 times before its first checkpoint"), "{told}");
-    let (code, told) = supervised(dir.path(), "--max-recoveries 1", "kill -9 $$");
-    assert_eq!(code, Some(137), "{told}");
-    assert!(told.contains("(signal 9); recovery 1 of 1"), "{told}");
-    let (code, told) = supervised(dir.path(), "", "exit 2");
-    assert_eq!((code, told.as_str()), (Some(2), ""), "wrong input stays wrong");
+    let (code, reported) = supervised(dir.path(), "", "exit 7");
+    assert_eq!(code, Some(7), "{reported}");
+    assert!(reported.contains("failed 3 times before its first checkpoint"), "{reported}");
+    let (code, reported) = supervised(dir.path(), "--max-recoveries 1", "kill -9 $$");
+    assert_eq!(code, Some(137), "{reported}");
+    assert!(reported.contains("(signal 9); recovery 1 of 1"), "{reported}");
+    let (code, reported) = supervised(dir.path(), "", "exit 2");
+    assert_eq!((code, reported.as_str()), (Some(2), ""), "wrong input stays wrong");
 }
 
 #[test]
 fn a_command_that_hangs_is_ended() {
     let dir = tempfile::tempdir().unwrap();
     let script = "echo start >> starts; [ $(wc -l < starts) -gt 1 ] && exit 0; sleep 1000";
-    let (code, told) = supervised(dir.path(), "--hang-s 1", script);
-    assert_eq!(code, Some(0), "{told}");
-    assert!(told.contains("no progress for 1 s"), "{told}");
+    let (code, reported) = supervised(dir.path(), "--hang-s 1", script);
+    assert_eq!(code, Some(0), "{reported}");
+    assert!(reported.contains("no progress for 1 s"), "{reported}");
 }
 
 /// Also where a shell has started the supervisor in the background, which is to ignore SIGQUIT.
@@ -167,9 +170,9 @@ fn a_command_that_hangs_can_write_its_records() {
     let mut run = Command::new("env");
     run.arg("--ignore-signal=QUIT").arg(plain.get_program()).args(plain.get_args());
     let output = run.current_dir(at).output().unwrap();
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(0), "{told}");
-    assert!(at.join("records").exists(), "{told}");
+    let reported = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{reported}");
+    assert!(at.join("records").exists(), "{reported}");
 }
 
 /// Whether it can say what it does or not, it does it.
@@ -198,12 +201,12 @@ fn a_hang_up_that_the_parent_wants_ignored_ends_neither_supervisor_nor_command()
     let mut run = Command::new("nohup");
     run.arg(plain.get_program()).args(plain.get_args()).current_dir(at);
     let output = run.output().unwrap();
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(0), "{told}");
-    assert!(at.join("lived").exists() && told.contains("(code 9); recovery 1"), "{told}");
+    let reported = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{reported}");
+    assert!(at.join("lived").exists() && reported.contains("(code 9); recovery 1"), "{reported}");
 }
 
-/// Its checkpoint is found where it is, which shows in what is told.
+/// Its checkpoint is found where it is, which shows in the output.
 #[test]
 fn paths_with_blanks_are_watched_where_they_are() {
     let dir = tempfile::tempdir().unwrap();
@@ -221,9 +224,9 @@ fn paths_with_blanks_are_watched_where_they_are() {
     ];
     for line in commands {
         let output = command(at, "supervise --").args(line).output().unwrap();
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(0), "{line:?}: {told}");
-        assert!(told.contains("it is started again from step 7"), "{line:?}: {told}");
+        let reported = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{line:?}: {reported}");
+        assert!(reported.contains("it is started again from step 7"), "{line:?}: {reported}");
         fs::remove_file(at.join("starts")).unwrap();
     }
 }
@@ -265,15 +268,18 @@ fn signals_are_passed_on_and_what_is_stopped_stays_so() {
     let kill = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
     assert!(kill.success());
     let Output { status, stderr, .. } = child.wait_with_output().unwrap();
-    let told = String::from_utf8(stderr).unwrap();
-    assert_eq!(status.code(), Some(143), "{told}");
-    assert!(told.contains("saving and stopping") && !told.contains("started again"), "{told}");
+    let reported = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(143), "{reported}");
+    assert!(
+        reported.contains("saving and stopping") && !reported.contains("started again"),
+        "{reported}"
+    );
     let last = bits(&at.join("m.jsonl")).len();
     assert!(at.join(format!("ckpt/step-{last:06}")).exists());
 }
 
-/// A run of three replicas, of which one is away for a while: what is told, and how many replicas
-/// each start had.
+/// A run of three replicas, of which one is away for a while: what is reported, and how many
+/// replicas each start had.
 fn with_a_replica_away(at: &Path, small: &str) -> (String, String) {
     // The first start is killed once it has saved, and so is the one with two, when the third
     // replica is back; without it a start with three ends at once.
@@ -301,9 +307,9 @@ fn with_a_replica_away(at: &Path, small: &str) -> (String, String) {
         .current_dir(at)
         .output()
         .unwrap();
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(0), "{told}");
-    (told, fs::read_to_string(at.join("starts")).unwrap())
+    let reported = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{reported}");
+    (reported, fs::read_to_string(at.join("starts")).unwrap())
 }
 
 /// Undisturbed runs, one after the other: so many replicas, until that step.
@@ -323,16 +329,16 @@ fn without_a_replica_that_does_not_come_back_the_others_share_its_samples_until_
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     let small = SMALL.replace("--zero3 2 ", "");
-    let (told, starts) = with_a_replica_away(at, &format!("{small} --steps 300"));
-    assert_eq!(starts, "3\n3\n2\n3\n", "{told}");
-    let from: Vec<u64> = told
+    let (reported, starts) = with_a_replica_away(at, &format!("{small} --steps 300"));
+    assert_eq!(starts, "3\n3\n2\n3\n", "{reported}");
+    let from: Vec<u64> = reported
         .lines()
         .filter_map(|line| line.split_once("started again from step "))
         .map(|(_, rest)| rest.split_once(',').unwrap().0.parse().unwrap())
         .collect();
-    let [first, again, second] = from[..] else { panic!("{told}") };
-    assert!(first == again && second > first, "{told}");
-    assert!(told.contains(&format!("from step {first}, with 2 of 3 replicas")), "{told}");
+    let [first, again, second] = from[..] else { panic!("{reported}") };
+    assert!(first == again && second > first, "{reported}");
+    assert!(reported.contains(&format!("from step {first}, with 2 of 3 replicas")), "{reported}");
     // The same shapes, one after the other, without a failure.
     in_turn(at, &small, &[(3, first), (2, second), (3, 300)]);
     assert_eq!(bits(&at.join("m.jsonl")), bits(&at.join("all.jsonl")));
@@ -372,12 +378,12 @@ fn a_replica_that_is_back_joins_at_the_end_of_a_step() {
     let kill = Command::new("kill").args(["-USR2", &child.id().to_string()]).status().unwrap();
     assert!(kill.success());
     let Output { status, stderr, .. } = child.wait_with_output().unwrap();
-    let told = String::from_utf8(stderr).unwrap();
-    assert_eq!(status.code(), Some(0), "{told}");
-    assert_eq!(fs::read_to_string(at.join("starts")).unwrap(), "3\n2\n3\n", "{told}");
-    let joined = told.split_once("the command is started again from step ").expect("it was").1;
+    let reported = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(0), "{reported}");
+    assert_eq!(fs::read_to_string(at.join("starts")).unwrap(), "3\n2\n3\n", "{reported}");
+    let joined = reported.split_once("the command is started again from step ").expect("it was").1;
     let (step, with) = joined.split_once(',').unwrap();
-    assert!(with.starts_with(" with all 3 replicas"), "{told}");
+    assert!(with.starts_with(" with all 3 replicas"), "{reported}");
     in_turn(at, &small, &[(2, step.parse().unwrap()), (3, 2000)]);
     assert_eq!(bits(&at.join("m.jsonl")), bits(&at.join("all.jsonl")));
     let lines = text().lines().filter(|line| line.starts_with("{\"step\"")).count();

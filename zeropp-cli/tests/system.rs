@@ -107,7 +107,7 @@ fn data_that_is_cut_while_it_is_read_ends_the_run_with_its_name_and_records() {
     assert!(why.out.contains("2 of 2 ranks left a record"), "{}", why.out);
 }
 
-/// Before, it went on with nobody to look after it, and in the way of the next one.
+/// Before, it went on without supervision, and in the way of the next one.
 #[test]
 fn a_run_whose_supervisor_is_killed_saves_and_stops() {
     let dir = tempfile::tempdir().unwrap();

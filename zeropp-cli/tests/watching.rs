@@ -20,11 +20,15 @@ fn lines_are_thinned_for_people_and_files_have_every_step() {
     let line = format!("{SMALL} --log-every 10 --log-file run.log --metrics m.jsonl");
     let got = zeropp(at, &line);
     assert_eq!((got.code, got.err.as_str()), (Some(0), ""), "{}", got.out);
-    let told: Vec<&str> = got.out.lines().filter(|line| line.starts_with("step ")).collect();
-    let steps: Vec<&str> = told.iter().map(|line| line.split(' ').nth(1).unwrap()).collect();
+    let reported: Vec<&str> = got.out.lines().filter(|line| line.starts_with("step ")).collect();
+    let steps: Vec<&str> = reported.iter().map(|line| line.split(' ').nth(1).unwrap()).collect();
     assert_eq!(steps, ["1/30", "10/30", "20/30", "30/30"], "{}", got.out);
-    assert!(told[1].contains("(mean of 9)") && told[2].contains("(mean of 10)"), "{}", told[1]);
-    assert!(told[1].ends_with(" left") && !told[3].contains(" left"), "{}", told[3]);
+    assert!(
+        reported[1].contains("(mean of 9)") && reported[2].contains("(mean of 10)"),
+        "{}",
+        reported[1]
+    );
+    assert!(reported[1].ends_with(" left") && !reported[3].contains(" left"), "{}", reported[3]);
     let log = fs::read_to_string(at.join("run.log")).unwrap();
     let is_step = |line: &&str| line.starts_with("step ");
     let others = |text: &str| text.lines().filter(|l| !is_step(l)).collect::<Vec<_>>().join("\n");
@@ -44,7 +48,7 @@ fn lines_are_thinned_for_people_and_files_have_every_step() {
     assert!(times.is_sorted() && times[0] >= run["wall_time"].as_f64().unwrap(), "{times:?}");
     // The mean of a line is that of the steps since the one before.
     let mean: f64 = lines[2..=10].iter().map(|l| l["loss"].as_f64().unwrap()).sum::<f64>() / 9.0;
-    assert!(told[1].contains(&format!("loss {mean:.4} (")), "{mean} in {}", told[1]);
+    assert!(reported[1].contains(&format!("loss {mean:.4} (")), "{mean} in {}", reported[1]);
 
     // A quiet terminal, and the file has the lines all the same.
     let got = zeropp(at, &format!("{SMALL} --log-every 10 --log-file run.log -q"));
@@ -162,9 +166,9 @@ fn a_run_shows_what_its_model_writes() {
     let with = format!("{line} --save c --save-every 2 --sample-every 4 --prompt fn");
     let got = zeropp(at, &with);
     assert_eq!(got.code, Some(0), "{}\n{}", got.err, got.out);
-    // A disk that is busy may be slower than two of these steps, and is then told of.
-    let told_of_disk = |line: &str| line.starts_with("warning: save-every: no checkpoint after");
-    assert!(got.err.lines().all(told_of_disk), "{}", got.err);
+    // A disk that is busy may be slower than two of these steps, and is then reported.
+    let disk_reported = |line: &str| line.starts_with("warning: save-every: no checkpoint after");
+    assert!(got.err.lines().all(disk_reported), "{}", got.err);
     let bits = || {
         let text = fs::read_to_string(at.join("m.jsonl")).unwrap();
         let steps = text.lines().skip(1).map(|l| serde_json::from_str::<Value>(l).unwrap());
@@ -260,19 +264,19 @@ fn prometheus_is_served_while_the_run_lasts() {
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")?;
-        let mut told = String::new();
-        stream.read_to_string(&mut told)?;
-        Ok(told)
+        let mut reported = String::new();
+        stream.read_to_string(&mut reported)?;
+        Ok(reported)
     };
     let begin = Instant::now();
-    let told = loop {
+    let reported = loop {
         match ask() {
-            Ok(told) if told.contains("zeropp_loss{") => break told,
+            Ok(reported) if reported.contains("zeropp_loss{") => break reported,
             _ if begin.elapsed() > Duration::from_secs(60) => panic!("nothing is served"),
             _ => std::thread::sleep(Duration::from_millis(20)),
         }
     };
-    assert!(told.contains("# TYPE zeropp_tokens_total counter"), "{told}");
+    assert!(reported.contains("# TYPE zeropp_tokens_total counter"), "{reported}");
     let taken = zeropp(dir.path(), &line);
     assert_eq!(taken.code, Some(2));
     assert!(taken.err.contains(&format!("prometheus = 127.0.0.1:{port}: cannot be listened on")));

@@ -31,7 +31,7 @@ fn kill(child: &Child, signal: &str) {
 /// Starts a run in `dir`, ends it with `signal` after its first step; returns what it wrote to
 /// standard error and its exit code.
 fn ended_with(dir: &Path, signal: &str) -> (String, Option<i32>) {
-    // A test that is started in the background may have been told to ignore signals.
+    // A test that is started in the background may have been set to ignore signals.
     let mut run = Command::new("env");
     let plain = command(dir, RUN);
     run.arg("--default-signal").arg(plain.get_program()).args(plain.get_args()).current_dir(dir);
@@ -87,7 +87,7 @@ fn signals_ignored_by_the_parent_stay_ignored() {
 }
 
 #[test]
-fn missing_and_damaged_records_are_told_and_judged() {
+fn missing_and_damaged_records_are_reported_and_judged() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(ended_with(dir.path(), "-QUIT").1, Some(131));
     let files = records(dir.path());

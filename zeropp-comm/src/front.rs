@@ -7,11 +7,11 @@ use burn::tensor::{DType, Tensor};
 
 use crate::patience::Timeout;
 use crate::signature::{Operation, Signature, bytes_of};
-use crate::stats::{Held, Traffic};
+use crate::stats::{HeldMemory, Traffic};
 use crate::{AllBytes, CommError, CommResult, CommStats, Communicator, Pending, checks};
 
 /// Who a rank is in a group.
-pub(crate) struct Member<'a> {
+pub(crate) struct GroupMember<'a> {
     /// Name of the group.
     pub(crate) name: &'a str,
     /// The rank's place in the group.
@@ -22,7 +22,7 @@ pub(crate) struct Member<'a> {
     pub(crate) world_rank: usize,
 }
 
-impl Member<'_> {
+impl GroupMember<'_> {
     /// Bytes that the rank brings to a call: with a root, only the root broadcasts.
     fn brings(&self, call: &Signature, bytes: usize) -> usize {
         if call.root.is_none_or(|root| root == self.place) { bytes } else { 0 }
@@ -33,11 +33,11 @@ impl Member<'_> {
 /// what the engine says it can move.
 pub(crate) trait Front: Send + Sync {
     /// Who this is.
-    fn member(&self) -> Member<'_>;
+    fn member(&self) -> GroupMember<'_>;
     /// The traffic that the rank sent through this end.
     fn traffic(&self) -> &Traffic;
     /// The memory that the engine holds for the group, counted for this rank.
-    fn held(&self) -> Held;
+    fn held(&self) -> HeldMemory;
     /// The world's first error, as it is reported to this rank.
     fn error(&self) -> Option<CommError>;
     /// Fails the world, unless it has failed.

@@ -22,12 +22,12 @@ pub(crate) const SLICE: Duration = Duration::from_millis(100);
 const STEP_MAX: Duration = Duration::from_millis(200);
 
 /// Time in which this process was running.
-struct Clock {
+struct RunningClock {
     looked: Option<Instant>,
     counted: Duration,
 }
 
-impl Clock {
+impl RunningClock {
     fn look(&mut self, now: Instant) -> Duration {
         let since = self.looked.replace(now).map_or(Duration::ZERO, |at| now - at);
         self.counted += since.min(STEP_MAX);
@@ -35,7 +35,8 @@ impl Clock {
     }
 }
 
-static CLOCK: Mutex<Clock> = Mutex::new(Clock { looked: None, counted: Duration::ZERO });
+static CLOCK: Mutex<RunningClock> =
+    Mutex::new(RunningClock { looked: None, counted: Duration::ZERO });
 
 /// A moment by the process's clock of running time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -170,7 +171,7 @@ mod tests {
     #[test]
     fn the_clock_goes_on_with_the_process_and_stands_still_with_it() {
         let begin = Instant::now();
-        let mut clock = Clock { looked: None, counted: Duration::ZERO };
+        let mut clock = RunningClock { looked: None, counted: Duration::ZERO };
         clock.look(begin);
         let mut now = begin;
         for _ in 0..30 {

@@ -33,10 +33,10 @@ const POLL_PAUSE: Duration = Duration::from_micros(200);
 
 /// An operation under way. Dropping it detaches: the engine keeps the buffers until it is done.
 #[must_use = "an operation is complete only once it has been waited for"]
-pub struct Pending<T>(pub(crate) State<T>);
+pub struct Pending<T>(pub(crate) PendingState<T>);
 
 /// Where an operation is.
-pub(crate) enum State<T> {
+pub(crate) enum PendingState<T> {
     Ready(CommResult<T>),
     InFlight(Box<dyn InFlight<T>>),
 }
@@ -44,35 +44,35 @@ pub(crate) enum State<T> {
 impl<T> Pending<T> {
     /// An operation that is already complete, or failed.
     pub fn ready(result: CommResult<T>) -> Self {
-        Self(State::Ready(result))
+        Self(PendingState::Ready(result))
     }
 
     /// An operation the engine is working on.
     pub fn in_flight(op: Box<dyn InFlight<T>>) -> Self {
-        Self(State::InFlight(op))
+        Self(PendingState::InFlight(op))
     }
 
     /// Whether [`wait`](Self::wait) would return at once.
     pub fn is_done(&mut self) -> bool {
         match &mut self.0 {
-            State::Ready(_) => true,
-            State::InFlight(op) => op.is_done(),
+            PendingState::Ready(_) => true,
+            PendingState::InFlight(op) => op.is_done(),
         }
     }
 
     /// Blocks until [`is_done`](Self::is_done), or `deadline`; returns `is_done`. Fails nothing.
     pub fn wait_until(&mut self, deadline: Deadline) -> bool {
         match &mut self.0 {
-            State::Ready(_) => true,
-            State::InFlight(op) => op.wait_until(deadline),
+            PendingState::Ready(_) => true,
+            PendingState::InFlight(op) => op.wait_until(deadline),
         }
     }
 
     /// World ranks that have not taken part so far, as far as the engine can find out.
     pub fn missing(&mut self) -> Vec<usize> {
         match &mut self.0 {
-            State::Ready(_) => Vec::new(),
-            State::InFlight(op) => op.missing(),
+            PendingState::Ready(_) => Vec::new(),
+            PendingState::InFlight(op) => op.missing(),
         }
     }
 
@@ -82,8 +82,8 @@ impl<T> Pending<T> {
     /// The operation's error, or the world's first one.
     pub fn wait(self) -> CommResult<T> {
         match self.0 {
-            State::Ready(result) => result,
-            State::InFlight(op) => op.wait(),
+            PendingState::Ready(result) => result,
+            PendingState::InFlight(op) => op.wait(),
         }
     }
 }

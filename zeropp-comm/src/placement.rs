@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_are_told_apart_by_their_full_names() {
+    fn machines_are_distinguished_by_their_full_names() {
         let named = |names: &[&str]| {
             one_name_each(&names.iter().map(|n| n.to_string()).collect::<Vec<_>>())
         };
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_span_hosts_are_told() {
+    fn groups_that_span_hosts_are_reported() {
         assert_eq!(warning(&hosts("aabb"), 1, mesh(2, 2, 1)), None);
         assert_eq!(warning(&hosts("ab"), 4, mesh(2, 4, 1)), None);
         assert_eq!(
@@ -183,7 +183,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
 
         #[test]
-        fn nobody_is_lost_and_no_group_spans_that_need_not(
+        fn no_rank_is_lost_and_no_group_spans_that_need_not(
             on in proptest::collection::vec(0usize..4, 24),
             zero3 in prop_oneof![Just(1usize), Just(2), Just(3), Just(4), Just(6), Just(8)],
             ranks_each in 1usize..4,

@@ -13,7 +13,7 @@ use zeropp_failures::{CommError, CommResult, GroupRecord, OpRecord, Operation, O
 
 use crate::communicator::{AllBytes, Communicator};
 use crate::patience::Deadline;
-use crate::pending::{InFlight, Pending, State};
+use crate::pending::{InFlight, Pending, PendingState};
 use crate::stats::CommStats;
 
 /// The last operations of one rank on all its communicators.
@@ -133,11 +133,11 @@ impl RecordedCommunicator {
         let entry = self.log.begin(self.group, call);
         let Pending(state) = make();
         match state {
-            State::Ready(result) => {
+            PendingState::Ready(result) => {
                 self.log.end(entry, outcome(&result));
                 Pending::ready(result)
             }
-            State::InFlight(op) => {
+            PendingState::InFlight(op) => {
                 let log = self.log.clone();
                 Pending::in_flight(Box::new(Tracked { op: Some(op), log, entry }))
             }
@@ -359,7 +359,8 @@ mod tests {
         assert_eq!((groups[0].name.as_str(), groups[0].collectives), ("world", 3));
         assert_eq!((groups[1].name.as_str(), groups[1].collectives), ("pair", 1));
         assert_eq!(groups[1].members, [3, 1]);
-        let told: Vec<_> = ops.iter().map(|o| (o.operation, o.group, o.number, o.peer)).collect();
+        let reported: Vec<_> =
+            ops.iter().map(|o| (o.operation, o.group, o.number, o.peer)).collect();
         let expected = [
             (Operation::Exchange, 0, 0, None),
             (Operation::Split, 0, 1, None),
@@ -368,7 +369,7 @@ mod tests {
             (Operation::Recv, 1, 1, Some(3)),
             (Operation::Barrier, 0, 2, None),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(reported, expected);
         assert_eq!(ops[2].buffer, Some(("f32", 3)));
         for op in ops {
             assert!(op.issued_ns <= op.ended_ns.unwrap(), "{op:?}");

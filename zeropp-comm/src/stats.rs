@@ -62,7 +62,7 @@ impl CommStats {
 
 /// Memory that an engine holds for a group: the fields of [`CommStats`] that are no traffic.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct HeldMemory {
     pub(crate) fresh_buffers: u64,
     pub(crate) early_bytes: u64,
     pub(crate) idle_bytes: u64,
@@ -90,8 +90,8 @@ impl Traffic {
     }
 
     /// The counts so far, beside what is held.
-    pub(crate) fn snapshot(&self, held: Held) -> CommStats {
-        let Held { fresh_buffers, early_bytes, idle_bytes } = held;
+    pub(crate) fn snapshot(&self, held: HeldMemory) -> CommStats {
+        let HeldMemory { fresh_buffers, early_bytes, idle_bytes } = held;
         let get = |operation| {
             let place = Self::place(operation).expect("a counted operation");
             let (ops, bytes) = &self.0[place];

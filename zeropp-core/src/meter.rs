@@ -20,7 +20,7 @@ struct Buffer {
 }
 
 #[derive(Default)]
-struct State {
+struct MeterState {
     now: MemoryBytes,
     peak: MemoryBytes,
     at_once: MemoryBytes,
@@ -30,7 +30,7 @@ struct State {
 
 /// Counts the bytes of one rank.
 #[derive(Default)]
-pub struct Meter(Mutex<State>);
+pub struct Meter(Mutex<MeterState>);
 
 impl Meter {
     /// A meter with nothing alive.
@@ -42,7 +42,7 @@ impl Meter {
     /// or not yet.
     pub fn hold(self: &Arc<Self>, kind: MemoryKind, bytes: u64) -> Hold {
         self.0.lock().add(kind, bytes);
-        Hold { meter: self.clone(), kind, held: Held::Bytes(bytes) }
+        Hold { meter: self.clone(), kind, held: MeterEntry::Bytes(bytes) }
     }
 
     /// Counts the buffer behind `t` until the guard is dropped: all of it, of which `t` may be a
@@ -60,7 +60,7 @@ impl Meter {
         if first {
             state.add(kind, bytes);
         }
-        Hold { meter: self.clone(), kind, held: Held::Storage(storage) }
+        Hold { meter: self.clone(), kind, held: MeterEntry::Storage(storage) }
     }
 
     /// Bytes alive now.
@@ -98,7 +98,7 @@ fn storage<const D: usize>(t: &Tensor<D>) -> Option<(usize, u64)> {
     of_cpu
 }
 
-impl State {
+impl MeterState {
     fn add(&mut self, kind: MemoryKind, bytes: u64) {
         *self.now.get_mut(kind) += bytes;
         let now = self.now.get(kind);
@@ -133,10 +133,10 @@ impl State {
 pub struct Hold {
     meter: Arc<Meter>,
     kind: MemoryKind,
-    held: Held,
+    held: MeterEntry,
 }
 
-enum Held {
+enum MeterEntry {
     Bytes(u64),
     Storage(usize),
 }
@@ -147,7 +147,7 @@ impl Hold {
     /// # Panics
     /// Panics if it holds a tensor, which does not grow.
     pub(crate) fn grow(&mut self, bytes: u64) {
-        let Held::Bytes(held) = &mut self.held else { panic!("a tensor does not grow") };
+        let MeterEntry::Bytes(held) = &mut self.held else { panic!("a tensor does not grow") };
         *held += bytes;
         self.meter.0.lock().add(self.kind, bytes);
     }
@@ -157,8 +157,8 @@ impl Drop for Hold {
     fn drop(&mut self) {
         let mut state = self.meter.0.lock();
         match self.held {
-            Held::Bytes(bytes) => *state.now.get_mut(self.kind) -= bytes,
-            Held::Storage(storage) => state.release(storage, self.kind),
+            MeterEntry::Bytes(bytes) => *state.now.get_mut(self.kind) -= bytes,
+            MeterEntry::Storage(storage) => state.release(storage, self.kind),
         }
     }
 }

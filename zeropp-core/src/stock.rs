@@ -37,7 +37,7 @@ where
     /// A layer called `name` that computes `forward(module, x)`, `x: [b, s, h]`.
     pub fn new(name: impl Into<String>, module: M, forward: F) -> Self {
         let name = name.into();
-        let mut reader = Reader { prefix: vec![name.clone()], ..Reader::default() };
+        let mut reader = ModuleReader { prefix: vec![name.clone()], ..ModuleReader::default() };
         module.visit(&mut reader);
         let template = module.map(&mut Hollow);
         Self {
@@ -91,13 +91,13 @@ where
 
 /// Reads names, shapes and values.
 #[derive(Default)]
-struct Reader {
+struct ModuleReader {
     prefix: Vec<String>,
     specs: Vec<ParamSpec>,
     index: HashMap<u64, usize>,
 }
 
-impl ModuleVisitor for Reader {
+impl ModuleVisitor for ModuleReader {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.prefix.push(name.into());
     }

@@ -155,7 +155,7 @@ fn a_mask_beside_a_file_of_ids_is_taken() {
 }
 
 #[test]
-fn bytes_and_ids_are_told_apart() {
+fn bytes_and_ids_are_distinguished() {
     let dir = tempfile::tempdir().unwrap();
     let bin = pair(dir.path(), &u16s(0..20), &Index::of(&[20], 8, 2).bytes());
     let ids = Dataset::open(&bin, Tokenizer::Bytes).unwrap();

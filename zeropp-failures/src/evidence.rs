@@ -177,12 +177,12 @@ impl<'a> Case<'a> {
     pub(super) fn place(&self, rank: usize) -> Place {
         match self.moment.action(rank) {
             Some(action) => Place::of(action),
-            None => self.place_owed(rank).or_else(|| self.last_seen(rank)).unwrap_or_default(),
+            None => self.place_of_waiter(rank).or_else(|| self.last_seen(rank)).unwrap_or_default(),
         }
     }
 
     /// Where a rank without a record must have been, as another one waited for it.
-    fn place_owed(&self, rank: usize) -> Option<Place> {
+    fn place_of_waiter(&self, rank: usize) -> Option<Place> {
         let (waiter, op) = self.awaited(rank)?;
         let action = self.moment.action(waiter);
         let step = action.map(|action| action.step);
@@ -203,8 +203,8 @@ impl<'a> Case<'a> {
         let waiting = self.moment.records().filter_map(|(waiter, _)| {
             let Some(Doing::Waiting(op)) = self.moment.doing(waiter) else { return None };
             let parts = self.moment.parts(waiter, op);
-            let owes = parts.gone.contains(&rank) || parts.absent.contains(&rank);
-            owes.then_some((waiter, op))
+            let has_not_joined = parts.gone.contains(&rank) || parts.absent.contains(&rank);
+            has_not_joined.then_some((waiter, op))
         });
         // A wait that names a stage is better evidence.
         waiting.max_by_key(|(waiter, op)| {

@@ -368,9 +368,9 @@ impl Record {
                 }
             }
         }
-        let (found, told) = (record.entries.len(), record.header.entries);
-        let problem = format!("ends after {found} of {told} entries");
-        Ok((record, (found != told).then_some(problem)))
+        let (found, reported) = (record.entries.len(), record.header.entries);
+        let problem = format!("ends after {found} of {reported} entries");
+        Ok((record, (found != reported).then_some(problem)))
     }
 }
 

@@ -408,7 +408,7 @@ fn texts_of_a_record_are_escaped() {
 /// Before, a FIFO that is named like a record was waited for.
 #[test]
 #[cfg(unix)]
-fn a_pipe_among_the_records_is_told_and_not_waited_for() {
+fn a_pipe_among_the_records_is_reported_and_not_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("1-a-rank0000.jsonl"), text(&rank(0))).unwrap();
     let fifo = dir.path().join("1-a-rank0001.jsonl");

@@ -82,7 +82,7 @@ pub fn judge(run: &Run) -> Verdict {
         .or_else(|| frozen(&case))
         .or_else(|| cut_off(&case))
         .or_else(|| waited_for(&case))
-        .or_else(|| first_to_be_told(&case))
+        .or_else(|| first_reported(&case))
         .or_else(|| case.own_fault(true).map(|record| faulty(&case, record)))
         .or_else(|| stopped(&case))
         .unwrap_or_else(|| Verdict {
@@ -289,7 +289,7 @@ fn waited_for(case: &Case) -> Option<Verdict> {
 }
 
 /// The rank that an error names.
-fn first_to_be_told(case: &Case) -> Option<Verdict> {
+fn first_reported(case: &Case) -> Option<Verdict> {
     // An echo of another rank's error names no other culprit.
     let errors = case.run.records.iter();
     let errors = errors.filter(|r| r.header.end.error.as_ref().is_some_and(|e| !e.is_echo()));

@@ -7,14 +7,14 @@ use super::{GRAIN, simd};
 /// A row of q, k and v: `heads` queries, `groups` keys and `groups` values of d elements, where d
 /// is the length of the norms' weights.
 #[derive(Clone, Copy, Debug)]
-pub struct Heads {
+pub struct HeadRow {
     /// Query heads.
     pub heads: usize,
     /// Key heads, and value heads.
     pub groups: usize,
 }
 
-impl Heads {
+impl HeadRow {
     /// Heads that are normalised: queries and keys.
     fn normed(&self) -> usize {
         self.heads + self.groups
@@ -31,7 +31,7 @@ impl Heads {
 /// root mean squares, `[rows, heads + groups]`.
 pub fn head_norm(
     qkv: &[f32],
-    at: Heads,
+    at: HeadRow,
     (q, k): (&[f32], &[f32]),
     eps: f32,
 ) -> (Vec<f32>, Vec<f32>) {
@@ -69,7 +69,7 @@ pub fn head_norm(
 pub fn head_norm_backward(
     dy: &mut [f32],
     qkv: &[f32],
-    at: Heads,
+    at: HeadRow,
     (q, k): (&[f32], &[f32]),
     rrms: &[f32],
 ) -> (Vec<f32>, Vec<f32>) {

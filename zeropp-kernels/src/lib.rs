@@ -30,7 +30,7 @@ mod tile;
 use std::ops::Range;
 
 pub use self::number::Number;
-use self::threads::{Fresh, Part};
+use self::threads::{Fresh, FreshPart};
 
 /// Runs `f` compiled for the widest vector instructions of this CPU.
 ///
@@ -99,7 +99,7 @@ pub(crate) fn update_two(
 /// A vector of `len` elements of which `f` writes parts, each from its first element on.
 pub(crate) fn collect<T: Copy + Send>(
     len: usize,
-    f: impl Fn(Range<usize>, &mut Part<'_, T>) + Sync,
+    f: impl Fn(Range<usize>, &mut FreshPart<'_, T>) + Sync,
 ) -> Vec<T> {
     let mut out = Fresh::new(len);
     let piece = threads::piece(len, 64, GRAIN);
@@ -142,7 +142,7 @@ pub fn lerp(mean: &mut [f32], x: &[f32], towards: f32) {
 
 /// Writes `f(x)` for every element of `x`.
 #[inline(always)]
-pub(crate) fn map<E: Number>(out: &mut Part<'_, E>, x: &[E], f: impl Fn(f32) -> f32) {
+pub(crate) fn map<E: Number>(out: &mut FreshPart<'_, E>, x: &[E], f: impl Fn(f32) -> f32) {
     let mut buffer = [E::ZERO; CHUNK];
     for part in x.chunks(CHUNK) {
         let buffer = &mut buffer[..part.len()];
@@ -154,7 +154,7 @@ pub(crate) fn map<E: Number>(out: &mut Part<'_, E>, x: &[E], f: impl Fn(f32) -> 
 /// Writes `f(x, y)` for every pair of elements of two slices of one length.
 #[inline(always)]
 pub(crate) fn map2<E: Number>(
-    out: &mut Part<'_, E>,
+    out: &mut FreshPart<'_, E>,
     x: &[E],
     y: &[E],
     f: impl Fn(f32, f32) -> f32,

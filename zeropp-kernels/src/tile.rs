@@ -77,7 +77,7 @@ unsafe fn multiply_by(
             Left::Plain => kernels.plain[now - 1],
             Left::Transposed => kernels.transposed[now - 1],
         };
-        let out = Out { c, stride: t.stride, add: t.add, scale: t.scale };
+        let out = TileOutput { c, stride: t.stride, add: t.add, scale: t.scale };
         // SAFETY: the assertions above hold for all rows, and so for `now` of them; the CPU has the
         // instructions, as the caller promises.
         unsafe { f(terms, a, b.as_ptr(), out) };
@@ -112,7 +112,7 @@ pub(crate) fn rows() -> usize {
 }
 
 #[derive(Clone, Copy)]
-struct Out {
+struct TileOutput {
     c: *mut f32,
     stride: usize,
     add: bool,
@@ -120,7 +120,7 @@ struct Out {
 }
 
 /// A kernel: terms, left factor, panel, destination.
-type Kernel = unsafe fn(usize, *const f32, *const f32, Out);
+type Kernel = unsafe fn(usize, *const f32, *const f32, TileOutput);
 
 /// The kernels of an instruction set, by their rows.
 struct Kernels {
@@ -186,7 +186,7 @@ unsafe fn tile<V: Vector, const M: usize, const AI: usize, const AT: usize>(
     terms: usize,
     a: *const f32,
     b: *const f32,
-    out: Out,
+    out: TileOutput,
 ) {
     for from in (0..PANEL).step_by(2 * V::LANES) {
         // SAFETY: as the caller promises; rows of a panel and of the tile have `PANEL` elements, a
@@ -266,7 +266,7 @@ unsafe fn portable<const M: usize, const AI: usize, const AT: usize>(
     terms: usize,
     a: *const f32,
     b: *const f32,
-    out: Out,
+    out: TileOutput,
 ) {
     // SAFETY: as the caller promises; these vectors need no instructions of their own.
     unsafe { tile::<Plain, M, AI, AT>(terms, a, b, out) }
@@ -296,7 +296,7 @@ static PORTABLE: Kernels = Kernels {
 mod x86 {
     use core::arch::x86_64::*;
 
-    use super::{Kernels, Out, PANEL, ROW, SQUARE, Vector, tile};
+    use super::{Kernels, PANEL, ROW, SQUARE, TileOutput, Vector, tile};
 
     macro_rules! vector {
         ($type:ty, $lanes:literal, $set:ident, $load:ident, $store:ident, $fma:ident, $mul:ident,
@@ -366,7 +366,7 @@ mod x86 {
         terms: usize,
         a: *const f32,
         b: *const f32,
-        out: Out,
+        out: TileOutput,
     ) {
         // SAFETY: as the caller promises.
         unsafe { tile::<__m512, M, AI, AT>(terms, a, b, out) }
@@ -377,7 +377,7 @@ mod x86 {
         terms: usize,
         a: *const f32,
         b: *const f32,
-        out: Out,
+        out: TileOutput,
     ) {
         // SAFETY: as the caller promises.
         unsafe { tile::<__m256, M, AI, AT>(terms, a, b, out) }

@@ -207,7 +207,8 @@ fn experts(part: &DecoderPart, moe: Moe, batch: BatchShape) -> Inner {
     let dlogits = u64::from(router) * bytes(experts, batch);
     let x = inputs.then(|| Slot::new(bytes(h, batch)).for_w());
     // Each gives back what W does not need after it has made what W needs.
-    let operation = |slots: Vec<Slot>, made| [Keeps { slots, made: 0 }, Keeps { slots: vec![], made }];
+    let operation =
+        |slots: Vec<Slot>, made| [Keeps { slots, made: 0 }, Keeps { slots: vec![], made }];
     let [mut routed, routes] = operation(vec![Slot::new(choice + weights + scores)], dlogits);
     routed.slots.extend(x);
     let [kept, makes] = operation(vec![Slot::new(rows(2 * inner))], made);

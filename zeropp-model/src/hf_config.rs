@@ -15,7 +15,7 @@ use zeropp_data::files::{escaped_line, excerpt, read_text};
 
 use crate::Activation;
 use crate::decoder::{Biases, Decoder, Naming, Norm, Positions, Window};
-use fields::{Fault, Fields, Kind};
+use fields::{Fault, FieldType, Fields};
 use keys::{EVERY, GPT2, HARMLESS, LLAMA, MOE};
 
 /// Largest `config.json`, in bytes.
@@ -146,19 +146,19 @@ impl Fields<'_> {
         self.must_be("is_encoder_decoder", false, not_here)?;
         match self.word("model_type")? {
             Some("gpt2") => self.gpt2(),
-            Some("llama") => self.llama(Family::Llama),
-            Some("mistral") => self.llama(Family::Mistral),
-            Some("mixtral") => self.llama(Family::Mixtral),
-            Some("qwen2") => self.llama(Family::Qwen2),
-            Some("qwen3") => self.llama(Family::Qwen3),
-            Some("qwen3_moe") => self.llama(Family::Qwen3Moe),
+            Some("llama") => self.llama(LlamaFamily::Llama),
+            Some("mistral") => self.llama(LlamaFamily::Mistral),
+            Some("mixtral") => self.llama(LlamaFamily::Mixtral),
+            Some("qwen2") => self.llama(LlamaFamily::Qwen2),
+            Some("qwen3") => self.llama(LlamaFamily::Qwen3),
+            Some("qwen3_moe") => self.llama(LlamaFamily::Qwen3Moe),
             _ => self.fault("model_type", format!("the families here are {known}")),
         }
     }
 
     /// Every field is one that the family reads, or changes nothing.
-    fn known(self, of_family: &[&[(&str, Kind)]]) -> Result<(), Fault> {
-        let harmless = HARMLESS.map(|field| (field, Kind::Any));
+    fn known(self, of_family: &[&[(&str, FieldType)]]) -> Result<(), Fault> {
+        let harmless = HARMLESS.map(|field| (field, FieldType::Any));
         self.check(&[&[EVERY, &harmless][..], of_family].concat())
     }
 
@@ -198,7 +198,7 @@ impl Fields<'_> {
         Ok(HfConfig { decoder, notes: self.dropout_notes(&dropout)? })
     }
 
-    fn llama(self, family: Family) -> Result<HfConfig, Fault> {
+    fn llama(self, family: LlamaFamily) -> Result<HfConfig, Fault> {
         self.known(if family.has_experts() { &[LLAMA, MOE] } else { &[LLAMA] })?;
         match self.word("hidden_act")? {
             Some("silu" | "swish") => {}
@@ -207,7 +207,7 @@ impl Fields<'_> {
         let (hidden, heads) = (self.size("hidden_size")?, self.size("num_attention_heads")?);
         let kv_heads = match self.optional_size("num_key_value_heads")? {
             Some(groups) => groups,
-            None if family == Family::Llama => heads,
+            None if family == LlamaFamily::Llama => heads,
             None => return self.fault("num_key_value_heads", "a whole number from 1 is needed"),
         };
         if !heads.is_multiple_of(kv_heads) {
@@ -216,7 +216,7 @@ impl Fields<'_> {
         }
         let head_dim = match (self.optional_size("head_dim")?, family) {
             (Some(d), _) => d,
-            (None, Family::Qwen3 | Family::Qwen3Moe) => {
+            (None, LlamaFamily::Qwen3 | LlamaFamily::Qwen3Moe) => {
                 return self.fault("head_dim", "Qwen3 says it apart");
             }
             (None, _) => self.head_dim("num_attention_heads", hidden, heads)?,
@@ -228,14 +228,14 @@ impl Fields<'_> {
         let layers = self.layers("num_hidden_layers")?;
         let context = self.size("max_position_embeddings")?;
         let none = "this family has no biases there";
-        if matches!(family, Family::Mistral | Family::Mixtral) {
+        if matches!(family, LlamaFamily::Mistral | LlamaFamily::Mixtral) {
             self.must_be("attention_bias", false, none)?;
         }
-        if family != Family::Llama {
+        if family != LlamaFamily::Llama {
             self.must_be("mlp_bias", false, none)?;
         }
         // Qwen2 has them at q, k and v whatever this says, and none after attention.
-        let attention = self.switch("attention_bias", false)? && family != Family::Qwen2;
+        let attention = self.switch("attention_bias", false)? && family != LlamaFamily::Qwen2;
         let decoder = Decoder {
             naming: Naming::Llama,
             layers,
@@ -249,11 +249,11 @@ impl Fields<'_> {
             norm: Norm::Rms { eps: self.number("rms_norm_eps")? },
             positions: Positions::Rotary(rope::rotary(self, context)?),
             biases: Biases {
-                qkv: attention || family == Family::Qwen2,
+                qkv: attention || family == LlamaFamily::Qwen2,
                 out: attention,
                 mlp: self.switch("mlp_bias", false)?,
             },
-            qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
+            qk_norm: matches!(family, LlamaFamily::Qwen3 | LlamaFamily::Qwen3Moe),
             activation: Activation::Swiglu,
             tied: self.switch("tie_word_embeddings", false)?,
             window: self.window(family, layers)?,
@@ -273,23 +273,25 @@ impl Fields<'_> {
     }
 
     /// The sliding window, and which of the layers have it. What is not said is as in transformers.
-    fn window(self, family: Family, layers: usize) -> Result<Option<Window>, Fault> {
+    fn window(self, family: LlamaFamily, layers: usize) -> Result<Option<Window>, Fault> {
         let types = self.list("layer_types")?;
         let types = types.map(|types| first_sliding(types, layers)).transpose()?;
         let is_null = self.0.get("sliding_window").is_some_and(Value::is_null);
         let slides = !is_null
             && match family {
-                Family::Llama => false,
-                Family::Mistral => true,
-                Family::Mixtral => self.get("sliding_window").is_some(),
-                Family::Qwen2 | Family::Qwen3 => self.switch("use_sliding_window", false)?,
-                Family::Qwen3Moe => {
+                LlamaFamily::Llama => false,
+                LlamaFamily::Mistral => true,
+                LlamaFamily::Mixtral => self.get("sliding_window").is_some(),
+                LlamaFamily::Qwen2 | LlamaFamily::Qwen3 => {
+                    self.switch("use_sliding_window", false)?
+                }
+                LlamaFamily::Qwen3Moe => {
                     let problem = "windows beside experts of this family are not supported";
                     self.must_be("use_sliding_window", false, problem)?;
                     false
                 }
             };
-        let all_slide = matches!(family, Family::Mistral | Family::Mixtral);
+        let all_slide = matches!(family, LlamaFamily::Mistral | LlamaFamily::Mixtral);
         let refused = |problem: &str| Err(("layer_types".into(), problem.into()));
         let first_layer = match types {
             Some(first) if !slides && first < layers => {
@@ -345,7 +347,7 @@ fn first_sliding(types: &[Value], layers: usize) -> Result<usize, Fault> {
 
 /// Families with LLaMA's names.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Family {
+enum LlamaFamily {
     Llama,
     Mistral,
     Mixtral,
@@ -354,9 +356,9 @@ enum Family {
     Qwen3Moe,
 }
 
-impl Family {
+impl LlamaFamily {
     fn has_experts(self) -> bool {
-        matches!(self, Family::Mixtral | Family::Qwen3Moe)
+        matches!(self, LlamaFamily::Mixtral | LlamaFamily::Qwen3Moe)
     }
 }
 

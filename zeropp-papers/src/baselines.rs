@@ -12,7 +12,7 @@ pub(crate) const UPDATE_BYTES: f64 = 34.0;
 
 /// How activations are saved (Korthikanti et al. 2022).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Saving {
+pub(crate) enum ActivationSaving {
     /// All are kept; norms and dropout are computed on every rank of a group.
     None,
     /// Every layer is recomputed.
@@ -25,7 +25,7 @@ pub(crate) enum Saving {
 
 /// The kernels that layers are computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kernels {
+pub(crate) enum KernelSet {
     /// Megatron's of 2022: attention writes its scores, and dropout its masks.
     Apart,
     /// Attention in one kernel, which writes no scores, and no dropout.
@@ -46,16 +46,16 @@ pub(crate) struct TensorLayout {
     /// Samples of a micro-batch.
     pub(crate) micro_batch: usize,
     /// How activations are saved.
-    pub(crate) saving: Saving,
+    pub(crate) saving: ActivationSaving,
     /// What layers are computed with.
-    pub(crate) kernels: Kernels,
+    pub(crate) kernels: KernelSet,
     /// Whether backwards are split and the bubble is gone (ZB-V).
     pub(crate) zero_bubble: bool,
 }
 
 /// Seconds of a micro-batch in one block.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Block {
+pub(crate) struct BlockSeconds {
     /// F.
     pub(crate) forward: f64,
     /// B without W.
@@ -71,7 +71,7 @@ pub(crate) struct Block {
 }
 
 /// A block of `model` on `tp` ranks, for micro-batches of so many samples.
-pub(crate) fn block(machine: &Machine, model: &ModelSizes, layout: &TensorLayout) -> Block {
+pub(crate) fn block(machine: &Machine, model: &ModelSizes, layout: &TensorLayout) -> BlockSeconds {
     let (t, batch) = (layout.tp as f64, layout.micro_batch as f64);
     let (h, s) = (model.decoder.hidden as f64, model.seq as f64);
     let tokens = batch * s;
@@ -80,10 +80,11 @@ pub(crate) fn block(machine: &Machine, model: &ModelSizes, layout: &TensorLayout
     // Scores of all heads, five bytes each; Megatron computes both halves of the mask. Norms and
     // masks of dropout are on every rank of a group without sequence parallelism.
     let (scores, every) = match layout.kernels {
-        Kernels::Apart => (5.0 * model.decoder.heads as f64 * s * s * batch, 10.0 * x),
-        Kernels::Fused => (0.0, 8.0 * x),
+        KernelSet::Apart => (5.0 * model.decoder.heads as f64 * s * s * batch, 10.0 * x),
+        KernelSet::Fused => (0.0, 8.0 * x),
     };
-    let sequence = matches!(layout.saving, Saving::Sequence | Saving::SequenceSelective);
+    let sequence =
+        matches!(layout.saving, ActivationSaving::Sequence | ActivationSaving::SequenceSelective);
     let whole = (if sequence { every / t } else { every }) + (24.0 * x + scores) / t;
     let of_weights = 24.0 * tokens * h * h / t / rate;
     let products = of_weights + 4.0 * tokens * s * h / t / rate;
@@ -96,18 +97,18 @@ pub(crate) fn block(machine: &Machine, model: &ModelSizes, layout: &TensorLayout
     };
     let forward = products + passes + tensor + machine.layer_s;
     let selective = match layout.kernels {
-        Kernels::Apart => 4.0 * tokens * s * h / t / rate,
-        Kernels::Fused => 0.0,
+        KernelSet::Apart => 4.0 * tokens * s * h / t / rate,
+        KernelSet::Fused => 0.0,
     };
     let (kept, again) = match layout.saving {
-        Saving::None | Saving::Sequence => (whole, 0.0),
-        Saving::Full => (2.0 * x, forward),
-        Saving::SequenceSelective => {
+        ActivationSaving::None | ActivationSaving::Sequence => (whole, 0.0),
+        ActivationSaving::Full => (2.0 * x, forward),
+        ActivationSaving::SequenceSelective => {
             (whole - scores / t, selective + 2.0 * scores / t / machine.memory_bytes_per_s)
         }
     };
     let backward = 2.0 * (products + passes + machine.layer_s) + tensor - of_weights;
-    Block { forward, backward, weights: of_weights, again, kept, all_reduce }
+    BlockSeconds { forward, backward, weights: of_weights, again, kept, all_reduce }
 }
 
 /// What a baseline comes to.
@@ -140,7 +141,7 @@ pub(crate) fn step(
     let inside = layout.tp * layout.dp <= machine.per_node;
     let link = if inside { machine.zero3_bytes_per_s } else { machine.replica_bytes_per_s };
     let replicas = if layout.dp > 1 { 2.0 * 4.0 * parameters / link } else { 0.0 };
-    let passes_of_group = if layout.saving == Saving::Full { 6.0 } else { 4.0 };
+    let passes_of_group = if layout.saving == ActivationSaving::Full { 6.0 } else { 4.0 };
     let layers = model.decoder.layers as f64 / p;
     Baseline {
         step_s: (micro_batches + fill)
@@ -167,8 +168,8 @@ fn activations(machine: &Machine, model: &ModelSizes, layout: &TensorLayout) -> 
     let (p, v) = (layout.pp as f64, layout.interleave as f64);
     let more = if layout.zero_bubble || v < 2.0 { 0.0 } else { (p - 1.0) / (p * v) };
     let one_whole = match layout.saving {
-        Saving::Full => {
-            block(machine, model, &TensorLayout { saving: Saving::None, ..*layout }).kept
+        ActivationSaving::Full => {
+            block(machine, model, &TensorLayout { saving: ActivationSaving::None, ..*layout }).kept
         }
         _ => 0.0,
     };

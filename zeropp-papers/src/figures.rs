@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::Series;
 use super::zeropp::{INSIDE, PP, TABLE_4, by_the_formula, gb, job, simulated, tensor_layout};
-use crate::baselines::{Saving, TensorLayout, step};
+use crate::baselines::{ActivationSaving, TensorLayout, step};
 use zeropp_plan::PlanError;
 use zeropp_plan::layout::{Layout, Recompute};
 use zeropp_plan::model::ModelSizes;
@@ -55,7 +55,7 @@ fn figure_4() -> Result<Figure4, PlanError> {
             }
         }
     }
-    let of = |(tp, dp): (usize, usize), savings: &[Saving]| {
+    let of = |(tp, dp): (usize, usize), savings: &[ActivationSaving]| {
         let all = savings.iter().flat_map(|saving| [1, 2, 3, 6].map(|v| (*saving, v)));
         let all = all.flat_map(|(saving, v)| [1, 2, 3, 4].map(|b| (saving, v, b)));
         let point = |(saving, interleave, micro_batch)| {
@@ -65,12 +65,12 @@ fn figure_4() -> Result<Figure4, PlanError> {
         };
         all.map(point).collect::<Points>()
     };
-    let all = [Saving::None, Saving::Full, Saving::Sequence];
+    let all = [ActivationSaving::None, ActivationSaving::Full, ActivationSaving::Sequence];
     let tensor_any = [(1, 8), (2, 4), (4, 2), (8, 1)].map(|ranks| of(ranks, &all)).concat();
-    Ok(Figure4 { formula, runs, tensor_8: of((8, 1), &[Saving::None]), tensor_any })
+    Ok(Figure4 { formula, runs, tensor_8: of((8, 1), &[ActivationSaving::None]), tensor_any })
 }
 
-/// Limits on memory at which Figure 4 is told, GB.
+/// Limits on memory that Figure 4 has, GB.
 const LIMITS: [f64; 9] = [10.0, 12.5, 14.0, 16.0, 20.0, 25.0, 30.0, 40.0, 60.0];
 
 /// The least seconds within so many GB; none where nothing fits.
@@ -140,10 +140,10 @@ pub(super) fn text(out: &mut String) -> Result<(), PlanError> {
         "", "as table 4 has them", "as zeropp would run them"
     );
     let ratio = |(a, b): (&[[f64; 2]], &[[f64; 2]]), gb: f64| {
-        let told = |s: Option<f64>| s.map_or("-".into(), |s| format!("{s:.2}"));
+        let reported = |s: Option<f64>| s.map_or("-".into(), |s| format!("{s:.2}"));
         let (a, b) = (within(a, gb), within(b, gb));
         let over = a.zip(b).map_or(String::new(), |(a, b)| format!("{:.2} x", a / b));
-        format!("{:>9} {:>9} {over:>9}   ", told(a), told(b))
+        format!("{:>9} {:>9} {over:>9}   ", reported(a), reported(b))
     };
     let heads = format!("{:>9} {:>9} {:>9}   ", "3D TP 8", "ZeroPP", "");
     let _ = writeln!(out, "{:10}{heads}{}", "", heads.replace("TP 8", "    ").trim_end());

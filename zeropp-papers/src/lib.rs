@@ -14,7 +14,7 @@ mod zeropp;
 
 use std::fmt::Write;
 
-use zeropp_schedule::draw::chart::{self, Curve, Look, Mark, Panel};
+use zeropp_schedule::draw::chart::{self, Curve, CurveStyle, Mark, Panel};
 
 use megatron::megatron;
 use torchtitan::torchtitan;
@@ -22,7 +22,7 @@ use zeropp_plan::PlanError;
 
 /// One cell: what it is, the paper's number, ours.
 #[derive(Clone, Debug, PartialEq)]
-struct Cell {
+struct TableCell {
     /// What it is.
     name: String,
     /// The paper's.
@@ -31,14 +31,14 @@ struct Cell {
     ours: f64,
 }
 
-impl Cell {
+impl TableCell {
     /// Ours over the paper's, less one.
     fn difference(&self) -> f64 {
         self.ours / self.paper - 1.0
     }
 }
 
-fn row(out: &mut String, cell: &Cell, unit: &str) {
+fn row(out: &mut String, cell: &TableCell, unit: &str) {
     let off = match cell.paper == 0.0 {
         true => format!("{:>+8.2}  ", cell.ours),
         false => format!("{:>+8.1} %", 100.0 * cell.difference()),
@@ -48,12 +48,12 @@ fn row(out: &mut String, cell: &Cell, unit: &str) {
 }
 
 /// How far cells are off, in the mean and at worst.
-fn off(cells: &[Cell]) -> (f64, f64) {
+fn off(cells: &[TableCell]) -> (f64, f64) {
     let off = || cells.iter().map(|cell| cell.difference().abs());
     (off().sum::<f64>() / cells.len() as f64, off().fold(0.0, f64::max))
 }
 
-fn summary(cells: &[Cell]) -> String {
+fn summary(cells: &[TableCell]) -> String {
     let (mean, worst) = off(cells);
     format!("mean {:.1} %, worst {:.1} %", 100.0 * mean, 100.0 * worst)
 }
@@ -113,7 +113,7 @@ fn picture(title: &str, [across, up]: [&str; 2], lines: &[Series], points: &[Ser
         name: series.name.clone(),
         points: series.points.iter().map(|[x, y]| (*x, *y)).collect(),
         mark: if i < lines.len() { Mark::Line } else { Mark::Dots },
-        look: Look::one_of(i, lines.len() + points.len()),
+        look: CurveStyle::one_of(i, lines.len() + points.len()),
     });
     let panel = Panel {
         facts: vec![title.into()],
@@ -183,8 +183,8 @@ mod tests {
             let rates: Vec<f64> = curve.points.iter().map(|p| p[1]).collect();
             assert!(rates.windows(2).all(|w| w[1] <= w[0] + 0.5), "{}: {rates:?}", curve.name);
         }
-        for (p, m, told, ours) in figure.knees {
-            assert!((ours / told - 1.0).abs() < 0.2, "p {p}, m {m}: {ours} and {told}");
+        for (p, m, reported, ours) in figure.knees {
+            assert!((ours / reported - 1.0).abs() < 0.2, "p {p}, m {m}: {ours} and {reported}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Megatron's published runs (Korthikanti et al. 2022, table 5).
 
-use super::Cell;
-use crate::baselines::{Kernels, Saving, TensorLayout, step};
+use super::TableCell;
+use crate::baselines::{ActivationSaving, KernelSet, TensorLayout, step};
 use zeropp_plan::machines;
 use zeropp_plan::model::ModelSizes;
 
@@ -18,23 +18,23 @@ const MEGATRON: [MegatronRun; 4] = [
 ];
 
 /// Megatron's published runs.
-pub(super) fn megatron() -> Vec<Cell> {
+pub(super) fn megatron() -> Vec<TableCell> {
     let machine = machines::named("a100").expect("in the crate");
     let mut cells = Vec::new();
     for (name, gpus, pp, interleave, batch, micro_batch, full, sequence) in MEGATRON {
         let model = ModelSizes::of_a_paper(name).expect("known");
         for (saving, paper, words) in [
-            (Saving::Full, full, "full recomputation"),
-            (Saving::SequenceSelective, sequence, "sequence parallel, selective"),
+            (ActivationSaving::Full, full, "full recomputation"),
+            (ActivationSaving::SequenceSelective, sequence, "sequence parallel, selective"),
         ] {
             let (tp, dp) = (8, 1);
-            let kernels = Kernels::Apart;
+            let kernels = KernelSet::Apart;
             let zero_bubble = false;
             let layout =
                 TensorLayout { tp, pp, dp, interleave, micro_batch, saving, kernels, zero_bubble };
             let ours = step(&machine, &model, batch, &layout).step_s;
             let name = format!("{name} on {gpus} A100, {words}");
-            cells.push(Cell { name, paper, ours });
+            cells.push(TableCell { name, paper, ours });
         }
     }
     cells

@@ -3,10 +3,10 @@
 
 use zeropp_model::presets::Preset;
 
-use super::Cell;
+use super::TableCell;
 use zeropp_plan::bytes::RunState;
 use zeropp_plan::exact::Simulation;
-use zeropp_plan::layout::{Compute, Fixed, Job, Layout, Recompute};
+use zeropp_plan::layout::{ComputeSettings, Fixed, Job, Layout, Recompute};
 use zeropp_plan::machines;
 use zeropp_plan::model::ModelSizes;
 use zeropp_plan::search::Models;
@@ -45,36 +45,38 @@ impl Again {
 
 /// One run: machine, model, tokens of a sample, GPUs, samples of each, recomputation, tokens in a
 /// second on each GPU, and whether a number was fitted on it.
-struct Run(&'static str, &'static str, usize, usize, usize, Again, f64, bool);
+struct PublishedRun(&'static str, &'static str, usize, usize, usize, Again, f64, bool);
 
 /// torchtitan's page on performance (A100, 80 GB) and its report of December 2024 (H100 with 500 W
 /// and slower memory; compiled, bf16). Its eager runs on H100 are 14 % slower than these, and those
 /// in Float8 faster.
-const RUNS: [Run; 10] = [
-    Run("a100", "llama3-8b", 8192, 64, 1, Again::Operations, 2973.0, true),
-    Run("a100", "llama3-8b", 8192, 64, 1, Again::Layers, 2904.0, false),
-    Run("a100", "llama3-70b", 8192, 64, 1, Again::Everything, 331.0, false),
-    Run("a100", "llama2-13b", 4096, 64, 2, Again::Nothing, 2162.0, false),
-    Run("a100", "llama2-13b", 4096, 64, 2, Again::Layers, 1914.0, false),
-    Run("a100", "llama2-13b", 4096, 64, 2, Again::Operations, 1904.0, false),
-    Run("a100", "llama2-70b", 4096, 64, 1, Again::Operations, 355.0, false),
-    Run("a100", "llama2-70b", 4096, 64, 2, Again::Everything, 353.0, false),
-    Run("h100", "llama3.1-8b", 8192, 8, 2, Again::Operations, 6667.0, true),
-    Run("h100", "llama3.1-8b", 8192, 128, 2, Again::Operations, 6514.0, false),
+const RUNS: [PublishedRun; 10] = [
+    PublishedRun("a100", "llama3-8b", 8192, 64, 1, Again::Operations, 2973.0, true),
+    PublishedRun("a100", "llama3-8b", 8192, 64, 1, Again::Layers, 2904.0, false),
+    PublishedRun("a100", "llama3-70b", 8192, 64, 1, Again::Everything, 331.0, false),
+    PublishedRun("a100", "llama2-13b", 4096, 64, 2, Again::Nothing, 2162.0, false),
+    PublishedRun("a100", "llama2-13b", 4096, 64, 2, Again::Layers, 1914.0, false),
+    PublishedRun("a100", "llama2-13b", 4096, 64, 2, Again::Operations, 1904.0, false),
+    PublishedRun("a100", "llama2-70b", 4096, 64, 1, Again::Operations, 355.0, false),
+    PublishedRun("a100", "llama2-70b", 4096, 64, 2, Again::Everything, 353.0, false),
+    PublishedRun("h100", "llama3.1-8b", 8192, 8, 2, Again::Operations, 6667.0, true),
+    PublishedRun("h100", "llama3.1-8b", 8192, 128, 2, Again::Operations, 6514.0, false),
 ];
 
 /// Tokens in a second on each GPU of runs that numbers were fitted on, and of those held out.
-pub(super) fn torchtitan() -> [Vec<Cell>; 2] {
+pub(super) fn torchtitan() -> [Vec<TableCell>; 2] {
     let (fitted, held_out): (Vec<_>, Vec<_>) = RUNS.iter().partition(|run| run.7);
     [fitted, held_out].map(|runs| runs.into_iter().map(cell).collect())
 }
 
-fn cell(&Run(machine, model, seq, gpus, samples, again, paper, _): &Run) -> Cell {
+fn cell(
+    &PublishedRun(machine, model, seq, gpus, samples, again, paper, _): &PublishedRun,
+) -> TableCell {
     let words = again.words();
     let name = format!("{model} on {gpus} {}, {words}", machine.to_uppercase());
     let (none, full) = (step_s(machine, model, seq, gpus, samples), again.share());
     let step_s = none[0] + full * (none[1] - none[0]);
-    Cell { name, paper, ours: (samples * seq) as f64 / step_s }
+    TableCell { name, paper, ours: (samples * seq) as f64 / step_s }
 }
 
 /// Seconds of a step as FSDP does it, a gather a block, with nothing computed again and with all.
@@ -88,7 +90,7 @@ fn step_s(machine: &str, model: &str, seq: usize, gpus: usize, samples: usize) -
         machine,
         gpus,
         global_batch: gpus * samples,
-        compute: Compute { redoes_outputs: true, ..Compute::GPU },
+        compute: ComputeSettings { redoes_outputs: true, ..ComputeSettings::GPU },
         state: RunState::uniform(2),
         fixed: Fixed::default(),
     };

@@ -9,9 +9,9 @@ use zeropp_schedule::schedules::{self, Shape};
 use zeropp_schedule::simulate::{Costs, simulate};
 use zeropp_search::generate_with_costs;
 
-use super::Cell;
 use super::Series;
-use crate::baselines::{self, Kernels, Saving, TensorLayout, UPDATE_BYTES};
+use super::TableCell;
+use crate::baselines::{self, ActivationSaving, KernelSet, TensorLayout, UPDATE_BYTES};
 use zeropp_plan::machines;
 use zeropp_plan::model::ModelSizes;
 
@@ -26,18 +26,18 @@ const PROFILES: [Profile; 4] = [
 ];
 
 /// Zero Bubble's table of bubble rates, in per cent.
-pub(super) fn bubble_rates() -> Vec<Cell> {
+pub(super) fn bubble_rates() -> Vec<TableCell> {
     let mut cells = Vec::new();
     for (pp, micro_batches, [f, b, w, c], rates) in PROFILES {
         let shape = Shape { pp, virtual_stages: 1, micro_batches, unit: micro_batches };
-        let weighed = schedules::Costs::uniform(pp, f, b, w, c);
+        let weighed = schedules::OrderCosts::uniform(pp, f, b, w, c);
         let costs = Costs::uniform(pp, f, b, w, c);
         for (kind, rate) in ["1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p"].into_iter().zip(rates) {
             let schedule = generate_with_costs(kind, &shape, &weighed).expect("its own shape");
             let timeline = simulate(&schedule, &costs).expect("generated");
             let ours = Metrics::new(&schedule, &timeline, &costs).bubble_rate;
             let name = format!("{kind}, p {pp}, m {micro_batches}, F {f} us");
-            cells.push(Cell { name, paper: 100.0 * rate, ours: 100.0 * ours });
+            cells.push(TableCell { name, paper: 100.0 * rate, ours: 100.0 * ours });
         }
     }
     cells
@@ -45,7 +45,7 @@ pub(super) fn bubble_rates() -> Vec<Cell> {
 
 /// What Zero Bubble says that its kinds cost, with F, B and W of one time (p 8, m 24): the share of
 /// a step that is idle, activations and messages over those of 1F1B.
-pub(super) fn trade() -> Vec<(&'static str, [Cell; 3])> {
+pub(super) fn trade() -> Vec<(&'static str, [TableCell; 3])> {
     let (p, m) = (8.0, 24.0);
     let idle = (p - 1.0) / (m + p - 1.0);
     let rows = [
@@ -58,7 +58,7 @@ pub(super) fn trade() -> Vec<(&'static str, [Cell; 3])> {
     let of = |kind: &str, v: usize| {
         let shape = Shape { pp: 8, virtual_stages: v, micro_batches: 24, unit: 24 };
         let (time, bytes) = (2000 / v as u64, 8 / v as i64);
-        let mut costs = schedules::Costs::uniform(shape.stages(), time, time, time, 0);
+        let mut costs = schedules::OrderCosts::uniform(shape.stages(), time, time, time, 0);
         costs.mem_f = vec![bytes; shape.stages()];
         costs.mem_b = vec![-bytes / 2; shape.stages()];
         costs.mem_w = vec![-bytes / 2; shape.stages()];
@@ -81,7 +81,7 @@ pub(super) fn trade() -> Vec<(&'static str, [Cell; 3])> {
         let [idle, most, sent] = of(kind, v);
         let ours = [idle, most / base[1], sent / base[2]];
         let names = ["bubble rate", "activations", "messages"];
-        let cell = |i: usize| Cell { name: names[i].into(), paper: paper[i], ours: ours[i] };
+        let cell = |i: usize| TableCell { name: names[i].into(), paper: paper[i], ours: ours[i] };
         (kind, std::array::from_fn(cell))
     };
     rows.into_iter().map(row).collect()
@@ -104,7 +104,7 @@ pub(super) fn figure_7() -> Figure7 {
         let shape = Shape { pp, virtual_stages: 1, micro_batches, unit: micro_batches };
         let costs = Costs::uniform(pp, f, b, w, c);
         let rate = |limit: usize| {
-            let mut weighed = schedules::Costs::uniform(pp, f, b, w, c);
+            let mut weighed = schedules::OrderCosts::uniform(pp, f, b, w, c);
             weighed.mem_limit = Some(limit as i64 * weighed.mem_f[0]);
             let schedule = generate_with_costs("zb-2p", &shape, &weighed).expect("its own shape");
             let timeline = simulate(&schedule, &costs).expect("generated");
@@ -116,8 +116,8 @@ pub(super) fn figure_7() -> Figure7 {
         let least = points.iter().map(|p| p[1]).fold(f64::INFINITY, f64::min);
         let knee = points.iter().find(|p| p[1] <= least + 1.0).map_or(0.0, |p| p[0]);
         let (f, b, c) = (f as f64, b as f64, c as f64);
-        let told = ((pp as f64 - 1.0) * (b + 2.0 * c) + pp as f64 * f) / f / pp as f64;
-        figure.knees.push((pp, micro_batches, told, knee));
+        let reported = ((pp as f64 - 1.0) * (b + 2.0 * c) + pp as f64 * f) / f / pp as f64;
+        figure.knees.push((pp, micro_batches, reported, knee));
         figure.curves.push(Series { name: format!("p {pp}, m {micro_batches}, F {f} us"), points });
     }
     figure
@@ -190,8 +190,8 @@ impl Pipeline {
             dp: 1,
             interleave: 1,
             micro_batch: samples,
-            saving: Saving::None,
-            kernels: Kernels::Apart,
+            saving: ActivationSaving::None,
+            kernels: KernelSet::Apart,
             zero_bubble: false,
         };
         let block = baselines::block(&machine, &model, &layout);
@@ -238,7 +238,7 @@ impl Pipeline {
         };
         let n = self.shape.stages();
         // Its searches have limits in micro-batches, whatever stages they are of.
-        let mut weighed = schedules::Costs::uniform(n, 1, 1, 1, self.costs.link.latency_ns);
+        let mut weighed = schedules::OrderCosts::uniform(n, 1, 1, 1, self.costs.link.latency_ns);
         (weighed.f, weighed.b, weighed.w) =
             (micro(|s| s.f_ns), micro(|s| s.b_ns), micro(|s| s.w_ns));
         let made = generate_with_costs(self.kind, &self.shape, &weighed).expect("its own shape");
@@ -261,18 +261,18 @@ impl Pipeline {
 }
 
 /// Zero Bubble's table 4: samples of a GPU in a second, and GB of the rank that holds most. Its
-/// memory is the same for all numbers of micro-batches, so that it is told of the first.
-pub(super) fn throughputs() -> (Vec<Cell>, Vec<Cell>) {
+/// memory is the same for all numbers of micro-batches, so that it is shown for the first.
+pub(super) fn throughputs() -> (Vec<TableCell>, Vec<TableCell>) {
     let (mut rates, mut memory) = (Vec::new(), Vec::new());
     for run in &RUNS {
         for (k, (kind, called)) in METHODS.into_iter().enumerate() {
             for (i, m) in run.2.into_iter().enumerate() {
                 let [rate, gb] = Pipeline::new(run, kind, m).simulated();
                 let name = format!("{} {called}, m {m}", run.0);
-                rates.push(Cell { name, paper: run.3[k][i], ours: rate });
+                rates.push(TableCell { name, paper: run.3[k][i], ours: rate });
                 if i == 0 {
                     let name = format!("{} {called}", run.0);
-                    memory.push(Cell { name, paper: run.4[k], ours: gb });
+                    memory.push(TableCell { name, paper: run.4[k], ours: gb });
                 }
             }
         }
@@ -331,7 +331,7 @@ pub(super) fn text(out: &mut String, one: f64) {
     super::head(out, title);
     for (kind, cells) in trade() {
         for cell in cells {
-            super::row(out, &Cell { name: format!("{kind}: {}", cell.name), ..cell }, "");
+            super::row(out, &TableCell { name: format!("{kind}: {}", cell.name), ..cell }, "");
         }
     }
     let _ = writeln!(
@@ -344,7 +344,7 @@ pub(super) fn text(out: &mut String, one: f64) {
     let title = "\nZero Bubble, figure 7: the limit, over p, from which more memory buys nothing";
     super::head(out, title);
     for (pp, m, paper, ours) in figure_7().knees {
-        super::row(out, &Cell { name: format!("p {pp}, m {m}"), paper, ours }, "");
+        super::row(out, &TableCell { name: format!("p {pp}, m {m}"), paper, ours }, "");
     }
     let _ = writeln!(
         out,

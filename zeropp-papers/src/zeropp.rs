@@ -6,11 +6,11 @@ use zeropp_schedule::schedules::Shape;
 use zeropp_schedule::simulate::{Costs, simulate};
 use zeropp_search::generate;
 
-use super::Cell;
-use crate::baselines::{Baseline, Kernels, Saving, TensorLayout, step};
+use super::TableCell;
+use crate::baselines::{ActivationSaving, Baseline, KernelSet, TensorLayout, step};
 use zeropp_plan::bytes::RunState;
 use zeropp_plan::exact::{Planned, Simulation};
-use zeropp_plan::layout::{Compute, Fixed, Job, Layout, Recompute};
+use zeropp_plan::layout::{ComputeSettings, Fixed, Job, Layout, Recompute};
 use zeropp_plan::model::ModelSizes;
 use zeropp_plan::search::Models;
 use zeropp_plan::{PlanError, machines};
@@ -29,9 +29,9 @@ pub(super) const INSIDE: usize = 8;
 /// What Table 4 comes to.
 pub(super) struct Table4 {
     /// Seconds of a step, method by method, of both models.
-    pub(super) times: Vec<Cell>,
+    pub(super) times: Vec<TableCell>,
     /// Memory in GB, likewise; ZeroPP's by the paper's own formula.
-    pub(super) memory: Vec<Cell>,
+    pub(super) memory: Vec<TableCell>,
     /// ZeroPP's layouts that the formula finds for both models, simulated, with GB as a run of
     /// zeropp predicts them; and with stages of one layer, and ZeRO-1 over replicas.
     found: Vec<[(Planned, f64); 2]>,
@@ -71,15 +71,19 @@ pub(super) fn table_4() -> Result<Table4, PlanError> {
             step(&machine, &model, batch, &TensorLayout { zero_bubble, ..layout })
         };
         for (words, ours, [held, seconds]) in [
-            ("3D", method(Saving::None, interleave, micro_batch, false), plain),
-            ("3D + SP", method(Saving::Sequence, interleave, micro_batch, false), sequence),
-            ("ZB-V + TP", method(Saving::None, 2, micro_batch, true), zb_v),
+            ("3D", method(ActivationSaving::None, interleave, micro_batch, false), plain),
+            (
+                "3D + SP",
+                method(ActivationSaving::Sequence, interleave, micro_batch, false),
+                sequence,
+            ),
+            ("ZB-V + TP", method(ActivationSaving::None, 2, micro_batch, true), zb_v),
         ] {
             let name = format!("{name} {words} (baseline)");
-            table.times.push(Cell { name: name.clone(), paper: seconds, ours: ours.step_s });
+            table.times.push(TableCell { name: name.clone(), paper: seconds, ours: ours.step_s });
             let unfreed = if words == "ZB-V + TP" { messages } else { 0 };
             let unfreed = unfreed_gb(&model, (dp, batch, micro_batch), unfreed);
-            table.memory.push(Cell { name, paper: held, ours: gb(&ours) + unfreed });
+            table.memory.push(TableCell { name, paper: held, ours: gb(&ours) + unfreed });
         }
         let (gb, layout) = nearest(&model, (gpus, dp, batch), b, zeropp[0])?;
         let job = job(model.clone(), gpus, batch)?;
@@ -94,8 +98,8 @@ pub(super) fn table_4() -> Result<Table4, PlanError> {
         let found = [run(&layout)?, run(&single)?];
         let name = format!("{name} ZeroPP");
         let ours = found[0].0.step_s;
-        table.times.push(Cell { name: name.clone(), paper: zeropp[1], ours });
-        table.memory.push(Cell { name, paper: zeropp[0], ours: gb });
+        table.times.push(TableCell { name: name.clone(), paper: zeropp[1], ours });
+        table.memory.push(TableCell { name, paper: zeropp[0], ours: gb });
         table.found.push(found);
     }
     Ok(table)
@@ -106,7 +110,7 @@ pub(super) fn tensor_layout(
     dp: usize,
     interleave: usize,
     micro_batch: usize,
-    saving: Saving,
+    saving: ActivationSaving,
 ) -> TensorLayout {
     TensorLayout {
         tp: INSIDE,
@@ -115,7 +119,7 @@ pub(super) fn tensor_layout(
         interleave,
         micro_batch,
         saving,
-        kernels: Kernels::Fused,
+        kernels: KernelSet::Fused,
         zero_bubble: false,
     }
 }
@@ -143,7 +147,7 @@ fn recomputed() -> [f64; 3] {
 pub(super) fn job(model: ModelSizes, gpus: usize, global_batch: usize) -> Result<Job, PlanError> {
     let machine = machines::named("a800")?;
     let memory = machine.memory_bytes as u64;
-    let (compute, fixed) = (Compute::GPU, Fixed::default());
+    let (compute, fixed) = (ComputeSettings::GPU, Fixed::default());
     let state = RunState::uniform(2);
     Ok(Job { model, machine, gpus, memory, global_batch, compute, state, fixed })
 }
@@ -165,7 +169,7 @@ fn nearest_3d() -> Result<(usize, usize), PlanError> {
     let worst = |interleave: usize, micro_batch: usize| {
         let off = TABLE_4.map(|(name, _, dp, batch, [[plain, _], [sequence, _], ..])| {
             let model = ModelSizes::of_a_paper(name).expect("known");
-            let both = [(Saving::None, plain), (Saving::Sequence, sequence)];
+            let both = [(ActivationSaving::None, plain), (ActivationSaving::Sequence, sequence)];
             let off = both.map(|(saving, held)| {
                 let layout = tensor_layout(dp, interleave, micro_batch, saving);
                 (gb(&step(&machine, &model, batch, &layout)) / held - 1.0).abs()
@@ -217,7 +221,7 @@ fn unfreed_messages(micro_batch: usize) -> Result<usize, PlanError> {
     let worst = |messages: usize| {
         let off = TABLE_4.map(|(name, _, dp, batch, [_, _, [held, _], _])| {
             let model = ModelSizes::of_a_paper(name).expect("known");
-            let layout = tensor_layout(dp, 2, micro_batch, Saving::None);
+            let layout = tensor_layout(dp, 2, micro_batch, ActivationSaving::None);
             let ours = step(&machine, &model, batch, &TensorLayout { zero_bubble: true, ..layout });
             let unfreed = unfreed_gb(&model, (dp, batch, micro_batch), messages);
             ((gb(&ours) + unfreed) / held - 1.0).abs()
@@ -280,7 +284,7 @@ fn nearest(
 
 /// Table 2, simulated with F, B and W of one time: kind, its bubble in the paper's form, ours; P 4,
 /// V 2, 16 micro-batches. The paper's forms are idle over work.
-pub(super) fn table_2() -> Vec<Cell> {
+pub(super) fn table_2() -> Vec<TableCell> {
     let shape = |v| Shape { pp: 4, virtual_stages: v, micro_batches: 16, unit: 8 };
     let forms = [("gpipe", 1, 3.0 / 16.0), ("1f1b", 1, 3.0 / 16.0), ("interleaved", 2, 3.0 / 32.0)];
     let cell = |(kind, v, paper): (&str, usize, f64)| {
@@ -289,7 +293,7 @@ pub(super) fn table_2() -> Vec<Cell> {
         let costs = Costs::uniform(shape.stages(), 1000, 1000, 1000, 0);
         let timeline = simulate(&schedule, &costs).expect("generated");
         let bubble = timeline.bubble();
-        Cell { name: format!("{kind}: idle over work"), paper, ours: bubble / (1.0 - bubble) }
+        TableCell { name: format!("{kind}: idle over work"), paper, ours: bubble / (1.0 - bubble) }
     };
     forms.into_iter().map(cell).collect()
 }
@@ -343,14 +347,14 @@ fn times(out: &mut String, table: &Table4) {
         let of = |k: usize| &table.times[4 * i + k];
         let paper = of(0).paper / of(3).paper;
         let ours = of(0).ours / of(3).ours;
-        super::row(out, &Cell { name: format!("{name}: 3D over ZeroPP"), paper, ours }, "");
+        super::row(out, &TableCell { name: format!("{name}: 3D over ZeroPP"), paper, ours }, "");
     }
     let work = TABLE_4.map(|(name, gpus, _, batch, _)| {
         let model = ModelSizes::of_a_paper(name).expect("known");
         let tokens = (batch * model.seq) as f64;
         model.decoder.flops_per_token(model.seq) * tokens / gpus as f64
     });
-    let grow = |of: fn(&Cell) -> f64| {
+    let grow = |of: fn(&TableCell) -> f64| {
         let of = |i: usize| of(&table.times[i]);
         let ratios = (0..4).map(|k| format!("{:.2}", of(4 + k) / of(k)));
         ratios.collect::<Vec<_>>().join(", ")
@@ -435,7 +439,7 @@ mod tests {
         for i in [0, 4] {
             let zeropp = table.times[i + 3].ours;
             assert!(table.times[i..i + 3].iter().all(|c| c.ours > zeropp), "{:?}", table.times);
-            let speedup = |of: fn(&Cell) -> f64| of(&table.times[i]) / of(&table.times[i + 3]);
+            let speedup = |of: fn(&TableCell) -> f64| of(&table.times[i]) / of(&table.times[i + 3]);
             let off = speedup(|c| c.ours) / speedup(|c| c.paper) - 1.0;
             assert!(off.abs() < 0.15, "{off} {:?}", table.times);
         }

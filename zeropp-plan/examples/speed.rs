@@ -4,9 +4,9 @@
 use std::time::Instant;
 
 use zeropp_plan::bytes::RunState;
-use zeropp_plan::layout::{Compute, Fixed, Job};
+use zeropp_plan::layout::{ComputeSettings, Fixed, Job};
 use zeropp_plan::model::ModelSizes;
-use zeropp_plan::plan::Plan;
+use zeropp_plan::plan::LayoutPlan;
 use zeropp_plan::{PlanError, machines};
 
 /// Model, GPUs and samples of a step.
@@ -31,12 +31,12 @@ fn main() -> Result<(), PlanError> {
             machine,
             gpus,
             global_batch,
-            compute: Compute::GPU,
+            compute: ComputeSettings::GPU,
             state: RunState::uniform(2),
             fixed: Fixed::default(),
         };
         let start = Instant::now();
-        let plan = Plan::new(&job, "")?;
+        let plan = LayoutPlan::new(&job, "")?;
         println!(
             "{name:6} {gpus:>5} {global_batch:>7} {:>8.2} {:>7} {:>7} {:>10} {:>9.4} s  {}",
             start.elapsed().as_secs_f64(),

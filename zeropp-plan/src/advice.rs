@@ -71,17 +71,17 @@ fn best_of(job: &Job, named: Vec<(Layout, Vec<usize>)>) -> Option<Planned> {
 }
 
 /// A job that differs in one thing from one that no layout fits, in words, and that one fits.
-pub(crate) struct Remedy {
+pub(crate) struct FittingChange {
     pub(crate) words: String,
     pub(crate) job: Job,
 }
 
 /// For each thing that may be changed: the least change that lets a layout fit.
-pub(crate) fn remedies(job: &Job) -> Vec<Remedy> {
+pub(crate) fn remedies(job: &Job) -> Vec<FittingChange> {
     let with = |words: String, change: &dyn Fn(&mut Job)| {
         let mut job = job.clone();
         change(&mut job);
-        Remedy { words, job }
+        FittingChange { words, job }
     };
     let parts = |whole: usize, by: &[usize]| -> Vec<usize> {
         by.iter().filter(|by| whole.is_multiple_of(**by)).map(|by| whole / by).collect()
@@ -98,12 +98,14 @@ pub(crate) fn remedies(job: &Job) -> Vec<Remedy> {
         let words = format!("samples of {seq} tokens");
         with(words, &|job| job.model.seq = seq)
     });
-    let mut levers: Vec<Vec<Remedy>> = vec![gpus.into(), batches.collect(), shorter.collect()];
+    let mut levers: Vec<Vec<FittingChange>> =
+        vec![gpus.into(), batches.collect(), shorter.collect()];
     levers.extend(given(&job.fixed).into_iter().map(|(key, without)| {
         vec![with(format!("no {key} given"), &|job| job.fixed = without.clone())]
     }));
-    let first =
-        |lever: Vec<Remedy>| lever.into_iter().find(|r| best_of(&r.job, Vec::new()).is_some());
+    let first = |lever: Vec<FittingChange>| {
+        lever.into_iter().find(|r| best_of(&r.job, Vec::new()).is_some())
+    };
     levers.into_iter().filter_map(first).collect()
 }
 
@@ -179,7 +181,7 @@ fn one_of(fits: &[String]) -> String {
 mod tests {
     use super::*;
     use crate::layout::Recompute;
-    use crate::plan::Plan;
+    use crate::plan::LayoutPlan;
     use crate::tests::job;
 
     /// The reports's words are those of jobs that plan; where less memory is needed, too.
@@ -189,17 +191,17 @@ mod tests {
         let fixed = Fixed { recompute: Some(Recompute::None), pp: Some(8), ..Fixed::default() };
         let given = Job { memory: 30 << 30, fixed, ..job("14.6b", 8, 64) };
         for job in [small, given] {
-            let said = Plan::new(&job, "").unwrap_err().to_string();
+            let said = LayoutPlan::new(&job, "").unwrap_err().to_string();
             let remedies = remedies(&job);
             assert!(!remedies.is_empty(), "{said}");
             for remedy in remedies {
                 assert!(said.contains(&remedy.words), "{} in {said}", remedy.words);
-                assert!(Plan::new(&remedy.job, "").is_ok(), "{}", remedy.words);
+                assert!(LayoutPlan::new(&remedy.job, "").is_ok(), "{}", remedy.words);
             }
             let needed = said.split("fits: ").nth(1).unwrap().split(" GiB a rank").next().unwrap();
             let gib: f64 = needed.parse().unwrap_or_else(|_| panic!("{needed} in {said}"));
             let memory = (gib * (1u64 << 30) as f64) as u64;
-            assert!(Plan::new(&Job { memory, ..job.clone() }, "").is_ok(), "{said}");
+            assert!(LayoutPlan::new(&Job { memory, ..job.clone() }, "").is_ok(), "{said}");
         }
     }
 
@@ -217,7 +219,7 @@ mod tests {
     #[test]
     fn a_larger_batch_is_no_slower_for_each_token() {
         for (model, gpus, batch) in [("gpt2-xl", 8, 16), ("14.6b", 32, 64)] {
-            let plan = Plan::new(&job(model, gpus, batch), "").unwrap();
+            let plan = LayoutPlan::new(&job(model, gpus, batch), "").unwrap();
             let now = plan.layouts.iter().map(|r| r.tokens_per_s).fold(0.0, f64::max);
             for larger in &plan.larger_batches {
                 let per_s = larger.tokens_per_s.expect("what fits fits with more micro-batches");
@@ -240,7 +242,7 @@ mod tests {
         };
         let half = Job { fixed, ..job("14.6b", 8, 64) };
         let needs = |job: &Job| {
-            let said = Plan::new(&Job { memory: 1 << 20, ..job.clone() }, "").unwrap_err();
+            let said = LayoutPlan::new(&Job { memory: 1 << 20, ..job.clone() }, "").unwrap_err();
             let said = said.to_string();
             let gib = said.split("needs ").nth(1).unwrap().split(" GiB").next().unwrap();
             gib.parse::<f64>().unwrap()
@@ -248,7 +250,7 @@ mod tests {
         let (less, more) = (needs(&half), needs(&Job { global_batch: 2048, ..half.clone() }));
         assert!(more > 1.05 * less, "{more} {less}");
         let memory = (0.5 * (less + more) * (1u64 << 30) as f64) as u64;
-        let said = Plan::new(&Job { memory, global_batch: 2048, ..half }, "").unwrap_err();
+        let said = LayoutPlan::new(&Job { memory, global_batch: 2048, ..half }, "").unwrap_err();
         assert!(said.to_string().contains("a global batch of "), "{said}");
     }
 }

@@ -5,7 +5,7 @@ use zeropp_data::files::in_words;
 use zeropp_schedule::memory::{MemoryBytes, MemoryKind};
 
 use crate::PlanError;
-use crate::plan::Plan;
+use crate::plan::LayoutPlan;
 
 /// Steps at a run's start that do not count: they build kernels and buffers.
 const WARM_UP: usize = 1;
@@ -16,7 +16,7 @@ const BUBBLE: &str = "bubble";
 ///
 /// # Errors
 /// An index beyond the last layout, or metrics without a step behind the first one.
-pub fn text(plan: &Plan, index: usize, metrics: &str) -> Result<String, PlanError> {
+pub fn text(plan: &LayoutPlan, index: usize, metrics: &str) -> Result<String, PlanError> {
     let Some(ranked) = plan.layouts.get(index) else {
         return Err(PlanError::new(format!(
             "explain = {}: the plan has {} layouts",
@@ -86,10 +86,10 @@ mod tests {
         let step = plan.layouts[0].planned.step_s;
         let line = |s: f64| format!("{{\"step\": 1, \"step_s\": {s}, \"bubble\": 0.5}}\n");
         let metrics = [line(100.0), line(step), line(step), line(step)].concat();
-        let told = text(&plan, 0, &metrics).unwrap();
-        assert!(told.contains("+0.0 %"), "{told}");
+        let reported = text(&plan, 0, &metrics).unwrap();
+        assert!(reported.contains("+0.0 %"), "{reported}");
         let points = 100.0 * (plan.layouts[0].planned.bubble - 0.5);
-        assert!(told.contains(&format!("{points:+.2} points")), "{told}");
+        assert!(reported.contains(&format!("{points:+.2} points")), "{reported}");
         for (metrics, said) in [("", "no step"), ("{}", "no step"), ("hello", "line 1")] {
             let error = text(&plan, 0, metrics).unwrap_err().to_string();
             assert!(error.contains(said), "{error}");

@@ -8,7 +8,7 @@ use zeropp_schedule::memory::{HeadBytes, LayerwiseBytes, MemoryBytes, StageBytes
 
 /// A layer as a prediction sees it.
 #[derive(Clone, Debug)]
-pub struct Layer {
+pub struct LayerSizes {
     /// What it costs a micro-batch.
     pub cost: LayerCost,
     parameters: Vec<ParamSpec>,
@@ -17,15 +17,15 @@ pub struct Layer {
     padded: [usize; 2],
 }
 
-impl Layer {
+impl LayerSizes {
     /// A layer with these parameters, which have this role in the model.
-    pub fn new(parameters: Vec<ParamSpec>, role: Role, cost: LayerCost) -> Layer {
+    pub fn new(parameters: Vec<ParamSpec>, role: Role, cost: LayerCost) -> LayerSizes {
         let of = |trains| {
             let those = parameters.iter().filter(|p| p.trains == trains).cloned().collect();
             FlatLayout::new(those, 1).len
         };
         let padded = [of(true), of(false)];
-        Layer { cost, parameters, role, padded }
+        LayerSizes { cost, parameters, role, padded }
     }
 
     /// Bytes of its parameters in fp32 with what trains of them has beside: a gradient, and what
@@ -123,7 +123,7 @@ impl StageForm {
 
 /// Bytes of the stage of these layers.
 pub fn stage_bytes<'a>(
-    layers: impl DoubleEndedIterator<Item = &'a Layer> + Clone,
+    layers: impl DoubleEndedIterator<Item = &'a LayerSizes> + Clone,
     form: &StageForm,
 ) -> StageBytes {
     let StageForm { cut, selective, message, .. } = *form;
@@ -167,7 +167,7 @@ pub fn stage_bytes<'a>(
 }
 
 /// A micro-batch of a stage that is done again piece by piece; none where it is one piece.
-fn layerwise(layers: &[&Layer], form: &StageForm) -> Option<LayerwiseBytes> {
+fn layerwise(layers: &[&LayerSizes], form: &StageForm) -> Option<LayerwiseBytes> {
     let pieces = pieces(layers.iter().map(|layer| layer.role == Role::Hidden));
     if pieces.len() < 2 {
         return None;

@@ -29,16 +29,16 @@ pub struct TooFewLayers {
 
 /// What the blocks of a model bring with them: a block and the parts that stay with it, each.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Groups {
+pub struct BlockGroups {
     /// Where each group begins in the list of parts, and where the last one ends.
     begins: Vec<usize>,
     /// Where the parts after the last block begin, if there are any: they may be a stage.
     tail: Option<usize>,
 }
 
-impl Groups {
+impl BlockGroups {
     /// The groups of a model's parts, of which `is_block` says where a stage may begin.
-    pub fn new(is_block: impl IntoIterator<Item = bool>) -> Groups {
+    pub fn new(is_block: impl IntoIterator<Item = bool>) -> BlockGroups {
         let (mut begins, mut parts) = (Vec::new(), 0);
         for is_block in is_block {
             begins.extend(is_block.then_some(parts));
@@ -49,7 +49,7 @@ impl Groups {
             *first = 0;
             begins.push(parts);
         }
-        Groups { begins, tail }
+        BlockGroups { begins, tail }
     }
 
     /// How many there are: the model's blocks.
@@ -131,7 +131,7 @@ impl Groups {
         if blocks < stages || stages == 0 {
             return Err(TooFewLayers { stages, blocks });
         }
-        let cuts = balance(&Units::of(times), stages, limit);
+        let cuts = balance(&IntTimes::of(times), stages, limit);
         Ok(cuts.map(|cuts| self.stages(cuts.windows(2).map(|w| w[1] - w[0]))))
     }
 }
@@ -184,19 +184,23 @@ impl GroupTimes {
 }
 
 /// Times as whole numbers, in proportion. What is negative or no number counts as nothing.
-struct Units {
+struct IntTimes {
     kept: Vec<u64>,
     recomputed: Vec<u64>,
     recomputing: usize,
 }
 
-impl Units {
-    fn of(times: &GroupTimes) -> Units {
+impl IntTimes {
+    fn of(times: &GroupTimes) -> IntTimes {
         let GroupTimes { kept, recomputed, recomputing, .. } = times;
         let longest = kept.iter().chain(recomputed).copied().fold(0.0, f64::max);
         let unit = if longest > 0.0 && longest.is_finite() { UNITS / longest } else { 0.0 };
         let in_units = |times: &[f64]| times.iter().map(|t| (t * unit).round() as u64).collect();
-        Units { kept: in_units(kept), recomputed: in_units(recomputed), recomputing: *recomputing }
+        IntTimes {
+            kept: in_units(kept),
+            recomputed: in_units(recomputed),
+            recomputing: *recomputing,
+        }
     }
 }
 
@@ -226,7 +230,7 @@ fn sums(values: &[u64]) -> Vec<u64> {
 }
 
 /// One search for a cut.
-struct Cut<'a> {
+struct CutSearch<'a> {
     /// Sums of the times of the first groups, 0 first; those of stages that are recomputed first.
     times: [Vec<u64>; 2],
     recomputing: usize,
@@ -235,13 +239,13 @@ struct Cut<'a> {
 }
 
 /// Cut points `0 = c0 < c1 < … < cS = n` of the best contiguous split, if one keeps the limits.
-fn balance(times: &Units, stages: usize, limit: Option<&StageLimits>) -> Option<Vec<usize>> {
-    let Units { kept, recomputed, recomputing } = times;
+fn balance(times: &IntTimes, stages: usize, limit: Option<&StageLimits>) -> Option<Vec<usize>> {
+    let IntTimes { kept, recomputed, recomputing } = times;
     let both = || kept.iter().zip(recomputed);
     let [least, most]: [Vec<u64>; 2] =
         [both().map(|(a, b)| *a.min(b)).collect(), both().map(|(a, b)| *a.max(b)).collect()];
     let times = [sums(recomputed), sums(kept)];
-    let cut = Cut { times, recomputing: *recomputing, stages, limit };
+    let cut = CutSearch { times, recomputing: *recomputing, stages, limit };
     // Some stage has the longest group, and some at least the mean.
     let longest = least.iter().copied().max().unwrap_or(0);
     let mut low = longest.max(least.iter().sum::<u64>() / stages as u64);
@@ -258,7 +262,7 @@ fn balance(times: &Units, stages: usize, limit: Option<&StageLimits>) -> Option<
     Some(if cut.keeps(&evened, high) { evened } else { cut.filled(high)? })
 }
 
-impl Cut<'_> {
+impl CutSearch<'_> {
     fn groups(&self) -> usize {
         self.times[0].len() - 1
     }

@@ -6,7 +6,7 @@ use zeropp_model::optimizer::StateRule;
 use zeropp_schedule::costs::{BlockTimes, CostsError, Table, head};
 use zeropp_schedule::memory::HeldBytes;
 
-use crate::cut::{GroupTimes, Groups, StageLimits, TooFewLayers};
+use crate::cut::{BlockGroups, GroupTimes, StageLimits, TooFewLayers};
 use crate::parts::{Parts, step, whole};
 
 /// How often a rank that is over its memory gives something away.
@@ -34,7 +34,7 @@ pub struct CutFor {
 #[derive(Debug)]
 pub struct Cutter {
     cut_for: CutFor,
-    groups: Groups,
+    groups: BlockGroups,
     /// FLOP of each group's F, B, W and R.
     flops: Vec<BlockTimes>,
     /// What each group takes: by the file of costs, where it says of which blocks its times are,

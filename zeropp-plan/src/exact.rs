@@ -86,17 +86,17 @@ impl Terms {
 
 /// Bytes that a rank sends in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Traffic {
+pub struct RankTraffic {
     /// Inside its node.
     pub inside: f64,
     /// To other nodes.
     pub between: f64,
 }
 
-impl Traffic {
+impl RankTraffic {
     /// So many bytes, of which this share goes to other nodes.
-    fn shared(bytes: f64, between: f64) -> Traffic {
-        Traffic { inside: bytes * (1.0 - between), between: bytes * between }
+    fn shared(bytes: f64, between: f64) -> RankTraffic {
+        RankTraffic { inside: bytes * (1.0 - between), between: bytes * between }
     }
 }
 
@@ -116,7 +116,7 @@ pub struct Planned {
     /// The most that each holds of each kind.
     pub peaks: Vec<MemoryBytes>,
     /// Bytes that a rank sends in a step, on average.
-    pub traffic: Traffic,
+    pub traffic: RankTraffic,
     /// Whether the whole step was simulated; else two shorter ones, from which it follows.
     pub whole: bool,
 }
@@ -190,7 +190,7 @@ impl<'a> Simulation<'a> {
         self.programs.get(1).map_or(first, |second| first + self.along * (of(second) - first))
     }
 
-    /// The times of a program that its generator's tests verify; those that are told are verified.
+    /// The times of a program that its generator's tests verify; those that are shown are verified.
     fn timeline(&self, program: &Schedule, costs: &Costs) -> Timeline {
         times(program, costs).expect("a generated program, and costs for it")
     }
@@ -317,40 +317,40 @@ impl<'a> Simulation<'a> {
     }
 
     /// What the actions of the program send, over the links that its times follow from.
-    fn traffic(&self) -> Traffic {
+    fn traffic(&self) -> RankTraffic {
         let links = Links::new(&self.job.machine, self.layout);
         let sent: Vec<Sent> = self.stages.iter().map(|s| s.sent(self.layout)).collect();
         let of_action = |program: &Schedule, rank: usize, action: &Action| {
-            let Some(stage) = action.stage() else { return Traffic::default() };
+            let Some(stage) = action.stage() else { return RankTraffic::default() };
             match action.row().cost {
-                Cost::Gather => Traffic::shared(sent[stage].gather, links.zero3_between),
-                Cost::Reduce => Traffic::shared(sent[stage].reduce, links.zero3_between),
+                Cost::Gather => RankTraffic::shared(sent[stage].gather, links.zero3_between),
+                Cost::Reduce => RankTraffic::shared(sent[stage].reduce, links.zero3_between),
                 Cost::ReplicaReduce => {
-                    Traffic::shared(sent[stage].replicas, links.replicas_between)
+                    RankTraffic::shared(sent[stage].replicas, links.replicas_between)
                 }
                 Cost::Message => {
                     let Action::Send { message, .. } = *action else {
-                        return Traffic::default();
+                        return RankTraffic::default();
                     };
                     let to = program.destination(message, stage);
                     let leaves = to.is_some_and(|to| links.leaves_node(rank, to));
                     let bytes = self.stages[stage].bytes.message as f64;
-                    Traffic::shared(bytes, f64::from(u8::from(leaves)))
+                    RankTraffic::shared(bytes, f64::from(u8::from(leaves)))
                 }
-                _ => Traffic::default(),
+                _ => RankTraffic::default(),
             }
         };
-        let of = |program: &Schedule, part: fn(&Traffic) -> f64| {
+        let of = |program: &Schedule, part: fn(&RankTraffic) -> f64| {
             let ranks = program.ranks.iter().enumerate();
             let all = ranks.flat_map(|(rank, actions)| actions.iter().map(move |a| (rank, a)));
             all.map(|(rank, action)| part(&of_action(program, rank, action))).sum::<f64>()
         };
         let update = sent.iter().map(|sent| sent.update).sum();
-        let update = Traffic::shared(update, links.replicas_between);
-        let mean = |part: fn(&Traffic) -> f64| {
+        let update = RankTraffic::shared(update, links.replicas_between);
+        let mean = |part: fn(&RankTraffic) -> f64| {
             (self.whole(|program| of(program, part)) + part(&update)) / self.layout.pp as f64
         };
-        Traffic { inside: mean(|t| t.inside), between: mean(|t| t.between) }
+        RankTraffic { inside: mean(|t| t.inside), between: mean(|t| t.between) }
     }
 
     /// The program that is simulated, and its run: the whole step, or the longer of the two.

@@ -29,7 +29,7 @@ pub struct Job {
     /// Samples of a step, over all ranks.
     pub global_batch: usize,
     /// What ranks compute on, and in.
-    pub compute: Compute,
+    pub compute: ComputeSettings,
     /// What a rank holds beside what comes and goes with its program.
     pub state: RunState,
     /// What is not to be searched for.
@@ -38,7 +38,7 @@ pub struct Job {
 
 /// What ranks compute on, and in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Compute {
+pub struct ComputeSettings {
     /// On GPUs, not on zeropp's kernels for the CPU.
     pub on_gpu: bool,
     /// Bytes of an element of activations and gathered weights.
@@ -77,7 +77,7 @@ impl Packing {
     }
 }
 
-impl Compute {
+impl ComputeSettings {
     /// A micro-batch of so many samples of `seq` tokens.
     pub fn batch(&self, samples: usize, seq: usize) -> BatchShape {
         BatchShape {
@@ -90,7 +90,7 @@ impl Compute {
     }
 
     /// bf16 on GPUs.
-    pub const GPU: Compute = Compute {
+    pub const GPU: ComputeSettings = ComputeSettings {
         on_gpu: true,
         element_bytes: 2,
         keeps_probabilities: false,

@@ -139,10 +139,10 @@ mod tests {
     use zeropp_schedule::ir::Action;
 
     use super::*;
-    use crate::exact::{Simulation, Traffic};
+    use crate::exact::{RankTraffic, Simulation};
     use crate::layout::Recompute;
     use crate::machines;
-    use crate::plan::Plan;
+    use crate::plan::LayoutPlan;
     use crate::search::Models;
     use crate::tests::job;
 
@@ -282,9 +282,9 @@ mod tests {
         job.model.seq = 8192;
         job.machine = Machine { bytes_per_s: 3e9, ..machines::named("h100").unwrap() };
         job.machine.replica_bytes_per_s = 3e9;
-        let plan = Plan::new(&job, "").unwrap();
+        let plan = LayoutPlan::new(&job, "").unwrap();
         for ranked in &plan.layouts {
-            let Traffic { inside, between } = ranked.planned.traffic;
+            let RankTraffic { inside, between } = ranked.planned.traffic;
             let layout = &ranked.planned.layout;
             assert!(between / 3e9 < ranked.planned.step_s, "{layout}: {between}");
             assert!(inside > between || layout.zero3 == 1, "{layout}: {inside} {between}");

@@ -5,7 +5,7 @@ use zeropp_model::optimizer::{Cut, Owned, Role, StateRule};
 use zeropp_model::params::{FlatLayout, ParamSpec};
 use zeropp_schedule::costs::Machine;
 
-use crate::bytes::Layer;
+use crate::bytes::LayerSizes;
 
 /// What one block takes, of the rank that has most of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -20,7 +20,7 @@ pub(crate) struct OfBlock {
 
 impl OfBlock {
     /// Of such a block, cut so; none where `rule` updates no parameter of it as a whole.
-    pub(crate) fn new(block: &Layer, rule: &StateRule, cut: Cut) -> Option<OfBlock> {
+    pub(crate) fn new(block: &LayerSizes, rule: &StateRule, cut: Cut) -> Option<OfBlock> {
         let whole = |p: &ParamSpec| rule.of(p, Role::Hidden).whole;
         if !block.parameters().iter().any(|p| whole(p).is_some()) {
             return None;
@@ -69,7 +69,7 @@ mod tests {
     fn gathers_and_products_take_their_time() {
         let spec = |name: &str, shape: &[usize]| ParamSpec::new(name, shape, Init::Zeros);
         let parameters = vec![spec("w", &[256, 128]), spec("b", &[256 * 128])];
-        let block = Layer::new(parameters, Role::Hidden, LayerCost::default());
+        let block = LayerSizes::new(parameters, Role::Hidden, LayerCost::default());
         let flops = 5 * 2 * 128 * 128 * 640;
         let muon = StateRule::new(move |p, _| Kept {
             whole: (p.shape.len() == 2).then_some(WholeUpdate { elements: 1, flops, rms: false }),

@@ -1,7 +1,7 @@
 //! A plan as one page: time over memory, the first layout's schedule, its memory over time.
 
 use zeropp_data::files::in_words;
-use zeropp_schedule::draw::chart::{self, Curve, Dot, Look, Mark, Panel};
+use zeropp_schedule::draw::chart::{self, Curve, CurveStyle, Dot, Mark, Panel};
 use zeropp_schedule::draw::{html, page};
 use zeropp_schedule::ir::Schedule;
 use zeropp_schedule::memory::{KindPoint, MemoryKind, over_time};
@@ -12,7 +12,7 @@ use zeropp_search::bound::least_bubble_rate;
 
 use crate::PlanError;
 use crate::layout::Job;
-use crate::plan::{Plan, Ranked};
+use crate::plan::{LayoutPlan, Ranked};
 use crate::text;
 
 /// Spans of a schedule's picture: some megabytes of a page.
@@ -39,7 +39,7 @@ const WIDEST: usize = 200;
 ///
 /// # Errors
 /// A plan without layouts.
-pub fn html(plan: &Plan, job: &Job) -> Result<String, PlanError> {
+pub fn html(plan: &LayoutPlan, job: &Job) -> Result<String, PlanError> {
     let (timeline, memory) = plan.simulation(job, 0, |simulation| {
         let (program, mut timeline, costs) = simulation.run();
         timeline.memory_unit = MemoryUnit::Bytes;
@@ -117,7 +117,7 @@ fn explained(ranked: &Ranked) -> String {
 }
 
 /// What the picture of the schedule is of.
-fn facts(plan: &Plan, bubble: String) -> Vec<String> {
+fn facts(plan: &LayoutPlan, bubble: String) -> Vec<String> {
     vec![
         plan.layouts[0].planned.layout.to_string(),
         bubble,
@@ -163,7 +163,7 @@ fn scatter(layouts: &[Ranked], limit: u64) -> Panel {
             in_words(r.worst_bytes)
         ),
         at: at(r),
-        look: Look::one_of(0, 1),
+        look: CurveStyle::one_of(0, 1),
     };
     let mut front: Vec<&Ranked> = layouts.iter().filter(|r| is_best(r, layouts)).collect();
     front.sort_by_key(|r| r.worst_bytes);
@@ -171,7 +171,7 @@ fn scatter(layouts: &[Ranked], limit: u64) -> Panel {
         name: "best for their memory".into(),
         points: front.into_iter().map(at).collect(),
         mark: Mark::Line,
-        look: Look::one_of(1, 2),
+        look: CurveStyle::one_of(1, 2),
     };
     let step_s = layouts.first().map_or(0.0, |r| r.planned.step_s);
     Panel {
@@ -216,7 +216,7 @@ fn areas(points: &[KindPoint], fixed: u64, limit: u64) -> Panel {
             name: name.into(),
             points: steps.collect(),
             mark: Mark::Area,
-            look: Look::one_of(color, KINDS.len() + 1),
+            look: CurveStyle::one_of(color, KINDS.len() + 1),
         }
     };
     // The highest is drawn first, so that of each the part above the next one is seen.
@@ -226,7 +226,7 @@ fn areas(points: &[KindPoint], fixed: u64, limit: u64) -> Panel {
         name: format!("limit, {}", in_words(limit)),
         points: vec![(0.0, gib(limit)), (end as f64 / 1e9, gib(limit))],
         mark: Mark::Line,
-        look: Look::one_of(1, 2),
+        look: CurveStyle::one_of(1, 2),
     };
     Panel {
         curves: kinds.chain([area(0, "parameters, moments", HELD), limit]).collect(),

@@ -9,8 +9,8 @@ use zeropp_schedule::costs::BlockTimes;
 use zeropp_schedule::memory::StageBytes;
 use zeropp_schedule::simulate::StageCosts;
 
-use crate::bytes::{Layer, StageForm, StageState, Tied, stage_bytes};
-use crate::cut::{GroupTimes, Groups};
+use crate::bytes::{LayerSizes, StageForm, StageState, Tied, stage_bytes};
+use crate::cut::{BlockGroups, GroupTimes};
 
 /// A block's mean estimated F, in ns: estimates are proportions, not times, and alike for every cut
 /// of a model.
@@ -19,8 +19,8 @@ const BLOCK_NS: f64 = 1e6;
 /// The parts of a model, from its embedding to its head.
 #[derive(Clone, Debug)]
 pub struct Parts {
-    layers: Arc<[Layer]>,
-    groups: Groups,
+    layers: Arc<[LayerSizes]>,
+    groups: BlockGroups,
     is_tied: bool,
     /// Tokens of a micro-batch, as the layers' costs are for.
     tokens: usize,
@@ -29,25 +29,25 @@ pub struct Parts {
 impl Parts {
     /// These layers, each with whether a stage may begin at it, whose costs are of micro-batches of
     /// so many tokens; `is_tied` is whether the first and the last share their weight.
-    pub fn new(layers: Vec<(Layer, bool)>, is_tied: bool, tokens: usize) -> Parts {
-        let groups = Groups::new(layers.iter().map(|(_, is_block)| *is_block));
+    pub fn new(layers: Vec<(LayerSizes, bool)>, is_tied: bool, tokens: usize) -> Parts {
+        let groups = BlockGroups::new(layers.iter().map(|(_, is_block)| *is_block));
         let layers = layers.into_iter().map(|(layer, _)| layer).collect();
         Parts { layers, groups, is_tied, tokens }
     }
 
     /// The layers.
-    pub fn layers(&self) -> &[Layer] {
+    pub fn layers(&self) -> &[LayerSizes] {
         &self.layers
     }
 
     /// Where stages may begin.
-    pub fn groups(&self) -> &Groups {
+    pub fn groups(&self) -> &BlockGroups {
         &self.groups
     }
 
     /// Whether embedding and head share a weight that trains, so that its gradients are summed.
     pub fn trains_tied(&self) -> bool {
-        let trains = |layer: &Layer| layer.parameters().iter().any(|p| p.trains);
+        let trains = |layer: &LayerSizes| layer.parameters().iter().any(|p| p.trains);
         self.is_tied && self.layers.first().is_some_and(trains)
     }
 
@@ -58,7 +58,7 @@ impl Parts {
 
     /// Parameters of some parts.
     pub fn parameters(&self, parts: Range<usize>) -> u64 {
-        let layers = self.layers[parts].iter().flat_map(Layer::parameters);
+        let layers = self.layers[parts].iter().flat_map(LayerSizes::parameters);
         layers.map(|p| p.len() as u64).sum()
     }
 
@@ -124,7 +124,7 @@ impl Parts {
     }
 
     /// What ranks have of the stage of these parts from step to step; `shares` says what the
-    /// optimizer takes of a part ([`Layer::shares`]).
+    /// optimizer takes of a part ([`LayerSizes::shares`]).
     pub fn stage_state(
         &self,
         parts: Range<usize>,
@@ -169,12 +169,12 @@ mod tests {
     use super::*;
 
     /// A layer with a matrix of 2 x 3 and one bias, and `attention` FLOP beside them.
-    fn plain(attention: f64, stash_bytes: u64) -> (Layer, bool) {
+    fn plain(attention: f64, stash_bytes: u64) -> (LayerSizes, bool) {
         let parameters =
             vec![ParamSpec::new("w", &[2, 3], Init::Zeros), ParamSpec::new("b", &[3], Init::Zeros)];
         let forward_flops = 12.0 * 10.0 + attention;
         let cost = LayerCost { forward_flops, stash_bytes, ..LayerCost::default() };
-        (Layer::new(parameters, Role::Hidden, cost), true)
+        (LayerSizes::new(parameters, Role::Hidden, cost), true)
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::cores;
 use crate::exact::{Planned, Simulation, Terms};
 use crate::layout::Job;
 use crate::race::Tried;
-use crate::search::{Models, Search, TOLD};
+use crate::search::{Models, SHOWN, Search};
 use crate::stages::Stage;
 
 /// One layout of a plan.
@@ -56,7 +56,7 @@ pub struct LateUpdates {
 
 /// A plan.
 #[derive(Clone, Debug, Serialize)]
-pub struct Plan {
+pub struct LayoutPlan {
     /// The model's name and parameters.
     pub model: String,
     /// Parameters.
@@ -98,14 +98,14 @@ pub struct Plan {
     pub late: Option<LateUpdates>,
 }
 
-impl Plan {
+impl LayoutPlan {
     /// Plans a job; `model_flags` are the flags of `zeropp run` that say which model it is.
     ///
     /// # Errors
     /// A job that does not work, or one that fits no layout into the memory: then the nearest one,
     /// and by how much it misses.
-    pub fn new(job: &Job, model_flags: &str) -> Result<Plan, PlanError> {
-        Plan::made(job, model_flags, None)
+    pub fn new(job: &Job, model_flags: &str) -> Result<LayoutPlan, PlanError> {
+        LayoutPlan::made(job, model_flags, None)
     }
 
     /// The same, with the `count` best layouts that differ in what their ranks do given to
@@ -113,21 +113,21 @@ impl Plan {
     /// took nothing, since they failed, come last.
     ///
     /// # Errors
-    /// As [`Plan::new`].
+    /// As [`LayoutPlan::new`].
     pub fn tried(
         job: &Job,
         model_flags: &str,
         count: usize,
         mut trials: impl FnMut(&[Planned]) -> Vec<Option<Tried>>,
-    ) -> Result<Plan, PlanError> {
-        Plan::made(job, model_flags, Some((count, &mut trials)))
+    ) -> Result<LayoutPlan, PlanError> {
+        LayoutPlan::made(job, model_flags, Some((count, &mut trials)))
     }
 
     fn made(
         job: &Job,
         model_flags: &str,
         trials: Option<(usize, &mut Trials<'_>)>,
-    ) -> Result<Plan, PlanError> {
+    ) -> Result<LayoutPlan, PlanError> {
         let mut search = Search::new(job)?;
         let mut found = search.within(job.memory);
         if found.best.is_empty() {
@@ -139,7 +139,7 @@ impl Plan {
             took = in_order_of_trials(&mut found.best, trials);
         }
         let least_s = found.best.iter().map(|p| p.step_s).fold(f64::INFINITY, f64::min);
-        found.best.truncate(TOLD);
+        found.best.truncate(SHOWN);
         let larger_batches = larger_batches(job, &found.best);
         let mut models = Models::new(job);
         let cut = found.best.into_iter().map(|p| {
@@ -158,7 +158,7 @@ impl Plan {
             ranked.tried = tried;
         }
         let why_first = layouts.first().zip(layouts.get(1)).map(|(a, b)| why(a, b));
-        Ok(Plan {
+        Ok(LayoutPlan {
             model: job.model.name.clone(),
             parameters: job.model.decoder.parameter_count() as f64,
             flops_per_token: job.model.decoder.flops_per_token(job.model.seq),
@@ -250,15 +250,15 @@ fn in_order_of_trials(layouts: &mut Vec<Planned>, trials: &mut Trials<'_>) -> Ve
 fn limit(terms: &Terms, step_s: f64) -> String {
     let mut all: Vec<(&str, f64)> = terms.all()[1..].to_vec();
     all.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let told: Vec<String> = all
+    let reported: Vec<String> = all
         .iter()
         .take(2)
         .filter(|(_, seconds)| *seconds > 0.005 * step_s)
         .map(|(name, seconds)| format!("{name} {:.1} %", 100.0 * seconds / step_s))
         .collect();
-    match told.is_empty() {
+    match reported.is_empty() {
         true => "the devices' own speed".into(),
-        false => told.join(", "),
+        false => reported.join(", "),
     }
 }
 

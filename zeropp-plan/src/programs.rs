@@ -4,7 +4,7 @@
 use zeropp_schedule::ir::Schedule;
 use zeropp_schedule::lower::{LowerOptions, in_issue_order, lower, with_sums_in_order_of};
 use zeropp_schedule::memory::StageBytes;
-use zeropp_schedule::schedules::{Costs, forwards_of};
+use zeropp_schedule::schedules::{OrderCosts, forwards_of};
 use zeropp_schedule::simulate::{self, SimulateError, simulate};
 use zeropp_schedule::timeline::{MemoryPoint, RankTimeline, Timeline};
 use zeropp_schedule::verify::{
@@ -54,11 +54,15 @@ pub fn forwards(
 /// The generators' costs of stages with these times that keep `bytes`: those that a run's schedule
 /// is made for, and a plan's. Of the first `recomputed` stages, which are done again as a whole,
 /// that is part of their B.
-pub fn generator_costs(costs: &simulate::Costs, bytes: &[StageBytes], recomputed: usize) -> Costs {
+pub fn generator_costs(
+    costs: &simulate::Costs,
+    bytes: &[StageBytes],
+    recomputed: usize,
+) -> OrderCosts {
     // What B keeps for W is at most what F kept.
     let stash = |m: &StageBytes| StageBytes { stash: m.stash.min(m.activation), ..*m };
     let memory = bytes.iter().map(stash).collect();
-    let mut weighed = Costs::from(&simulate::Costs { memory, ..costs.clone() });
+    let mut weighed = OrderCosts::from(&simulate::Costs { memory, ..costs.clone() });
     weighed.send = message_ns(costs);
     for (b, stage) in weighed.b.iter_mut().zip(&costs.stages).take(recomputed) {
         *b += stage.r_ns;

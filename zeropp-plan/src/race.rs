@@ -41,7 +41,7 @@ impl Tried {
 /// Runs candidates 0 to `count` - 1 in rounds; `run` takes the round, from 0, and the candidate,
 /// and gives seconds of a step, or none where it fails: such a candidate does not run again. One
 /// round goes through them forwards and the next backwards, so that a machine that gets slower
-/// favours nobody. Returns what each took, in their order.
+/// favours none. Returns what each took, in their order.
 pub fn race(count: usize, mut run: impl FnMut(usize, usize) -> Option<f64>) -> Vec<Option<Tried>> {
     let mut times: Vec<Vec<f64>> = vec![Vec::new(); count];
     let mut failed = vec![false; count];

@@ -3,7 +3,7 @@
 //! one. These even out ranks, with the head beside blocks or in a stage of its own; which of all is
 //! best is for a simulated step to say.
 
-use crate::cut::{GroupTimes, Groups};
+use crate::cut::{BlockGroups, GroupTimes};
 
 /// Cuts that are judged, at most, beside the first.
 const MOST: usize = 9;
@@ -14,7 +14,7 @@ pub(crate) const SHORTER: f64 = 0.99;
 
 /// A model to be cut into stages that lie on ranks.
 pub(crate) struct Recut<'a> {
-    pub(crate) groups: &'a Groups,
+    pub(crate) groups: &'a BlockGroups,
     pub(crate) times: &'a GroupTimes,
     /// The rank of each stage.
     pub(crate) placement: &'a [usize],
@@ -114,12 +114,12 @@ mod tests {
     use zeropp_schedule::ir::{looping, vee};
 
     /// An embedding, so many blocks that take 1 each, and a head that takes `tail`.
-    fn model(blocks: usize, tail: f64) -> (Groups, GroupTimes) {
+    fn model(blocks: usize, tail: f64) -> (BlockGroups, GroupTimes) {
         let is_block = (0..blocks + 2).map(|part| (1..=blocks).contains(&part));
         let mut kept = vec![1.0; blocks];
         kept[blocks - 1] += tail;
         let times = GroupTimes { recomputed: kept.clone(), kept, recomputing: 0, tail };
-        (Groups::new(is_block), times)
+        (BlockGroups::new(is_block), times)
     }
 
     fn candidates(blocks: usize, tail: f64, placement: &[usize]) -> Vec<(Vec<usize>, f64)> {

@@ -13,10 +13,10 @@ use crate::exact::{self, Planned, Simulation};
 use crate::layout::{Job, Layout};
 use crate::memory;
 use crate::shared::Crowd;
-use crate::stages::{Model, Stage, simulator};
+use crate::stages::{ModelCosts, Stage, simulator};
 
-/// Layouts that are told.
-pub(crate) const TOLD: usize = 10;
+/// Layouts that are shown.
+pub(crate) const SHOWN: usize = 10;
 /// Layouts that are simulated in the order of their closed form, at most.
 const SIMULATED_MAX: usize = 40;
 /// Of one kind on one mesh.
@@ -42,7 +42,7 @@ const LEAN_ALIKE: usize = 1;
 /// Of neighbours, where the search has been asked for another limit before.
 const AGAIN_BUDGET: usize = 60_000;
 /// Neighbours whose closed form is so much above the best step are left.
-const HOPELESS: f64 = 1.5;
+const TOO_SLOW: f64 = 1.5;
 /// So many times the best step are not tried.
 const WORTH_TRYING: f64 = 1.3;
 /// Times as long, and memory as large, as if there were no difference.
@@ -67,7 +67,7 @@ fn next(best: &[&Planned], most: usize, climbed: &HashSet<Layout>) -> Option<Lay
 
 /// What a search found.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct SearchedLayouts {
     /// The best, best first.
     pub best: Vec<Planned>,
     /// Layouts that were ranked in closed form.
@@ -146,12 +146,12 @@ impl<'a> Search<'a> {
 
     /// The best layouts that hold no more than `memory` bytes on any rank: in the order of their
     /// times, but for ties.
-    pub fn within(&mut self, memory: u64) -> Found {
+    pub fn within(&mut self, memory: u64) -> SearchedLayouts {
         let all = self.candidates.iter().map(|c| (c.layout.clone(), c.step_s, c.at_least));
         let (fit, mut over): (Vec<_>, Vec<_>) = all.partition(|c| c.2 <= memory);
         let (ranked, pruned) = (self.candidates.len(), over.len());
         self.simulate_first(memory, fit.iter().map(|c| (&c.0, c.1)));
-        let enough = if self.is_short { 1 } else { TOLD };
+        let enough = if self.is_short { 1 } else { SHOWN };
         if self.fitting(memory).count() < enough {
             // What holds least may be anywhere among those that might fit, and else above.
             let mut near = fit;
@@ -173,11 +173,11 @@ impl<'a> Search<'a> {
         }
         self.cut_again(memory);
         let mut best = distinct(self.in_order(memory), self.job.machine.margin);
-        best.truncate(TOLD);
+        best.truncate(SHOWN);
         let best = lean_first(best);
         self.again = true;
         let leanest = self.known.values().flatten().min_by(|a, b| by_memory(a, b)).cloned();
-        Found { best, ranked, pruned, simulated: self.known.len(), leanest }
+        SearchedLayouts { best, ranked, pruned, simulated: self.known.len(), leanest }
     }
 
     /// `count` of those that [`Search::within`] simulated and that hold no more than `memory`
@@ -258,7 +258,7 @@ impl<'a> Search<'a> {
             let mut found = self.simulated(layouts).into_iter();
             for (layout, step_s) in some {
                 let faster = steps.iter().filter(|s| **s < step_s).count();
-                if simulated >= SIMULATED_MAX || faster >= 2 * TOLD || budget == 0 {
+                if simulated >= SIMULATED_MAX || faster >= 2 * SHOWN || budget == 0 {
                     return;
                 }
                 if !self.known.contains_key(layout) {
@@ -281,10 +281,10 @@ impl<'a> Search<'a> {
             let mut best: Vec<&Planned> = self.fitting(memory).collect();
             best.sort_by(|a, b| in_order(a, b));
             let Some(first) = best.first() else { return };
-            let hopeless = HOPELESS * first.step_s;
+            let too_slow = TOO_SLOW * first.step_s;
             let Some(from) = next(&best, CLIMBED, &climbed) else { return };
             let mut new = self.new_beside(&from);
-            new.retain(|c| c.step_s < hopeless && c.at_least <= memory);
+            new.retain(|c| c.step_s < too_slow && c.at_least <= memory);
             new.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
             climbed.insert(from);
             budget -= self.simulate_some(new.into_iter().map(|c| c.layout), budget);
@@ -310,7 +310,7 @@ impl<'a> Search<'a> {
                 return;
             }
             best.sort_by(|a, b| by_memory(a, b));
-            let hopeless = HOPELESS * best[0].step_s;
+            let too_slow = TOO_SLOW * best[0].step_s;
             let Some(from) = next(&best, LEAN_CLIMBED, &climbed) else { return };
             let beside = space::beside(self.job, &from).into_iter().filter(|l| !lean.contains(l));
             let mut new: Vec<Candidate> = beside
@@ -318,7 +318,7 @@ impl<'a> Search<'a> {
                 .into_iter()
                 .filter_map(|l| self.in_closed_form(l))
                 .collect();
-            new.retain(|c| c.step_s < hopeless);
+            new.retain(|c| c.step_s < too_slow);
             new.sort_by_key(|c| c.at_least);
             climbed.insert(from);
             let new: Vec<Layout> = new.into_iter().map(|c| c.layout).collect();
@@ -436,7 +436,7 @@ fn lean_first(mut in_order: Vec<Planned>) -> Vec<Planned> {
 
 /// The model cut in every way that was asked for.
 pub struct Models {
-    of_samples: HashMap<usize, Model>,
+    of_samples: HashMap<usize, ModelCosts>,
     cuts: HashMap<(usize, usize), Option<Vec<usize>>>,
     /// The last stages, which many layouts in a row have: those of all kinds and units.
     last: Option<(Alike, Arc<[Stage]>)>,
@@ -449,7 +449,7 @@ type Alike = ((Layout, bool), u64);
 impl Models {
     /// None yet.
     pub fn new(job: &Job) -> Models {
-        let of_samples = HashMap::from([(1, Model::new(job, 1))]);
+        let of_samples = HashMap::from([(1, ModelCosts::new(job, 1))]);
         Models { of_samples, cuts: HashMap::new(), last: None }
     }
 
@@ -474,14 +474,14 @@ impl Models {
         self.model(job, layout.micro_batch_size).stages(job, layout, blocks).into()
     }
 
-    fn model(&mut self, job: &Job, samples: usize) -> &mut Model {
-        self.of_samples.entry(samples).or_insert_with(|| Model::new(job, samples))
+    fn model(&mut self, job: &Job, samples: usize) -> &mut ModelCosts {
+        self.of_samples.entry(samples).or_insert_with(|| ModelCosts::new(job, samples))
     }
 
     /// The stages of a layout, and the blocks of each; none where there are too few blocks.
     pub fn stages(&mut self, job: &Job, layout: &Layout) -> Option<(Arc<[Stage]>, Vec<usize>)> {
         let samples = layout.micro_batch_size;
-        let model = self.of_samples.entry(samples).or_insert_with(|| Model::new(job, samples));
+        let model = self.of_samples.entry(samples).or_insert_with(|| ModelCosts::new(job, samples));
         let stages = layout.stages();
         let cut = self.cuts.entry((samples, stages));
         let cut = cut.or_insert_with(|| model.cut(stages, &job.machine)).clone()?;

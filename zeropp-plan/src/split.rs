@@ -14,7 +14,7 @@ use crate::exact::end_s;
 use crate::layout::{Job, Layout};
 use crate::programs::generator_costs;
 use crate::shared::{Crowd, contended};
-use crate::stages::{Model, Stage, simulator};
+use crate::stages::{ModelCosts, Stage, simulator};
 
 /// Rows that a block has a multiple of.
 const ROWS: usize = 128;
@@ -65,7 +65,7 @@ pub fn candidates(rows: usize, ranks: &[f64], head: f64) -> Vec<Vec<usize>> {
 pub fn fastest(
     job: &Job,
     layout: &Layout,
-    model: &mut Model,
+    model: &mut ModelCosts,
     (blocks, candidates): (&[usize], Vec<Vec<usize>>),
 ) -> Result<Option<Split>, PlanError> {
     let mut best: Option<Split> = None;

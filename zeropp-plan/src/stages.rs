@@ -14,7 +14,7 @@ use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
 
 use crate::bytes::{self, StageForm, StageState};
 use crate::cut::GroupTimes;
-use crate::layout::{Compute, Job, Layout, Recompute};
+use crate::layout::{ComputeSettings, Job, Layout, Recompute};
 use crate::links::{Links, Sent};
 use crate::matrices::OfBlock;
 use crate::parts::Parts;
@@ -24,24 +24,24 @@ use crate::split::rows_of_block;
 /// A model's layers with their costs for one size of micro-batch, from which stages of any number
 /// follow.
 #[derive(Clone, Debug)]
-pub struct Model {
-    layers: Vec<Layer>,
+pub struct ModelCosts {
+    layers: Vec<LayerWork>,
     parts: Parts,
     samples: usize,
     /// What optimizers take of each layer, by how it is cut; blocks are alike.
     shares: HashMap<Cut, Arc<[Shares]>>,
 }
 
-impl Model {
+impl ModelCosts {
     /// The model of `job` with micro-batches of `samples`.
-    pub fn new(job: &Job, samples: usize) -> Model {
+    pub fn new(job: &Job, samples: usize) -> ModelCosts {
         let parts = job.model.decoder.parts();
         let batch = job.batch(samples);
-        let layer = |part: &DecoderPart| Layer::new(part, batch, &job.compute);
-        let layers: Vec<Layer> = parts.iter().map(layer).collect();
+        let layer = |part: &DecoderPart| LayerWork::new(part, batch, &job.compute);
+        let layers: Vec<LayerWork> = parts.iter().map(layer).collect();
         let sizes = layers.iter().map(|layer| (layer.sizes.clone(), layer.is_block())).collect();
         let parts = Parts::new(sizes, job.model.decoder.tied, batch.tokens());
-        Model { layers, parts, samples, shares: HashMap::new() }
+        ModelCosts { layers, parts, samples, shares: HashMap::new() }
     }
 
     /// What the optimizer takes of each layer.
@@ -49,7 +49,7 @@ impl Model {
         let (layers, parts) = (&self.layers, &self.parts);
         let made = || {
             let mut of_block = None;
-            let of = |(i, layer): (usize, &Layer)| match layer.kind {
+            let of = |(i, layer): (usize, &LayerWork)| match layer.kind {
                 PartKind::Block(_) => of_block
                     .get_or_insert_with(|| layer.sizes.shares(&job.state, cut, false))
                     .clone(),
@@ -91,7 +91,7 @@ impl Model {
         Recut { groups, times: &times, placement: &placement }.candidates(first)
     }
 
-    /// The blocks of each stage of a run of `layout` that is not told how to cut: it goes by FLOP,
+    /// The blocks of each stage of a run of `layout` without a given cut: it goes by FLOP,
     /// and by what full recomputation does again.
     pub(crate) fn cut_of_run(&self, layout: &Layout) -> Option<Vec<usize>> {
         let times = self.parts.times_by_flop(layout.recomputed_of_all());
@@ -283,8 +283,8 @@ impl Stage {
 
 /// A layer with what a micro-batch costs in it.
 #[derive(Clone, Debug)]
-struct Layer {
-    sizes: bytes::Layer,
+struct LayerWork {
+    sizes: bytes::LayerSizes,
     kind: PartKind,
     /// Floating-point operations of F, B, W and R.
     flops: [f64; 4],
@@ -294,13 +294,13 @@ struct Layer {
     traffic: f64,
 }
 
-impl Layer {
-    fn new(part: &DecoderPart, batch: BatchShape, compute: &Compute) -> Layer {
+impl LayerWork {
+    fn new(part: &DecoderPart, batch: BatchShape, compute: &ComputeSettings) -> LayerWork {
         let (parameters, mut cost) = (part.parameters(), part.cost(batch));
         if compute.redoes_outputs {
             cost.output_flops = 0.0;
         }
-        let sizes = bytes::Layer::new(parameters, part.role(), cost);
+        let sizes = bytes::LayerSizes::new(parameters, part.role(), cost);
         let of_weights = sizes.weight_flops(batch.tokens());
         let mut flops = sizes.flops(batch.tokens(), false);
         // One of attention's two products, and as long for exponentials: what was measured for
@@ -323,7 +323,7 @@ impl Layer {
             _ => 2.0 * of(batch.tokens() * d.hidden),
         };
         let kind = part.kind;
-        Layer { sizes, kind, flops, again, traffic }
+        LayerWork { sizes, kind, flops, again, traffic }
     }
 
     fn is_block(&self) -> bool {
@@ -375,7 +375,7 @@ impl Layer {
 }
 
 fn times(
-    layers: &[Layer],
+    layers: &[LayerWork],
     machine: &Machine,
     (bytes, elements): (&StageBytes, u64),
     links: &Links,

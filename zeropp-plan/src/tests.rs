@@ -12,9 +12,9 @@ use zeropp_schedule::schedules::{Kind, StepForm};
 
 use crate::bytes::RunState;
 use crate::exact::Simulation;
-use crate::layout::{Compute, Fixed, Job, Layout, Packing, Recompute};
+use crate::layout::{ComputeSettings, Fixed, Job, Layout, Packing, Recompute};
 use crate::model::ModelSizes;
-use crate::plan::{Plan, Ranked};
+use crate::plan::{LayoutPlan, Ranked};
 use crate::race::Tried;
 use crate::search::Models;
 use crate::stages::{Stage, simulator};
@@ -36,7 +36,7 @@ pub(crate) fn job(model: &str, gpus: usize, global_batch: usize) -> Job {
         machine,
         gpus,
         global_batch,
-        compute: Compute::GPU,
+        compute: ComputeSettings::GPU,
         state: RunState::uniform(2),
         fixed: Fixed::default(),
     }
@@ -58,14 +58,14 @@ fn state(matrix: usize, other: usize, whole: bool) -> RunState {
 }
 
 /// The plan of a known model on A800s.
-pub(crate) fn plan_of(model: &str, gpus: usize, global_batch: usize) -> Plan {
-    Plan::new(&job(model, gpus, global_batch), "").unwrap()
+pub(crate) fn plan_of(model: &str, gpus: usize, global_batch: usize) -> LayoutPlan {
+    LayoutPlan::new(&job(model, gpus, global_batch), "").unwrap()
 }
 
 #[test]
 fn a_plan_fits_explains_itself_and_sums_up() {
     let job = job("14.6b", 32, 192);
-    let plan = Plan::new(&job, "").unwrap();
+    let plan = LayoutPlan::new(&job, "").unwrap();
     assert_eq!(plan.layouts.len(), 10);
     let mut before = 0.0;
     for ranked in &plan.layouts {
@@ -83,9 +83,9 @@ fn a_plan_fits_explains_itself_and_sums_up() {
     assert!(plan.why_first.unwrap().starts_with("1 beats 2 by"));
 }
 
-/// On one rank U, V, b and the kind hardly change time and memory: what does not, is told once.
+/// On one rank U, V, b and the kind hardly change time and memory: what does not, is shown once.
 #[test]
-fn layouts_that_are_told_differ() {
+fn layouts_that_are_shown_differ() {
     for (model, gpus) in [("gpt2", 1), ("gpt2", 8), ("14.6b", 32)] {
         let plan = plan_of(model, gpus, 64 * gpus.min(3));
         for (i, other) in plan.layouts.iter().enumerate() {
@@ -113,7 +113,7 @@ fn trials_decide_where_layouts_are_tried() {
     let job = job("gpt2", 4, 64);
     let mut given = Vec::new();
     // The later the faster, but the first of all fails.
-    let plan = Plan::tried(&job, "", 8, |layouts| {
+    let plan = LayoutPlan::tried(&job, "", 8, |layouts| {
         given = layouts.to_vec();
         let took = |i: usize| 1.0 / i as f64;
         let tried = |i| Tried { step_s: took(i), least_s: took(i), most_s: took(i), rounds: 7 };
@@ -143,17 +143,17 @@ fn trials_decide_where_layouts_are_tried() {
 fn advice_where_nothing_fits_is_deterministic() {
     let mut job = job("14.6b", 2, 2);
     job.memory = 16 << 30;
-    let said: Vec<_> = (0..6).map(|_| Plan::new(&job, "").unwrap_err().to_string()).collect();
+    let said: Vec<_> = (0..6).map(|_| LayoutPlan::new(&job, "").unwrap_err().to_string()).collect();
     assert!(said.iter().all(|text| *text == said[0]), "{said:#?}");
 }
 
 #[test]
 fn an_impossible_job_says_how_far_it_is_off() {
     let small = Job { memory: 1 << 30, ..job("175b", 8, 8) };
-    let said = Plan::new(&small, "").unwrap_err().to_string();
+    let said = LayoutPlan::new(&small, "").unwrap_err().to_string();
     assert!(said.contains("the nearest needs") && said.contains("parameter shard"), "{said}");
     let odd = job("gpt2", 13, 3);
-    let said = Plan::new(&odd, "").map(|_| ()).unwrap_err().to_string();
+    let said = LayoutPlan::new(&odd, "").map(|_| ()).unwrap_err().to_string();
     assert!(said.contains("use another global-batch, such as 13"), "{said}");
 }
 
@@ -173,7 +173,7 @@ fn absurd_jobs_are_refused_in_a_sentence() {
             "schedule = best",
         ),
     ] {
-        let said = Plan::new(&job, "").unwrap_err().to_string();
+        let said = LayoutPlan::new(&job, "").unwrap_err().to_string();
         assert!(said.starts_with(start), "{said}");
     }
 }
@@ -183,7 +183,7 @@ fn more_memory_never_makes_a_plan_slower() {
     let mut last = f64::INFINITY;
     for gib in [14, 18, 24, 40, 79] {
         let job = Job { memory: gib << 30, ..job("14.6b", 32, 192) };
-        let Ok(plan) = Plan::new(&job, "") else {
+        let Ok(plan) = LayoutPlan::new(&job, "") else {
             assert_eq!(last, f64::INFINITY, "{gib} GiB fits less than less did");
             continue;
         };
@@ -194,7 +194,7 @@ fn more_memory_never_makes_a_plan_slower() {
     assert!(last.is_finite());
 }
 
-/// A step that is too long to simulate whole is told from two shorter ones.
+/// A step that is too long to simulate whole is predicted from two shorter ones.
 #[test]
 fn a_long_step_follows_from_two_shorter_ones() {
     let whole = |layout: &Layout, job: &Job| {
@@ -241,7 +241,7 @@ fn held(job: &Job, layout: &Layout) -> (f64, Vec<MemoryBytes>) {
 #[test]
 fn an_optimizer_that_keeps_less_holds_less_and_moves_less() {
     let adamw = job("gpt2", 8, 64);
-    let mut layout = Plan::new(&adamw, "").unwrap().layouts[0].planned.layout.clone();
+    let mut layout = LayoutPlan::new(&adamw, "").unwrap().layouts[0].planned.layout.clone();
     layout.zero1 = false;
     let (adamw_s, of_adamw) = held(&adamw, &layout);
     let before = of_adamw[0].optimizer;
@@ -267,7 +267,7 @@ fn zero1_is_priced_by_its_halves() {
     // Sums and gathers at one rate, and so slow that the gather outlasts the update.
     shared.machine.reduce_bytes_per_s = 1e9;
     shared.machine.zero3_bytes_per_s = 1e9;
-    let mut layout = Plan::new(&shared, "").unwrap().layouts[0].planned.layout.clone();
+    let mut layout = LayoutPlan::new(&shared, "").unwrap().layouts[0].planned.layout.clone();
     (layout.pp, layout.zero3, layout.dp, layout.zero1) = (1, 1, 8, false);
     let of = |job: &Job, zero1: bool| {
         let layout = Layout { zero1, ..layout.clone() };
@@ -295,7 +295,7 @@ fn zero1_is_priced_by_its_halves() {
 fn muon_holds_whole_matrices_while_it_updates() {
     let even = Job { state: state(1, 2, false), ..job("gpt2", 8, 64) };
     let whole = Job { state: state(1, 2, true), ..even.clone() };
-    let mut layout = Plan::new(&even, "").unwrap().layouts[0].planned.layout.clone();
+    let mut layout = LayoutPlan::new(&even, "").unwrap().layouts[0].planned.layout.clone();
     (layout.pp, layout.zero3, layout.dp, layout.zero1) = (1, 8, 1, false);
     let of = |job: &Job| Models::new(job).stages(job, &layout).unwrap().0[0].clone();
     let (even, whole) = (of(&even), of(&whole));
@@ -314,7 +314,8 @@ fn muon_holds_whole_matrices_while_it_updates() {
 
 #[test]
 fn packed_weights_are_counted_where_memory_has_room_for_them() {
-    let compute = Compute { on_gpu: false, packing: Packing::Auto(4), ..Compute::GPU };
+    let compute =
+        ComputeSettings { on_gpu: false, packing: Packing::Auto(4), ..ComputeSettings::GPU };
     let roomy = Job { compute, memory: u64::MAX, ..job("gpt2", 4, 32) };
     let layout = Layout {
         pp: 2,
@@ -339,7 +340,7 @@ fn packed_weights_are_counted_where_memory_has_room_for_them() {
     assert_eq!(worst(&roomy, &Layout { unit: 1, ..layout.clone() }).packed_weights, 0);
     let short = Job { memory: packed.total() - 1, ..roomy.clone() };
     assert_eq!(worst(&short, &layout).packed_weights, 0);
-    let compute = Compute { packing: Packing::Always(4), ..compute };
+    let compute = ComputeSettings { packing: Packing::Always(4), ..compute };
     let always = worst(&Job { compute, ..short }, &layout);
     assert_eq!(always, packed);
 }
@@ -347,7 +348,7 @@ fn packed_weights_are_counted_where_memory_has_room_for_them() {
 /// What is validated late, what is dropped and what is made orthogonal costs what it does.
 #[test]
 fn late_updates_dropout_and_matrices_have_their_prices() {
-    let cpu = Compute { on_gpu: false, element_bytes: 4, ..Compute::GPU };
+    let cpu = ComputeSettings { on_gpu: false, element_bytes: 4, ..ComputeSettings::GPU };
     // Stages that take as long as each other, but for a small head, and W as long as F.
     let model = ModelSizes::gpt("even", [16, 2048, 16, 256, 1024]);
     let mut job = Job { compute: cpu, model, ..job("gpt2", 4, 8) };
@@ -359,7 +360,7 @@ fn late_updates_dropout_and_matrices_have_their_prices() {
         schedule: Some("zeropp".into()),
         ..Fixed::default()
     };
-    let plan = Plan::new(&job, "").unwrap();
+    let plan = LayoutPlan::new(&job, "").unwrap();
     let layout = plan.layouts[0].planned.layout.clone();
     let (plain, memory) = held(&job, &layout);
     assert!(memory.iter().all(|rank| rank.rollback == 0));
@@ -368,9 +369,9 @@ fn late_updates_dropout_and_matrices_have_their_prices() {
     let (step_s, memory) = held(&job, &layout);
     assert!(step_s < 0.999 * plain && step_s == late.step_s, "{step_s} {plain} {late:?}");
     assert_eq!(memory.iter().map(|rank| rank.total()).max(), Some(late.worst_bytes));
-    assert!(Plan::new(&job, "").unwrap().late.is_none(), "it is asked for already");
+    assert!(LayoutPlan::new(&job, "").unwrap().late.is_none(), "it is asked for already");
     job.fixed.sync = OptimizerSync::Barrier;
-    let drops = Job { compute: Compute { dropout: true, ..job.compute }, ..job.clone() };
+    let drops = Job { compute: ComputeSettings { dropout: true, ..job.compute }, ..job.clone() };
     let dropped = held(&drops, &layout).0 / plain;
     assert!((1.003..1.15).contains(&dropped), "{dropped}");
     let muon = held(&Job { state: state(1, 2, true), ..job.clone() }, &layout).0;
@@ -448,8 +449,11 @@ fn full_recomputation_is_of_the_stages_that_the_program_does_again() {
 /// A last unit of fewer micro-batches holds less beside the gradients that are there by then.
 #[test]
 fn a_smaller_last_unit_is_not_held_to_be_a_full_one() {
-    let cpu = Compute { on_gpu: false, element_bytes: 4, ..Compute::GPU };
-    let job = Job { compute: Compute { keeps_probabilities: true, ..cpu }, ..job("gpt2-xl", 1, 1) };
+    let cpu = ComputeSettings { on_gpu: false, element_bytes: 4, ..ComputeSettings::GPU };
+    let job = Job {
+        compute: ComputeSettings { keeps_probabilities: true, ..cpu },
+        ..job("gpt2-xl", 1, 1)
+    };
     let layout = Layout {
         pp: 2,
         zero3: 1,
@@ -479,13 +483,13 @@ proptest! {
         (d, k, kind, samples) in (0usize..4, 1usize..3, 0..Kind::planned().count(), 1usize..3),
         (full, zero1, on_gpu) in (any::<bool>(), any::<bool>(), any::<bool>()),
     ) {
-        let cpu = Compute {
+        let cpu = ComputeSettings {
             on_gpu: false,
             element_bytes: 4,
             keeps_probabilities: true,
-            ..Compute::GPU
+            ..ComputeSettings::GPU
         };
-        let compute = if on_gpu { Compute::GPU } else { cpu };
+        let compute = if on_gpu { ComputeSettings::GPU } else { cpu };
         let job = Job { compute, ..job("gpt2-xl", 1, 1) };
         let kind = Kind::planned().nth(kind).unwrap();
         let layout = Layout {
@@ -520,7 +524,7 @@ fn a_row_of_a_plan_is_a_strategy_and_ties_go_to_the_one_that_leans_least_on_link
     job.model.seq = 4096;
     job.machine = machines::named("h100").unwrap();
     for job in [job.clone(), Job { model: known("llama3-8b"), ..job }] {
-        let plan = Plan::new(&job, "").unwrap();
+        let plan = LayoutPlan::new(&job, "").unwrap();
         let strategy = |r: &Ranked| {
             let l = &r.planned.layout;
             (l.pp, l.zero3, l.dp, l.zero1, l.micro_batch_size, l.recompute)
@@ -548,7 +552,7 @@ fn commands_have_no_cut_that_is_the_default() {
     let even = ModelSizes::gpt("even", [16, 2048, 16, 256, 1024]);
     let job = Job { model: even, ..job("gpt2", 4, 8) };
     let fixed = Fixed { pp: Some(4), virtual_stages: Some(2), ..Fixed::default() };
-    let plan = Plan::new(&Job { fixed, ..job }, "").unwrap();
+    let plan = LayoutPlan::new(&Job { fixed, ..job }, "").unwrap();
     assert!(!plan.layouts[0].command.contains("--stages"), "{}", plan.layouts[0].command);
     let flags = plan.layouts[0].planned.layout.flags(&[1, 2, 2, 2, 2, 2, 2, 1]);
     assert_eq!(flags.last().unwrap(), "--stages 1,6x2,1");
@@ -576,7 +580,7 @@ fn a_head_that_outlasts_a_block_gets_a_stage_of_its_own() {
             fixed,
             ..job("14.6b", 64, 256)
         };
-        let first = Plan::new(&job, "").unwrap().layouts.swap_remove(0);
+        let first = LayoutPlan::new(&job, "").unwrap().layouts.swap_remove(0);
         let layout = &first.planned.layout;
         let loss = |step_s: f64| step_s / first.terms.compute - 1.0;
         let least =

@@ -4,7 +4,7 @@ use zeropp_data::files::in_words;
 use zeropp_schedule::memory::MemoryBytes;
 
 use crate::layout::Recompute;
-use crate::plan::{Plan, Ranked};
+use crate::plan::{LayoutPlan, Ranked};
 
 /// Narrowest and widest text.
 const WIDTHS: (usize, usize) = (60, 200);
@@ -67,7 +67,7 @@ fn again(ranked: &Ranked) -> String {
 }
 
 /// The plan in so many columns of a terminal, 60 to 200.
-pub fn text(plan: &Plan, width: usize) -> String {
+pub fn text(plan: &LayoutPlan, width: usize) -> String {
     let width = width.clamp(WIDTHS.0, WIDTHS.1);
     let mut blocks = vec![head(plan), table(&plan.layouts, width), numbers(plan)];
     if let Some(why) = &plan.why_first {
@@ -102,12 +102,12 @@ pub fn text(plan: &Plan, width: usize) -> String {
 }
 
 /// Seconds of the fastest layout.
-fn least_s(plan: &Plan) -> f64 {
+fn least_s(plan: &LayoutPlan) -> f64 {
     plan.layouts.iter().map(|r| r.planned.step_s).fold(f64::INFINITY, f64::min)
 }
 
 /// How the numbers of the table are to be read.
-fn numbers(plan: &Plan) -> String {
+fn numbers(plan: &LayoutPlan) -> String {
     let first = &plan.layouts[0];
     let [least, most] = first.tokens_per_s_range.map(grouped);
     let margin = 100.0 * plan.margin;
@@ -137,7 +137,7 @@ fn sent(ranked: &Ranked) -> String {
 }
 
 /// `With a batch of 128: 12,000 tokens/s (+8.1 %); of 256: ..`.
-fn larger_batches(plan: &Plan) -> String {
+fn larger_batches(plan: &LayoutPlan) -> String {
     let most = plan.layouts.iter().map(|r| r.tokens_per_s).fold(0.0, f64::max);
     let of = plan.larger_batches.iter().map(|larger| {
         let comes_to = larger.tokens_per_s.map_or("does not fit".into(), |per_s| {
@@ -151,12 +151,12 @@ fn larger_batches(plan: &Plan) -> String {
 /// What is held of each kind that there is any of.
 fn kinds(bytes: &MemoryBytes) -> String {
     let held = bytes.kinds().filter(|(_, bytes)| *bytes > 0);
-    let told: Vec<String> =
+    let reported: Vec<String> =
         held.map(|(kind, bytes)| format!("{} {}", kind.name(), in_words(bytes))).collect();
-    told.join(", ")
+    reported.join(", ")
 }
 
-fn head(plan: &Plan) -> String {
+fn head(plan: &LayoutPlan) -> String {
     let kept = match plan.is_unproven && plan.reserve > 0 {
         true => format!(
             " ({} of each are left to the driver, to NCCL's buffers and to gaps between tensors)",
@@ -261,7 +261,7 @@ pub(crate) fn cells(layouts: &[Ranked]) -> (Vec<String>, Vec<Vec<String>>, Vec<&
 }
 
 /// Layout `index`, from 0, in full: what its step is made of, and every rank's memory.
-pub fn explain(plan: &Plan, index: usize, width: usize) -> Option<String> {
+pub fn explain(plan: &LayoutPlan, index: usize, width: usize) -> Option<String> {
     let ranked = plan.layouts.get(index)?;
     let planned = &ranked.planned;
     let mut lines = vec![format!("{}: {}", index + 1, planned.layout), String::new()];
@@ -364,9 +364,9 @@ mod tests {
     #[test]
     fn plans_for_measured_machines_do_not_speak_of_gpus() {
         let mut job = crate::tests::job("gpt2", 2, 8);
-        job.compute = crate::layout::Compute { on_gpu: false, ..job.compute };
+        job.compute = crate::layout::ComputeSettings { on_gpu: false, ..job.compute };
         job.machine.margin = 0.2;
-        let plan = crate::plan::Plan::new(&job, "").unwrap();
+        let plan = crate::plan::LayoutPlan::new(&job, "").unwrap();
         let text = text(&plan, 120);
         assert!(!text.contains("No GPU") && text.contains("off by 20 %"), "{text}");
         let [least, most] = plan.layouts[0].tokens_per_s_range;
@@ -378,7 +378,7 @@ mod tests {
     fn no_line_is_wider_than_the_terminal_and_the_command_can_be_pasted() {
         let mut job = crate::tests::job("14.6b", 32, 192);
         job.memory -= 6_000_000_000;
-        let plan = crate::plan::Plan::new(&job, "").unwrap();
+        let plan = crate::plan::LayoutPlan::new(&job, "").unwrap();
         for width in [60, 80, 100, 140, 200] {
             let text = text(&plan, width);
             for line in text.lines() {

@@ -4,9 +4,9 @@
 use zeropp_data::rng::Rng;
 use zeropp_plan::bytes::RunState;
 use zeropp_plan::exact::Simulation;
-use zeropp_plan::layout::{Compute, Fixed, Job, Layout, Recompute};
+use zeropp_plan::layout::{ComputeSettings, Fixed, Job, Layout, Recompute};
 use zeropp_plan::model::ModelSizes;
-use zeropp_plan::plan::Plan;
+use zeropp_plan::plan::LayoutPlan;
 use zeropp_plan::search::Models;
 use zeropp_schedule::costs::Machine;
 use zeropp_schedule::schedules::Kind;
@@ -69,8 +69,13 @@ fn job(seed: u64, largest: usize) -> (Job, Draw) {
         step_end_s: 0.0,
     };
     let keeps_probabilities = seq < 512;
-    let cpu = Compute { on_gpu: false, element_bytes: 4, keeps_probabilities, ..Compute::GPU };
-    let compute = draw.of(&[Compute::GPU, cpu]);
+    let cpu = ComputeSettings {
+        on_gpu: false,
+        element_bytes: 4,
+        keeps_probabilities,
+        ..ComputeSettings::GPU
+    };
+    let compute = draw.of(&[ComputeSettings::GPU, cpu]);
     let global_batch = gpus * (1 + draw.below(4)) * if largest > 3 { 2 } else { 1 };
     let model = ModelSizes::gpt("drawn", sizes);
     let memory = u64::MAX;
@@ -156,7 +161,7 @@ fn behind(seed: u64, largest: usize) -> (usize, f64, String) {
     job.memory = draw.rate(1.02 * least, most) as u64;
     all.retain(|(.., bytes)| *bytes <= job.memory);
     all.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let plan = match Plan::new(&job, "") {
+    let plan = match LayoutPlan::new(&job, "") {
         Ok(plan) => plan,
         Err(e) => {
             return (usize::MAX, f64::INFINITY, format!("seed {seed}: {} fit; {e}", all.len()));

@@ -14,16 +14,16 @@ use zeropp_data::files::toml_keys;
 use zeropp_data::tokens::{Dataset, Hidden, Sampler};
 use zeropp_model::hf_config;
 use zeropp_plan::bytes::RunState;
-use zeropp_plan::layout::{Compute, Fixed, Job};
+use zeropp_plan::layout::{ComputeSettings, Fixed, Job};
 use zeropp_plan::model::ModelSizes;
-use zeropp_plan::plan::Plan;
+use zeropp_plan::plan::LayoutPlan;
 use zeropp_plan::{against, machines};
 use zeropp_schedule::costs::{Sharers, Table, check_sums, measured};
 use zeropp_schedule::draw::{chrome, chrome_read};
 use zeropp_schedule::exchange::json::{self, Document};
 use zeropp_schedule::exchange::{self, Format, csv};
 use zeropp_schedule::lower::{LowerOptions, lower};
-use zeropp_schedule::schedules::{Costs, Shape, generate, generate_with_costs};
+use zeropp_schedule::schedules::{OrderCosts, Shape, generate, generate_with_costs};
 use zeropp_schedule::simulate::{self, simulate};
 use zeropp_schedule::verify::{VerifyLimits, verify};
 
@@ -74,7 +74,8 @@ fn costs_are_read_or_refused_and_what_is_read_makes_a_schedule() {
         let costs = table.of(SHAPE.stages(), sharers, None).map_err(said)?;
         check_sums(&costs, SHAPE.micro_batches).map_err(said)?;
         for kind in ["zeropp-auto", "zb-v", "v-half"] {
-            let made = generate_with_costs(kind, &SHAPE, &Costs::from(&costs)).map_err(said)?;
+            let made =
+                generate_with_costs(kind, &SHAPE, &OrderCosts::from(&costs)).map_err(said)?;
             simulate(&lower(&made, &LowerOptions::default()), &costs).map_err(said)?;
         }
         Ok(())
@@ -95,7 +96,7 @@ fn job(machine: zeropp_schedule::costs::Machine) -> Job {
         machine,
         gpus: 4,
         global_batch: 8,
-        compute: Compute::GPU,
+        compute: ComputeSettings::GPU,
         state: RunState::uniform(2),
         fixed: Fixed::default(),
     }
@@ -112,7 +113,7 @@ fn machines_are_read_or_refused_and_what_is_read_makes_a_plan() {
     let public = machines::file("a100").unwrap();
     read_or_refused("machine", &[public.as_bytes(), MEASURED.as_bytes()], 300, |bytes| {
         let machine = machines::read("m.toml", text(bytes)?).map_err(said)?;
-        Plan::new(&job(machine), "").map(drop).map_err(said)
+        LayoutPlan::new(&job(machine), "").map(drop).map_err(said)
     });
 }
 
@@ -129,7 +130,7 @@ fn a_rate_in_another_unit_is_named_with_its_unit() {
     let mut large = job(read("flops_per_s = 1e6").unwrap());
     large.model = ModelSizes::of_a_paper("1t").unwrap();
     (large.gpus, large.global_batch, large.memory) = (64, 1 << 20, 1 << 60);
-    let said = Plan::new(&large, "").map(drop).unwrap_err().to_string();
+    let said = LayoutPlan::new(&large, "").map(drop).unwrap_err().to_string();
     assert!(said.contains("flops_per_s = 312e12"), "{said}");
 }
 
@@ -148,7 +149,7 @@ fn traces_are_read_or_refused() {
 
 #[test]
 fn metrics_are_read_or_refused() {
-    let plan = Plan::new(&job(machines::named("a100").unwrap()), "").unwrap();
+    let plan = LayoutPlan::new(&job(machines::named("a100").unwrap()), "").unwrap();
     let line = "{\"step\":1,\"step_s\":0.5,\"tokens_per_s\":100.0,\"bubble\":0.1,\
                 \"peak_bytes\":{\"gathered\":12,\"activation\":7}}\n";
     read_or_refused("metrics", &[line.repeat(3).as_bytes()], 1500, |bytes| {

@@ -1,10 +1,10 @@
 //! Between all activations and the layers' inputs alone a plan finds what fits, at its price.
 
 use zeropp_plan::bytes::RunState;
-use zeropp_plan::layout::{Compute, Fixed, Job, Recompute};
+use zeropp_plan::layout::{ComputeSettings, Fixed, Job, Recompute};
 use zeropp_plan::machines;
 use zeropp_plan::model::ModelSizes;
-use zeropp_plan::plan::{Plan, Ranked};
+use zeropp_plan::plan::{LayoutPlan, Ranked};
 
 /// 14.6b on 32 A800s in the paper's layout, within so many GiB.
 fn paper(gib: f64, recompute: Option<Recompute>) -> Ranked {
@@ -25,11 +25,11 @@ fn paper(gib: f64, recompute: Option<Recompute>) -> Ranked {
         machine,
         gpus: 32,
         global_batch: 192,
-        compute: Compute::GPU,
+        compute: ComputeSettings::GPU,
         state: RunState::uniform(2),
         fixed,
     };
-    Plan::new(&job, "").unwrap().layouts.swap_remove(0)
+    LayoutPlan::new(&job, "").unwrap().layouts.swap_remove(0)
 }
 
 #[test]

@@ -24,16 +24,16 @@ use zeropp_search::generate_with_costs;
 const SIZE_MAX: usize = 1 << 17;
 /// Computes that a search may time for a row of the table.
 const TABLE_COMPUTES: usize = 2_000_000;
-/// Faults that are told of an edited schedule.
+/// Faults that are reported of an edited schedule.
 const FAULTS_MAX: usize = 8;
 
 /// The questions, and what each needs.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Request {
+struct Query {
     ask: String,
     /// The schedule to draw, to tell in numbers or to write, and the costs of one in CSV.
-    wanted: Option<Wanted>,
+    wanted: Option<WantedSchedule>,
     /// A schedule by hand.
     csv: Option<String>,
     /// The format to write.
@@ -59,7 +59,7 @@ struct Point {
 /// A schedule and its costs.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wanted {
+struct WantedSchedule {
     kind: String,
     pp: usize,
     #[serde(rename = "virtual")]
@@ -78,7 +78,7 @@ struct Wanted {
 }
 
 /// A schedule with its run.
-struct Made {
+struct AnsweredSchedule {
     shape: Shape,
     schedule: Schedule,
     costs: Costs,
@@ -95,8 +95,8 @@ pub fn answer(request: &str) -> String {
     serde_json::to_string(&answer).unwrap_or_else(|e| e.to_string())
 }
 
-fn answered(request: Request) -> Result<Value, String> {
-    let Request { ask, wanted, csv, format, text, name, dots, wide } = request;
+fn answered(request: Query) -> Result<Value, String> {
+    let Query { ask, wanted, csv, format, text, name, dots, wide } = request;
     let needs = |what: &str| format!("{ask}: {what} is missing");
     let wanted = || wanted.as_ref().ok_or_else(|| needs("wanted"));
     match ask.as_str() {
@@ -148,7 +148,7 @@ fn kinds() -> Value {
     json!({ "kinds": KINDS.iter().map(row).collect::<Vec<_>>() })
 }
 
-impl Wanted {
+impl WantedSchedule {
     fn shape(&self, kind: &str) -> Result<Shape, String> {
         let row = schedules::Kind::find(kind).ok_or_else(|| format!("{kind}: no such kind"))?;
         let given = self.virtual_stages.filter(|v| row.stages.allows(*v));
@@ -180,17 +180,21 @@ impl Wanted {
         table.of(stages, ALONE, None).map_err(|e| e.to_string())
     }
 
-    fn make(&self, kind: &str) -> Result<Made, String> {
+    fn make(&self, kind: &str) -> Result<AnsweredSchedule, String> {
         self.make_within(kind, None)
     }
 
     /// The schedule of `kind`; where it searches, with so many evaluations.
-    fn make_within(&self, kind: &str, evaluations: Option<u64>) -> Result<Made, String> {
+    fn make_within(
+        &self,
+        kind: &str,
+        evaluations: Option<u64>,
+    ) -> Result<AnsweredSchedule, String> {
         let shape = self.shape(kind)?;
         let costs = self.costs(shape.stages())?;
         let limits = Limits { evaluations, ..Limits::default() };
-        let (mem_limit, costs_of) = (self.limit, schedules::Costs::from(&costs));
-        let weighed = schedules::Costs { mem_limit, limits, ..costs_of };
+        let (mem_limit, costs_of) = (self.limit, schedules::OrderCosts::from(&costs));
+        let weighed = schedules::OrderCosts { mem_limit, limits, ..costs_of };
         let options = LowerOptions {
             recompute: self.recompute,
             prefetch: self.prefetch,
@@ -206,13 +210,13 @@ impl Wanted {
     }
 }
 
-fn run(shape: Shape, schedule: Schedule, costs: Costs) -> Result<Made, String> {
+fn run(shape: Shape, schedule: Schedule, costs: Costs) -> Result<AnsweredSchedule, String> {
     let timeline = simulate(&schedule, &costs).map_err(|e| e.to_string())?;
-    Ok(Made { shape, schedule, costs, timeline })
+    Ok(AnsweredSchedule { shape, schedule, costs, timeline })
 }
 
 /// A schedule by hand: every fault that the verifier finds, or its run.
-fn edited(text: &str, wanted: &Wanted) -> Result<Made, String> {
+fn edited(text: &str, wanted: &WantedSchedule) -> Result<AnsweredSchedule, String> {
     let limits = VerifyLimits::default();
     let checked = check::check(text, Format::Csv, &limits, FAULTS_MAX).map_err(in_lines)?;
     let schedule = checked.schedule;
@@ -339,7 +343,7 @@ fn as_csv(schedule: &Schedule) -> Result<String, String> {
     String::from_utf8(text).map_err(|e| e.to_string())
 }
 
-fn written(made: &Made, format: &str) -> Result<String, String> {
+fn written(made: &AnsweredSchedule, format: &str) -> Result<String, String> {
     let mut out = Vec::new();
     let written = match format {
         "csv" => csv::write(&made.schedule, Dialect::Zeropp, &mut out),
@@ -347,7 +351,7 @@ fn written(made: &Made, format: &str) -> Result<String, String> {
         "svg" => svg::write(&made.timeline, &mut out),
         _ => {
             let measures = measures(&made.schedule, &made.timeline, &made.costs, micros);
-            let costs = document::Costs::from(&made.costs);
+            let costs = document::JsonCosts::from(&made.costs);
             let schedule = made.schedule.clone();
             let whole = Document { schedule, costs: Some(costs), measures: Some(measures) };
             document::write(&whole, &mut out)
@@ -374,7 +378,7 @@ struct Numbers {
     unit: usize,
 }
 
-fn numbers(made: &Made) -> Numbers {
+fn numbers(made: &AnsweredSchedule) -> Numbers {
     let metrics = Metrics::new(&made.schedule, &made.timeline, &made.costs);
     Numbers {
         makespan: metrics.makespan_ns,
@@ -391,7 +395,7 @@ fn numbers(made: &Made) -> Numbers {
     }
 }
 
-fn drawn(made: &Made) -> Value {
+fn drawn(made: &AnsweredSchedule) -> Value {
     let memory: Vec<Vec<[u64; 2]>> = made
         .timeline
         .ranks
@@ -428,7 +432,7 @@ fn spans(timeline: &Timeline) -> Vec<Vec<Vec<i64>>> {
 }
 
 /// A table asks for every kind in turn, so no kind searches for long in it.
-fn row(wanted: &Wanted) -> Value {
+fn row(wanted: &WantedSchedule) -> Value {
     let made = wanted.shape(&wanted.kind).and_then(|shape| {
         let computes = 3 * shape.stages() * shape.micro_batches;
         let evaluations = (TABLE_COMPUTES / computes.max(1)).max(2) as u64;

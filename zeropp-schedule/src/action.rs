@@ -1,4 +1,4 @@
-//! Actions: what a rank is told to do, one after the other. All that can be said of one without a
+//! Actions: what a rank does, one after the other. All that can be said of one without a
 //! rule of its own is in its row of [`ACTIONS`].
 
 use std::fmt;
@@ -6,8 +6,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub use row::{
-    ACTIONS, ActionKind, ActionRow, Cost, Held, Lane, Look, Lowering, Names, Partners, Texture,
-    Torch,
+    ACTIONS, ActionKind, ActionRow, ActionStyle, Cost, HeldKind, Lane, Lowering, Names, Partners,
+    Texture, Torch,
 };
 
 mod row;
@@ -171,7 +171,7 @@ pub enum Action {
 
 /// What an action names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Operand {
     /// Nothing.
     Nothing,
     /// A stage.
@@ -208,10 +208,10 @@ impl Action {
     }
 
     /// The action of a kind at a place; none where the kind names something else.
-    pub(crate) fn new(kind: ActionKind, place: Place) -> Option<Action> {
-        let stage = || if let Place::Stage(stage) = place { Some(stage) } else { None };
-        let is_of_rank = place == Place::Nothing;
-        let one = || if let Place::MicroBatch(s, m) = place { Some((s, m)) } else { None };
+    pub(crate) fn new(kind: ActionKind, place: Operand) -> Option<Action> {
+        let stage = || if let Operand::Stage(stage) = place { Some(stage) } else { None };
+        let is_of_rank = place == Operand::Nothing;
+        let one = || if let Operand::MicroBatch(s, m) = place { Some((s, m)) } else { None };
         let compute = |kind| one().map(|(s, m)| Action::compute(kind, s, m));
         let send = |message| {
             one().map(|(stage, micro_batch)| Action::Send { message, stage, micro_batch })
@@ -219,7 +219,7 @@ impl Action {
         let recv = |message| {
             one().map(|(stage, micro_batch)| Action::Recv { message, stage, micro_batch })
         };
-        let peer = || if let Place::Peer(s, m, peer) = place { Some((s, m, peer)) } else { None };
+        let peer = || if let Operand::Peer(s, m, peer) = place { Some((s, m, peer)) } else { None };
         let send_head = |message| {
             peer().map(|(stage, micro_batch, peer)| Action::SendHead {
                 message,
@@ -243,8 +243,11 @@ impl Action {
             ActionKind::BW => compute(Compute::BW),
             ActionKind::R => compute(Compute::R),
             ActionKind::Overlap => match place {
-                Place::Pair(forward, backward) => Some(Action::Overlap { forward, backward }),
-                Place::Nothing | Place::Stage(_) | Place::MicroBatch(..) | Place::Peer(..) => None,
+                Operand::Pair(forward, backward) => Some(Action::Overlap { forward, backward }),
+                Operand::Nothing
+                | Operand::Stage(_)
+                | Operand::MicroBatch(..)
+                | Operand::Peer(..) => None,
             },
             ActionKind::SendActivation => send(Message::Activation),
             ActionKind::SendGradient => send(Message::Gradient),
@@ -269,27 +272,27 @@ impl Action {
     }
 
     /// Which row of the table it has, and the place that it names.
-    pub(crate) fn parts(&self) -> (ActionKind, Place) {
+    pub(crate) fn parts(&self) -> (ActionKind, Operand) {
         match *self {
             Action::Compute { kind, stage, micro_batch } => {
-                (kind.action(), Place::MicroBatch(stage, micro_batch))
+                (kind.action(), Operand::MicroBatch(stage, micro_batch))
             }
             Action::Overlap { forward, backward } => {
-                (ActionKind::Overlap, Place::Pair(forward, backward))
+                (ActionKind::Overlap, Operand::Pair(forward, backward))
             }
             Action::Send { message, stage, micro_batch } => {
                 let kind = match message {
                     Message::Activation => ActionKind::SendActivation,
                     Message::Gradient => ActionKind::SendGradient,
                 };
-                (kind, Place::MicroBatch(stage, micro_batch))
+                (kind, Operand::MicroBatch(stage, micro_batch))
             }
             Action::Recv { message, stage, micro_batch } => {
                 let kind = match message {
                     Message::Activation => ActionKind::RecvActivation,
                     Message::Gradient => ActionKind::RecvGradient,
                 };
-                (kind, Place::MicroBatch(stage, micro_batch))
+                (kind, Operand::MicroBatch(stage, micro_batch))
             }
             Action::SendHead { message, stage, micro_batch, peer } => {
                 let kind = match message {
@@ -298,7 +301,7 @@ impl Action {
                     HeadMessage::Lse => ActionKind::SendLse,
                     HeadMessage::Gradient => ActionKind::SendHeadGradient,
                 };
-                (kind, Place::Peer(stage, micro_batch, peer))
+                (kind, Operand::Peer(stage, micro_batch, peer))
             }
             Action::RecvHead { message, stage, micro_batch, peer } => {
                 let kind = match message {
@@ -307,15 +310,15 @@ impl Action {
                     HeadMessage::Lse => ActionKind::RecvLse,
                     HeadMessage::Gradient => ActionKind::RecvHeadGradient,
                 };
-                (kind, Place::Peer(stage, micro_batch, peer))
+                (kind, Operand::Peer(stage, micro_batch, peer))
             }
-            Action::AllGather { stage } => (ActionKind::AllGather, Place::Stage(stage)),
-            Action::Free { stage } => (ActionKind::Free, Place::Stage(stage)),
-            Action::ReduceScatter { stage } => (ActionKind::ReduceScatter, Place::Stage(stage)),
-            Action::ReplicaReduce { stage } => (ActionKind::ReplicaReduce, Place::Stage(stage)),
-            Action::Retire { stage } => (ActionKind::Retire, Place::Stage(stage)),
-            Action::OptimizerStep => (ActionKind::OptimizerStep, Place::Nothing),
-            Action::Validate => (ActionKind::Validate, Place::Nothing),
+            Action::AllGather { stage } => (ActionKind::AllGather, Operand::Stage(stage)),
+            Action::Free { stage } => (ActionKind::Free, Operand::Stage(stage)),
+            Action::ReduceScatter { stage } => (ActionKind::ReduceScatter, Operand::Stage(stage)),
+            Action::ReplicaReduce { stage } => (ActionKind::ReplicaReduce, Operand::Stage(stage)),
+            Action::Retire { stage } => (ActionKind::Retire, Operand::Stage(stage)),
+            Action::OptimizerStep => (ActionKind::OptimizerStep, Operand::Nothing),
+            Action::Validate => (ActionKind::Validate, Operand::Nothing),
         }
     }
 
@@ -338,21 +341,21 @@ impl Action {
     /// validation have none.
     pub fn stage(&self) -> Option<usize> {
         match self.parts().1 {
-            Place::Nothing => None,
-            Place::Stage(stage)
-            | Place::MicroBatch(stage, _)
-            | Place::Peer(stage, ..)
-            | Place::Pair((stage, _), _) => Some(stage),
+            Operand::Nothing => None,
+            Operand::Stage(stage)
+            | Operand::MicroBatch(stage, _)
+            | Operand::Peer(stage, ..)
+            | Operand::Pair((stage, _), _) => Some(stage),
         }
     }
 
     /// The micro-batch it is about, if it is about one; of an overlap, its forward's.
     pub fn micro_batch(&self) -> Option<usize> {
         match self.parts().1 {
-            Place::Nothing | Place::Stage(_) => None,
-            Place::MicroBatch(_, micro_batch)
-            | Place::Peer(_, micro_batch, _)
-            | Place::Pair((_, micro_batch), _) => Some(micro_batch),
+            Operand::Nothing | Operand::Stage(_) => None,
+            Operand::MicroBatch(_, micro_batch)
+            | Operand::Peer(_, micro_batch, _)
+            | Operand::Pair((_, micro_batch), _) => Some(micro_batch),
         }
     }
 
@@ -360,12 +363,12 @@ impl Action {
     /// (overlap).
     pub(crate) fn touches(&self) -> impl Iterator<Item = (usize, Option<usize>)> + use<> {
         let (first, second) = match self.parts().1 {
-            Place::Nothing => (None, None),
-            Place::Stage(stage) => (Some((stage, None)), None),
-            Place::MicroBatch(stage, i) | Place::Peer(stage, i, _) => {
+            Operand::Nothing => (None, None),
+            Operand::Stage(stage) => (Some((stage, None)), None),
+            Operand::MicroBatch(stage, i) | Operand::Peer(stage, i, _) => {
                 (Some((stage, Some(i))), None)
             }
-            Place::Pair(f, b) => (Some((f.0, Some(f.1))), Some((b.0, Some(b.1)))),
+            Operand::Pair(f, b) => (Some((f.0, Some(f.1))), Some((b.0, Some(b.1)))),
         };
         first.into_iter().chain(second)
     }
@@ -435,14 +438,14 @@ impl fmt::Display for Action {
         let (kind, place) = self.parts();
         let ActionRow { short, lane, .. } = kind.row();
         match place {
-            Place::Nothing => write!(f, "{short}"),
-            Place::Stage(stage) => write!(f, "{short}{stage}"),
-            Place::MicroBatch(stage, i) if *lane == Lane::Compute => {
+            Operand::Nothing => write!(f, "{short}"),
+            Operand::Stage(stage) => write!(f, "{short}{stage}"),
+            Operand::MicroBatch(stage, i) if *lane == Lane::Compute => {
                 write!(f, "{stage}{short}{i}")
             }
-            Place::MicroBatch(stage, i) => write!(f, "{short}{stage}.{i}"),
-            Place::Peer(stage, i, peer) => write!(f, "{short}{stage}.{i}@{peer}"),
-            Place::Pair(forward, backward) => {
+            Operand::MicroBatch(stage, i) => write!(f, "{short}{stage}.{i}"),
+            Operand::Peer(stage, i, peer) => write!(f, "{short}{stage}.{i}@{peer}"),
+            Operand::Pair(forward, backward) => {
                 write!(f, "{}F{}{short}{}BW{}", forward.0, forward.1, backward.0, backward.1)
             }
         }

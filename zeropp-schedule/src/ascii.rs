@@ -18,7 +18,7 @@ use crate::timeline::{Lane, RankTimeline, Span, Timeline};
 /// least a column, a slot; otherwise a column is a share of the makespan, and times are rounded.
 /// Below the width where every span has a column, a last line says so, and which width that is.
 pub fn chart(timeline: &Timeline, width_max: usize) -> String {
-    let scale = Scale::fitting(timeline, width_max.max(1));
+    let scale = ColumnScale::fitting(timeline, width_max.max(1));
     let names = timeline.ranks.iter().map(|r| r.name.len()).max().unwrap_or(0);
     let mut text = String::new();
     for rank in &timeline.ranks {
@@ -40,7 +40,7 @@ pub fn chart(timeline: &Timeline, width_max: usize) -> String {
 }
 
 /// Columns per nanosecond, as a fraction.
-struct Scale {
+struct ColumnScale {
     columns: u128,
     per_ns: u128,
     /// Width of the whole chart.
@@ -49,8 +49,8 @@ struct Scale {
     whole: Option<u64>,
 }
 
-impl Scale {
-    fn fitting(timeline: &Timeline, width_max: usize) -> Scale {
+impl ColumnScale {
+    fn fitting(timeline: &Timeline, width_max: usize) -> ColumnScale {
         let spans = || timeline.ranks.iter().flat_map(drawn);
         let end = spans().map(|s| s.end_ns).max().unwrap_or(0);
         let slot = spans().flat_map(|s| [s.start_ns, s.end_ns]).fold(0, gcd).max(1);
@@ -64,14 +64,19 @@ impl Scale {
         let slots = usize::try_from(end / slot).unwrap_or(usize::MAX);
         for cell in [cell, 1] {
             if let Some(width) = slots.checked_mul(cell).filter(|width| *width <= width_max) {
-                return Scale { columns: cell as u128, per_ns: slot.into(), width, whole: None };
+                return ColumnScale {
+                    columns: cell as u128,
+                    per_ns: slot.into(),
+                    width,
+                    whole: None,
+                };
             }
         }
         // A span as long as a column contains the start of one.
         let shortest = spans().map(|s| s.end_ns - s.start_ns).filter(|ns| *ns > 0).min();
         let whole = shortest.map_or(0, |ns| end.div_ceil(ns));
         let whole = Some(whole).filter(|whole| *whole > width_max as u64);
-        Scale { columns: width_max as u128, per_ns: end.into(), width: width_max, whole }
+        ColumnScale { columns: width_max as u128, per_ns: end.into(), width: width_max, whole }
     }
 
     fn column(&self, ns: u64) -> usize {
@@ -88,7 +93,7 @@ fn drawn(rank: &RankTimeline) -> impl Iterator<Item = &Span> {
     rank.spans.iter().filter(|s| s.lane == Lane::Compute && s.action != Action::OptimizerStep)
 }
 
-fn row(timeline: &Timeline, rank: &RankTimeline, scale: &Scale) -> String {
+fn row(timeline: &Timeline, rank: &RankTimeline, scale: &ColumnScale) -> String {
     let mut row = vec![b'.'; scale.width];
     for span in drawn(rank) {
         let cell = &mut row[scale.column(span.start_ns)..scale.column(span.end_ns)];
@@ -104,7 +109,7 @@ fn row(timeline: &Timeline, rank: &RankTimeline, scale: &Scale) -> String {
 }
 
 /// What took most of each column's time; of two that took the same, what came first.
-fn dominated(rank: &RankTimeline, scale: &Scale) -> String {
+fn dominated(rank: &RankTimeline, scale: &ColumnScale) -> String {
     // Times in parts of a nanosecond, so that columns end at whole ones.
     let column = scale.per_ns;
     let mut shares = vec![Vec::<(u8, u128)>::new(); scale.width];

@@ -3,10 +3,10 @@
 
 use serde::Serialize;
 
-use crate::exchange::{Format, Layout, csv, json::Document, read, spell};
+use crate::exchange::{ActionPositions, Format, csv, json::Document, read, spell};
 use crate::ir::Action;
 use crate::simulate::simulate;
-use crate::verify::{Place, VerifyError, VerifyLimits, Words, verify_all};
+use crate::verify::{LocatedAction, VerifyError, VerifyLimits, Words, verify_all};
 
 /// What is wrong at a place of a text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -33,7 +33,7 @@ impl TextFault {
         TextFault { row: None, column: None, rank: None, action: None, problem, message }
     }
 
-    fn new(error: &VerifyError, layout: &Layout) -> TextFault {
+    fn new(error: &VerifyError, layout: &ActionPositions) -> TextFault {
         let words = TextWords(layout);
         let place = error.place();
         let at = place.and_then(|place| layout.place(place.rank, place.index)).unzip();
@@ -49,7 +49,7 @@ impl TextFault {
 }
 
 /// The text's own spelling, and its rows and columns.
-struct TextWords<'a>(&'a Layout);
+struct TextWords<'a>(&'a ActionPositions);
 
 impl Words for TextWords<'_> {
     fn action(&self, action: &Action) -> String {
@@ -63,7 +63,7 @@ impl Words for TextWords<'_> {
         }
     }
 
-    fn place(&self, place: &Place) -> String {
+    fn place(&self, place: &LocatedAction) -> String {
         let at = self.index(place.rank, place.index);
         format!("{at} ({} of rank {})", spell(&place.action), place.rank)
     }
@@ -87,7 +87,7 @@ pub fn check(
     let limits = VerifyLimits { optimizer_step: of_zeropp, forward_only, ..*limits };
     let faults = verify_all(schedule, &limits, most);
     if !faults.is_empty() {
-        let layout = Layout::new(text, format);
+        let layout = ActionPositions::new(text, format);
         return Err(faults.iter().map(|fault| TextFault::new(fault, &layout)).collect());
     }
     if let Some(costs) = &document.costs {

@@ -141,7 +141,7 @@ pub enum Residency {
 pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
     let written = options.residency == Residency::AsWritten;
     let kept = written || (options.residency == Residency::Auto && schedule.has_gathers());
-    let programs = Programs::new(schedule, options, written);
+    let programs = ComputePrograms::new(schedule, options, written);
     let residency = match options.residency {
         Residency::Auto if !kept => weights::fitting(schedule, &programs.ranks),
         chosen => chosen,
@@ -214,26 +214,26 @@ impl Inserts {
 }
 
 /// A message as its consumer knows it: what it is, the consuming stage, the micro-batch.
-type Key = (Message, usize, usize);
+type MessageKey = (Message, usize, usize);
 
 /// The compute actions of all ranks, recomputation included.
-struct Programs<'a> {
+struct ComputePrograms<'a> {
     schedule: &'a Schedule,
     /// Of a step: the sum of its units, which are many where they are small.
     micro_batches: usize,
     ranks: Vec<Vec<Action>>,
-    /// Where the consumer of each message is in its rank's program, by [`Programs::slot`]: places
-    /// in a list, as a plan lowers hundreds of programs and hashing was a fifth of its time.
+    /// Where the consumer of each message is in its rank's program, by [`ComputePrograms::slot`]:
+    /// places in a list, as a plan lowers hundreds of programs and hashing was a fifth of its time.
     consumers: Vec<usize>,
     head: Option<head::Places>,
 }
 
 /// A message without a consumer.
-const NOBODY: usize = usize::MAX;
+const NO_RANK: usize = usize::MAX;
 
-impl<'a> Programs<'a> {
+impl<'a> ComputePrograms<'a> {
     /// With `written`, R stand where they stood; else where `options` ask for them.
-    fn new(schedule: &'a Schedule, options: &LowerOptions, written: bool) -> Programs<'a> {
+    fn new(schedule: &'a Schedule, options: &LowerOptions, written: bool) -> ComputePrograms<'a> {
         let makes = options.recompute && !written;
         let splits = schedule.splits_backward();
         let in_unit: Vec<usize> = schedule.units.iter().flat_map(|n| 0..*n).collect();
@@ -267,7 +267,7 @@ impl<'a> Programs<'a> {
         let micro_batches = schedule.micro_batches();
         let ranks = ranks.collect();
         let (consumers, head) = (Vec::new(), None);
-        let mut programs = Programs { schedule, micro_batches, ranks, consumers, head };
+        let mut programs = ComputePrograms { schedule, micro_batches, ranks, consumers, head };
         programs.consumers = programs.consumers();
         programs.head = head::Places::new(schedule, &programs.ranks);
         programs
@@ -275,7 +275,7 @@ impl<'a> Programs<'a> {
 
     fn consumers(&self) -> Vec<usize> {
         let (stages, micro_batches) = (self.schedule.stages(), self.micro_batches);
-        let mut consumers = vec![NOBODY; 2 * stages * micro_batches];
+        let mut consumers = vec![NO_RANK; 2 * stages * micro_batches];
         for (position, action) in self.ranks.iter().flat_map(|rank| rank.iter().enumerate()) {
             for Task { kind, stage, micro_batch } in action.computes() {
                 if let Some(message) = kind.needs(stage, stages) {
@@ -295,7 +295,7 @@ impl<'a> Programs<'a> {
     /// The messages that `from` sends to `to`, in the order of its program, as their consumers
     /// know them: (message, consuming stage, micro-batch), and the place of the compute that makes
     /// each.
-    fn channel(&self, from: usize, to: usize) -> impl Iterator<Item = (usize, Key)> {
+    fn channel(&self, from: usize, to: usize) -> impl Iterator<Item = (usize, MessageKey)> {
         let stages = self.schedule.stages();
         let actions = self.ranks[from].iter().enumerate();
         let computes = actions.flat_map(|(at, action)| action.computes().map(move |c| (at, c)));
@@ -338,7 +338,7 @@ impl<'a> Programs<'a> {
             let own = self.channel(peer, rank).map(|(made, key)| {
                 let (message, stage, micro_batch) = key;
                 let position = self.consumers[self.slot(message, stage, micro_batch)];
-                let wanted = Some(position.saturating_sub(1)).filter(|_| position != NOBODY);
+                let wanted = Some(position.saturating_sub(1)).filter(|_| position != NO_RANK);
                 let is_warm_up = warm_ups.map(|ends| (made < ends[peer], ends[rank]));
                 (wanted, is_warm_up, Action::Recv { message, stage, micro_batch }, 2 * made + 1)
             });
@@ -412,8 +412,8 @@ fn add_reductions(gradients: &[Gradient], replicas: bool, inserts: &mut Inserts)
 
 /// The end of each reduction: before the next one or, in kinds that take a step in units and where
 /// a rank's gradients come one after the other, before the next gradient is begun: others were
-/// timed without that wait. A split head's gradient is beside those of the stages. The last one's is
-/// given back.
+/// timed without that wait. A split head's gradient is beside those of the stages. The last one's
+/// is given back.
 fn add_retirements(
     (schedule, program): (&Schedule, &[Action]),
     gradients: &[Gradient],

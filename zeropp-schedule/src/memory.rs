@@ -43,7 +43,7 @@ mod stage;
 use std::borrow::Cow;
 
 use head::HeadLedger;
-use places::Places;
+use places::MicroBatchSlots;
 
 use crate::ir::{Action, Compute, Message, Schedule, Task};
 
@@ -109,7 +109,7 @@ pub struct Ledger<'a> {
     /// What there is of a split head's messages.
     head: Option<HeadLedger>,
     /// Where each stage and micro-batch of this rank is in the lists below.
-    places: Places,
+    places: MicroBatchSlots,
     /// Which of them recompute.
     recomputed: Vec<bool>,
     /// No backward follows: F keeps nothing.
@@ -134,7 +134,7 @@ pub struct Ledger<'a> {
     summed: Vec<bool>,
     /// Stage whose RS is on its way, bytes of its gradient, and of what comes out of it.
     reducing: Option<(usize, u64, u64)>,
-    /// Stages whose gather nobody has waited for.
+    /// Stages whose gather has not been waited for.
     gathering: Vec<bool>,
     /// What there is of each gathered stage packed: for forwards, for backwards, for the head's
     /// gradients in F. None where the stage is not gathered.
@@ -170,7 +170,7 @@ impl<'a> Ledger<'a> {
         stages: Cow<'a, [StageBytes]>,
         head: Option<HeadLedger>,
     ) -> Ledger<'a> {
-        let places = Places::new(program, stages.len());
+        let places = MicroBatchSlots::new(program, stages.len());
         let mut recomputed = vec![false; places.len()];
         let mut forward_only = true;
         for Task { kind, stage, micro_batch } in program.iter().flat_map(Action::computes) {

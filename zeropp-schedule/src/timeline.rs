@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_told_with_its_unit() {
+    fn memory_is_shown_with_its_unit() {
         for (unit, amount, text) in [
             (MemoryUnit::Units, 20_000, "20000 units"),
             (MemoryUnit::Bytes, 20, "20 B"),

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use zeropp_schedule::schedules::{Costs, Shape};
+use zeropp_schedule::schedules::{OrderCosts, Shape};
 use zeropp_search::budgeted::{Budgets, Objective, Placement, Request, schedule};
 
 /// Times of one stage: F, B, W and a message.
@@ -46,7 +46,7 @@ impl Row {
         let (pp, v, b) = self.shape;
         let shape = Shape { pp, virtual_stages: v, micro_batches: b, unit: b };
         let (f, back, w, c) = self.times;
-        let costs = Costs::uniform(pp * v, f, back, w, c).with_limit(self.memory);
+        let costs = OrderCosts::uniform(pp * v, f, back, w, c).with_limit(self.memory);
         let budgets = Budgets {
             gathered: Some(self.gathered as u64),
             gathers: Some(self.gathers),

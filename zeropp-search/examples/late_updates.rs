@@ -6,7 +6,7 @@
 
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync, lower};
 use zeropp_schedule::metrics::Metrics;
-use zeropp_schedule::schedules::{Costs, Kind, Limits, Objective, Shape};
+use zeropp_schedule::schedules::{Kind, Limits, Objective, OrderCosts, Shape};
 use zeropp_schedule::simulate::{self, simulate, step_period_ns};
 use zeropp_search::generate_with_costs;
 
@@ -51,7 +51,7 @@ fn row(
     let v = shape.virtual_stages as u64;
     let stages = shape.stages();
     let one = |ns: u64| vec![ns / v; stages];
-    let costs = Costs {
+    let costs = OrderCosts {
         f: one(f),
         b: one(b),
         w: one(w),

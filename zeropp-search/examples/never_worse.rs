@@ -7,9 +7,9 @@
 //! search itself looks at. Ends with an error where the search was slower than the best of them.
 
 use zeropp_schedule::ir::{Action, Compute, Schedule, Task};
-use zeropp_schedule::schedules::{Costs, KINDS, Shape};
+use zeropp_schedule::schedules::{KINDS, OrderCosts, Shape};
 use zeropp_schedule::simulate::{self, simulate};
-use zeropp_search::budgeted::{Budgets, Found, Objective, Placement, Request, schedule};
+use zeropp_search::budgeted::{Budgets, FoundSchedule, Objective, Placement, Request, schedule};
 use zeropp_search::generate_with_costs;
 
 /// Whole schedules that a search may time where not the default effort is asked for.
@@ -18,7 +18,7 @@ const EVALUATIONS: u64 = 30;
 struct Case {
     name: String,
     shape: Shape,
-    costs: Costs,
+    costs: OrderCosts,
     budgets: Budgets,
     objective: Objective,
 }
@@ -53,7 +53,7 @@ fn span(case: &Case, made: &Schedule) -> Option<u64> {
 }
 
 /// The most activation memory of a rank's order.
-fn peak(rank: &[Action], costs: &Costs) -> i64 {
+fn peak(rank: &[Action], costs: &OrderCosts) -> i64 {
     let (mut now, mut peak) = (0i64, 0i64);
     for Task { kind, stage: s, .. } in rank.iter().flat_map(|action| action.computes()) {
         now += match kind {
@@ -137,7 +137,7 @@ fn random(number: u64) -> Case {
     let shape = Shape { pp, virtual_stages: v, micro_batches, unit: micro_batches };
     let mut time = || 10 + random.below(20) as u64;
     let (f, b, w) = (100 * time(), 100 * time(), 100 * time());
-    let mut costs = Costs::uniform(pp * v, f, b, w, 100 * random.below(4) as u64);
+    let mut costs = OrderCosts::uniform(pp * v, f, b, w, 100 * random.below(4) as u64);
     if random.below(3) == 0 {
         for times in [&mut costs.f, &mut costs.b, &mut costs.w] {
             times.iter_mut().for_each(|t| *t = *t * (80 + random.below(41) as u64) / 100);
@@ -178,7 +178,7 @@ fn profiles() -> Vec<Case> {
                 let n = v as u64;
                 let micro_batches = fold * pp;
                 let shape = Shape { pp, virtual_stages: v, micro_batches, unit: micro_batches };
-                let costs = Costs::uniform(pp * v, f / n, b / n, w / n, send);
+                let costs = OrderCosts::uniform(pp * v, f / n, b / n, w / n, send);
                 cases.push(Case {
                     name: format!("{model}: P {pp} V {v} B {micro_batches}"),
                     shape,
@@ -192,7 +192,7 @@ fn profiles() -> Vec<Case> {
     cases
 }
 
-fn search(case: &Case, evaluations: Option<u64>) -> Option<Found> {
+fn search(case: &Case, evaluations: Option<u64>) -> Option<FoundSchedule> {
     let request = Request {
         shape: &case.shape,
         costs: &case.costs,
@@ -206,7 +206,7 @@ fn search(case: &Case, evaluations: Option<u64>) -> Option<Found> {
 }
 
 /// The order of F, B and W alone.
-fn computing(found: Found) -> Schedule {
+fn computing(found: FoundSchedule) -> Schedule {
     let mut made = found.schedule;
     let computes = |action: &Action| matches!(action, Action::Compute { .. });
     made.ranks.iter_mut().for_each(|rank| rank.retain(computes));

@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use zeropp_schedule::ir::Schedule;
 use zeropp_schedule::metrics::Metrics;
-use zeropp_schedule::schedules::{Costs, Shape};
+use zeropp_schedule::schedules::{OrderCosts, Shape};
 use zeropp_schedule::simulate::{self, simulate};
 use zeropp_search::bound::least_bubble_rate;
 use zeropp_search::budgeted::{
@@ -39,13 +39,13 @@ fn shape(v: usize, unit: usize) -> Shape {
 }
 
 /// Costs of a rank's work in `v` equal stages.
-fn costs([f, b, w, c]: [u64; 4], v: usize) -> Costs {
+fn costs([f, b, w, c]: [u64; 4], v: usize) -> OrderCosts {
     let n = v as u64;
-    Costs::uniform(RANKS * v, f / n, b / n, w / n, c)
+    OrderCosts::uniform(RANKS * v, f / n, b / n, w / n, c)
 }
 
 /// Where a schedule lies in the picture.
-fn point(made: &Schedule, costs: &Costs, v: usize) -> Point {
+fn point(made: &Schedule, costs: &OrderCosts, v: usize) -> Point {
     let mut simulator =
         simulate::Costs::uniform(costs.f.len(), costs.f[0], costs.b[0], costs.w[0], costs.send);
     simulator.memory.iter_mut().for_each(|m| (m.activation, m.stash) = (2, 1));

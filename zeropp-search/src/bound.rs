@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 
 use crate::budgeted::{Budgets, Objective, least_span};
-use zeropp_schedule::action::{Cost, Held};
+use zeropp_schedule::action::{Cost, HeldKind};
 use zeropp_schedule::ir::{Action, Schedule};
 use zeropp_schedule::metrics::Metrics;
-use zeropp_schedule::schedules::{Costs, Rate, Shape};
+use zeropp_schedule::schedules::{OrderCosts, Rate, Shape};
 use zeropp_schedule::simulate::{self, LinkCosts};
 
 /// The least bubble rate of any order that computes what `schedule` does on the same placement,
@@ -51,13 +51,13 @@ pub fn least_bubble_rate(
 }
 
 /// The costs with what the schedule does not do left out, and the budgets that it keeps.
-fn within(schedule: &Schedule, given: &simulate::Costs, memory: i64) -> (Costs, Budgets) {
+fn within(schedule: &Schedule, given: &simulate::Costs, memory: i64) -> (OrderCosts, Budgets) {
     let actions = || schedule.ranks.iter().flatten();
     let stages_with = |cost: Cost| -> HashSet<usize> {
         actions().filter(|a| a.row().cost == cost).filter_map(Action::stage).collect()
     };
     let (gathered, reduced) = (stages_with(Cost::Gather), stages_with(Cost::Reduce));
-    let mut costs = Costs::from(given);
+    let mut costs = OrderCosts::from(given);
     for s in 0..schedule.stages() {
         costs.gather[s] *= u64::from(gathered.contains(&s));
         costs.reduce[s] *= u64::from(reduced.contains(&s));
@@ -80,7 +80,7 @@ fn within(schedule: &Schedule, given: &simulate::Costs, memory: i64) -> (Costs, 
     (costs, budgets)
 }
 
-/// The most stages of a rank that have their weights at once; those that nobody gathers always
+/// The most stages of a rank that have their weights at once; those that are never gathered always
 /// have them.
 fn held(schedule: &Schedule, gathered: &HashSet<usize>) -> u64 {
     let most = |(r, actions): (usize, &Vec<Action>)| {
@@ -89,9 +89,9 @@ fn held(schedule: &Schedule, gathered: &HashSet<usize>) -> u64 {
         let mut most = now.len();
         for action in actions {
             let row = action.row();
-            if row.takes.contains(&Held::Gathered) {
+            if row.takes.contains(&HeldKind::Gathered) {
                 now.extend(action.stage());
-            } else if row.gives.contains(&Held::Gathered) {
+            } else if row.gives.contains(&HeldKind::Gathered) {
                 action.stage().iter().for_each(|stage| _ = now.remove(stage));
             }
             most = most.max(now.len());

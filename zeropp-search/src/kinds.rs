@@ -1,7 +1,7 @@
 //! All kinds by name: those with a generator of their own, and the one that is searched for.
 
 use zeropp_schedule::ir::Schedule;
-use zeropp_schedule::schedules::{self, Costs, Kind, ScheduleError, Shape};
+use zeropp_schedule::schedules::{self, Kind, OrderCosts, ScheduleError, Shape};
 
 use crate::budgeted;
 
@@ -14,7 +14,7 @@ pub fn generate(kind: &str, shape: &Shape) -> Result<Schedule, ScheduleError> {
     match searched(kind) {
         Some(row) => {
             shape.check(row.name)?;
-            search(shape, &Costs::uniform(shape.stages(), 1, 1, 1, 0))
+            search(shape, &OrderCosts::uniform(shape.stages(), 1, 1, 1, 0))
         }
         None => schedules::generate(kind, shape),
     }
@@ -27,7 +27,7 @@ pub fn generate(kind: &str, shape: &Shape) -> Result<Schedule, ScheduleError> {
 pub fn generate_with_costs(
     kind: &str,
     shape: &Shape,
-    costs: &Costs,
+    costs: &OrderCosts,
 ) -> Result<Schedule, ScheduleError> {
     match searched(kind) {
         Some(row) => {
@@ -42,6 +42,6 @@ fn searched(kind: &str) -> Option<&'static Kind> {
     Kind::find(kind).filter(|row| row.is_searched())
 }
 
-fn search(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
+fn search(shape: &Shape, costs: &OrderCosts) -> Result<Schedule, ScheduleError> {
     budgeted::auto(shape, costs).map(|found| found.schedule)
 }

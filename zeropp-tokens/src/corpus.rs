@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use zeropp_data::files::{Foreign, WalkError, files_below, foreign, open_regular};
+use zeropp_data::files::{ForeignFile, WalkError, files_below, foreign, open_regular};
 
 use crate::error::{Checked, unreadable, wrong};
 use crate::zst::Zst;
@@ -21,7 +21,7 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// How a file holds documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum CorpusFormat {
     /// The file is a document.
     Text,
     /// A document a line, in JSON.
@@ -36,7 +36,7 @@ enum Kind {
 /// Files of documents in their order.
 #[derive(Clone, Debug)]
 pub(crate) struct Corpus {
-    files: Vec<(PathBuf, Kind)>,
+    files: Vec<(PathBuf, CorpusFormat)>,
     /// Bytes of each.
     sizes: Vec<u64>,
     /// Files of folders that are left out, and what they are.
@@ -74,7 +74,7 @@ impl Corpus {
         for input in inputs {
             let is_folder = std::fs::metadata(input).map_err(unreadable(input))?.is_dir();
             if !is_folder {
-                let found = kind(input)?.map_err(|Foreign { what, help }| {
+                let found = kind(input)?.map_err(|ForeignFile { what, help }| {
                     wrong(input, format!("it is {what}, which is not read as text"), help)
                 })?;
                 files.push((input.clone(), found));
@@ -86,7 +86,7 @@ impl Corpus {
             for path in found {
                 match kind(&path)? {
                     Ok(kind) => files.push((path, kind)),
-                    Err(Foreign { what, .. }) => left_out.push((path, what)),
+                    Err(ForeignFile { what, .. }) => left_out.push((path, what)),
                 }
             }
             leave_out_cards(&mut files, before.0, &mut left_out);
@@ -100,7 +100,7 @@ impl Corpus {
                 return Err(wrong(input, problem, "put text into it, or .jsonl"));
             }
         }
-        let size = |(path, _): &(PathBuf, Kind)| {
+        let size = |(path, _): &(PathBuf, CorpusFormat)| {
             Ok(open_regular(path).and_then(|f| f.metadata()).map_err(unreadable(path))?.len())
         };
         let sizes = files.iter().map(size).collect::<Checked<_>>()?;
@@ -136,15 +136,17 @@ impl Corpus {
                 Batches { path, number, behind, line: 1, is_begun: false, take: &mut take };
             let file = open_regular(path).map_err(unreadable(path))?;
             let enough = match kind {
-                Kind::Text => batches.text(file)?,
-                Kind::Lines => batches.lines(&mut BufReader::with_capacity(1 << 20, file))?,
-                Kind::LinesZst => {
+                CorpusFormat::Text => batches.text(file)?,
+                CorpusFormat::Lines => {
+                    batches.lines(&mut BufReader::with_capacity(1 << 20, file))?
+                }
+                CorpusFormat::LinesZst => {
                     let decoded = Zst::new(BufReader::with_capacity(1 << 20, file));
                     batches.lines(&mut BufReader::with_capacity(1 << 20, decoded))?
                 }
                 #[cfg(feature = "parquet")]
-                Kind::Parquet => {
-                    let rows = crate::rows::Rows::new(file).map_err(unreadable(path))?;
+                CorpusFormat::Parquet => {
+                    let rows = crate::rows::TableRows::new(file).map_err(unreadable(path))?;
                     batches.lines(&mut BufReader::with_capacity(1 << 20, rows))?
                 }
             };
@@ -235,18 +237,18 @@ impl<F: FnMut(Batch) -> bool> Batches<'_, F> {
 }
 
 /// How a file holds documents, or what it is that holds none.
-fn kind(path: &Path) -> Checked<Result<Kind, Foreign>> {
+fn kind(path: &Path) -> Checked<Result<CorpusFormat, ForeignFile>> {
     let mut first = Vec::new();
     let mut file = open_regular(path).map_err(unreadable(path))?.take(FIRST_BYTES);
     file.read_to_end(&mut first).map_err(unreadable(path))?;
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
     if ends(&[".jsonl.zst", ".ndjson.zst"]) {
-        return Ok(Ok(Kind::LinesZst));
+        return Ok(Ok(CorpusFormat::LinesZst));
     }
     if ends(&[".parquet"]) {
         #[cfg(feature = "parquet")]
-        return Ok(Ok(Kind::Parquet));
+        return Ok(Ok(CorpusFormat::Parquet));
         #[cfg(not(feature = "parquet"))]
         return Err(wrong(
             path,
@@ -256,28 +258,28 @@ fn kind(path: &Path) -> Checked<Result<Kind, Foreign>> {
     }
     if ends(&[".jsonl", ".ndjson"]) {
         let by_bytes = foreign(Path::new(""), &first);
-        return Ok(by_bytes.map_or(Ok(Kind::Lines), Err));
+        return Ok(by_bytes.map_or(Ok(CorpusFormat::Lines), Err));
     }
     if ends(&[".bin", ".idx"]) {
         let (what, help) = ("of an ending that tokens have", "name text, or .jsonl");
-        return Ok(Err(Foreign { what, help }));
+        return Ok(Err(ForeignFile { what, help }));
     }
-    Ok(foreign(path, &first).map_or(Ok(Kind::Text), Err))
+    Ok(foreign(path, &first).map_or(Ok(CorpusFormat::Text), Err))
 }
 
 /// The text about a data set that lies beside its lines is none of its documents.
 fn leave_out_cards(
-    files: &mut Vec<(PathBuf, Kind)>,
+    files: &mut Vec<(PathBuf, CorpusFormat)>,
     first: usize,
     left_out: &mut Vec<(PathBuf, &'static str)>,
 ) {
-    let has_lines = files[first..].iter().any(|(_, kind)| *kind != Kind::Text);
+    let has_lines = files[first..].iter().any(|(_, kind)| *kind != CorpusFormat::Text);
     let is_card = |path: &Path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         ["readme", "license", "licence"].iter().any(|begin| name.starts_with(begin))
     };
     for (path, kind) in files.split_off(first) {
-        match has_lines && kind == Kind::Text && is_card(&path) {
+        match has_lines && kind == CorpusFormat::Text && is_card(&path) {
             true => left_out.push((path, "text about the data")),
             false => files.push((path, kind)),
         }

@@ -20,7 +20,7 @@ const NOTE_BYTES: u64 = if cfg!(test) { 1 } else { 64 << 20 };
 
 /// The work that is done and on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Progress {
+pub(crate) struct FinishedWork {
     /// The identity of the run: its inputs, tokenizer and settings.
     key: String,
     /// Batches that are done.
@@ -73,13 +73,13 @@ impl Width {
 }
 
 /// The files under way.
-pub(crate) struct Output {
+pub(crate) struct TokenFiles {
     out: PathBuf,
     width: Width,
     bin: File,
     lengths: File,
     scored: Option<File>,
-    pub(crate) progress: Progress,
+    pub(crate) progress: FinishedWork,
     unnoted: u64,
 }
 
@@ -88,16 +88,16 @@ fn with_end(out: &Path, end: &str) -> PathBuf {
     PathBuf::from([out.as_os_str(), end.as_ref()].join("".as_ref()))
 }
 
-impl Output {
+impl TokenFiles {
     /// Begins, or goes on where a run of the same `key` was killed.
     /// Conversations have a loss mask, too.
-    pub(crate) fn open(out: &Path, key: String, width: Width, masked: bool) -> Checked<Output> {
+    pub(crate) fn open(out: &Path, key: String, width: Width, masked: bool) -> Checked<TokenFiles> {
         let at = |end: &str| with_end(out, end);
         let [bin, index, mask] = [".bin", ".idx", ".mask"].map(at);
         let note = at(".progress.json");
         let known = note.is_file().then(|| read_text(&note, 1 << 20)).transpose();
         let known = known.map_err(unreadable(&note))?;
-        let known: Option<Progress> = known.and_then(|text| serde_json::from_str(&text).ok());
+        let known: Option<FinishedWork> = known.and_then(|text| serde_json::from_str(&text).ok());
         // A mask is looked for beside ids: an old one would be taken for one of these.
         let there = [&bin, &index, &mask].into_iter().find(|path| path.exists());
         if let (None, Some(path)) = (&known, there) {
@@ -117,7 +117,7 @@ impl Output {
             }
         }
         let known = known.filter(|p| p.key == key).unwrap_or_default();
-        let progress = Progress { key, ..known };
+        let progress = FinishedWork { key, ..known };
         let open = |end: &str, bytes: u64| {
             let path = at(end);
             let failed = || unwritable(&path);
@@ -137,7 +137,7 @@ impl Output {
         let bin = open(".bin.partial", progress.tokens * width.bytes())?;
         let lengths = open(".lengths.partial", progress.documents * 4)?;
         let scored = masked.then(|| open(".mask.partial", progress.tokens)).transpose()?;
-        Ok(Output { out: out.into(), width, bin, lengths, scored, progress, unnoted: 0 })
+        Ok(TokenFiles { out: out.into(), width, bin, lengths, scored, progress, unnoted: 0 })
     }
 
     fn at(&self, end: &str) -> PathBuf {
@@ -190,7 +190,7 @@ impl Output {
     }
 
     /// Writes mask and index and gives the files their names, the index last.
-    pub(crate) fn finish(mut self) -> Checked<Progress> {
+    pub(crate) fn finish(mut self) -> Checked<FinishedWork> {
         self.note()?;
         let partial = self.at(".idx.partial");
         self.write_index(&partial).map_err(unwritable(&partial))?;

@@ -8,7 +8,7 @@ use parquet::file::reader::SerializedFileReader;
 use parquet::record::reader::RowIter;
 
 /// Decodes while it is read: each row as an object with all of its columns.
-pub(crate) struct Rows {
+pub(crate) struct TableRows {
     rows: RowIter<'static>,
     /// The row that is handed out, with its end of line.
     line: Vec<u8>,
@@ -16,16 +16,16 @@ pub(crate) struct Rows {
     taken: usize,
 }
 
-impl Rows {
+impl TableRows {
     /// Reads what the file says of itself.
-    pub(crate) fn new(file: File) -> Result<Rows> {
+    pub(crate) fn new(file: File) -> Result<TableRows> {
         let reader = SerializedFileReader::new(file).map_err(damaged)?;
         let rows = RowIter::from_file_into(Box::new(reader));
-        Ok(Rows { rows, line: Vec::new(), taken: 0 })
+        Ok(TableRows { rows, line: Vec::new(), taken: 0 })
     }
 }
 
-impl BufRead for Rows {
+impl BufRead for TableRows {
     fn fill_buf(&mut self) -> Result<&[u8]> {
         if self.taken == self.line.len()
             && let Some(row) = self.rows.next()
@@ -42,7 +42,7 @@ impl BufRead for Rows {
     }
 }
 
-impl Read for Rows {
+impl Read for TableRows {
     fn read(&mut self, out: &mut [u8]) -> Result<usize> {
         let n = self.fill_buf()?.read(out)?;
         self.consume(n);
@@ -103,7 +103,7 @@ mod tests {
         let mut file = tempfile::tempfile()?;
         file.write_all(bytes)?;
         let mut text = String::new();
-        Rows::new(file)?.read_to_string(&mut text)?;
+        TableRows::new(file)?.read_to_string(&mut text)?;
         Ok(text)
     }
 

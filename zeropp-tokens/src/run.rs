@@ -14,7 +14,7 @@ use zeropp_data::threads::{REFUSED_HELP, start_scoped};
 use crate::chat::ChatTemplate;
 use crate::corpus::{Batch, Corpus};
 use crate::error::{Checked, TokensError, wrong};
-use crate::output::{Output, Progress, Width};
+use crate::output::{FinishedWork, TokenFiles, Width};
 use crate::tokenizer::TextTokenizer;
 
 /// Batches of each thread that are under way.
@@ -89,13 +89,13 @@ pub fn tokenize(
     let corpus = Corpus::new(inputs)?;
     let width = Width::of(tokenizer.vocabulary());
     let key = key(&corpus, tokenizer, options)?;
-    let mut output = Output::open(out, key, width, options.chat.is_some())?;
+    let mut output = TokenFiles::open(out, key, width, options.chat.is_some())?;
     let bytes_total = corpus.bytes();
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if options.threads == 0 { cores() } else { options.threads };
     let skip = output.progress.batches;
     let first_bad = OnceLock::new();
-    let worker = BackgroundThread { tokenizer, options, width, first_bad: &first_bad };
+    let worker = LineEncoder { tokenizer, options, width, first_bad: &first_bad };
     let mut last = 0;
     std::thread::scope(|scope| -> Checked<()> {
         let (work, works) = bounded::<Batch>(BATCHES_EACH * threads);
@@ -145,8 +145,8 @@ pub fn tokenize(
 }
 
 /// The progress as callers receive it.
-fn said(progress: &Progress, bytes: u64, bytes_total: u64) -> Tokenized {
-    let Progress { documents, tokens, answers, bad_lines, .. } = *progress;
+fn said(progress: &FinishedWork, bytes: u64, bytes_total: u64) -> Tokenized {
+    let FinishedWork { documents, tokens, answers, bad_lines, .. } = *progress;
     Tokenized { bytes, bytes_total, documents, tokens, answers, bad_lines }
 }
 
@@ -207,7 +207,7 @@ fn write(
 }
 
 #[derive(Clone)]
-struct BackgroundThread<'a> {
+struct LineEncoder<'a> {
     tokenizer: &'a TextTokenizer,
     options: &'a TokenizeOptions,
     width: Width,
@@ -215,7 +215,7 @@ struct BackgroundThread<'a> {
     first_bad: &'a OnceLock<TokensError>,
 }
 
-impl BackgroundThread<'_> {
+impl LineEncoder<'_> {
     fn run(&self, works: &Receiver<Batch>, done: &Sender<(u64, Checked<Done>)>) {
         // With a cache of its own: threads that share one wait for each other.
         let tokenizer = self.tokenizer.clone();

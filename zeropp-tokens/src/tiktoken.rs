@@ -10,7 +10,7 @@ use crate::error::{Checked, wrong};
 use crate::gpt2::{bpe, byte_characters};
 
 /// An encoding that is known by the number of its ranks.
-struct Known {
+struct KnownEncoding {
     ranks: usize,
     pattern: &'static str,
     special: &'static [(&'static str, u64)],
@@ -29,10 +29,10 @@ const O200K: &str = concat!(
     r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 );
 
-const KNOWN: [Known; 5] = [
-    Known { ranks: 50_256, pattern: GPT2, special: &[("<|endoftext|>", 50_256)] },
-    Known { ranks: 50_280, pattern: GPT2, special: &[("<|endoftext|>", 50_256)] },
-    Known {
+const KNOWN: [KnownEncoding; 5] = [
+    KnownEncoding { ranks: 50_256, pattern: GPT2, special: &[("<|endoftext|>", 50_256)] },
+    KnownEncoding { ranks: 50_280, pattern: GPT2, special: &[("<|endoftext|>", 50_256)] },
+    KnownEncoding {
         ranks: 100_256,
         pattern: CL100K,
         special: &[
@@ -43,7 +43,7 @@ const KNOWN: [Known; 5] = [
             ("<|endofprompt|>", 100_276),
         ],
     },
-    Known {
+    KnownEncoding {
         ranks: 128_000,
         pattern: CL100K,
         special: &[
@@ -54,7 +54,7 @@ const KNOWN: [Known; 5] = [
             ("<|eot_id|>", 128_009),
         ],
     },
-    Known {
+    KnownEncoding {
         ranks: 199_998,
         pattern: O200K,
         special: &[("<|endoftext|>", 199_999), ("<|endofprompt|>", 200_018)],

@@ -53,8 +53,9 @@ impl<R: BufRead> Zst<R> {
 
     /// Compares what a frame says of its content with the content.
     fn end_frame(&mut self) -> Result<()> {
-        let told = self.decoder.get_checksum_from_data();
-        if told.is_some_and(|told| self.decoder.get_calculated_checksum() != Some(told)) {
+        let reported = self.decoder.get_checksum_from_data();
+        if reported.is_some_and(|reported| self.decoder.get_calculated_checksum() != Some(reported))
+        {
             return Err(damaged("a checksum does not match"));
         }
         self.in_frame = false;

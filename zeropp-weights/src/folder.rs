@@ -25,7 +25,7 @@ const HEAD: &str = "lm_head.weight";
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Index {
+struct FolderIndex {
     /// Sizes, for people.
     #[serde(default, rename = "metadata")]
     _metadata: Option<BTreeMap<String, Value>>,
@@ -42,7 +42,7 @@ pub(crate) fn open(folder: &Path) -> Checked<Vec<StoredTensor>> {
         return Err(nothing(folder));
     }
     let text = read_text(&path, INDEX_BYTES_MAX).map_err(unreadable(&path))?;
-    let index: Index = serde_json::from_str(&text)
+    let index: FolderIndex = serde_json::from_str(&text)
         .map_err(|e| damaged(&path, format!("it is not an index of weights ({e})")))?;
     let files: BTreeSet<&String> = index.weight_map.values().collect();
     if files.is_empty() {

@@ -7,7 +7,7 @@ use crate::encoding::Encoding;
 use crate::error::{Checked, damaged, wrong};
 use crate::gguf_names::{Architecture, hf_name};
 use crate::gguf_values::{Cursor, GgufValue, GgufValues};
-use crate::stored::{MappedFile, Rows, StoredTensor};
+use crate::stored::{MappedFile, RowOrder, StoredTensor};
 
 pub(crate) const MAGIC: &[u8] = b"GGUF";
 /// Where the data of tensors begins is a multiple of this, unless a key says otherwise.
@@ -20,7 +20,7 @@ pub(crate) struct GgufFile {
 }
 
 /// A row of the table of tensors.
-struct Entry {
+struct TensorEntry {
     name: String,
     /// Outermost first, as everywhere else; the file has the innermost first.
     shape: Vec<usize>,
@@ -67,7 +67,7 @@ pub(crate) fn open(path: &Path) -> Checked<GgufFile> {
     Ok(GgufFile { values, tensors })
 }
 
-fn entry(path: &Path, cursor: &mut Cursor<'_>) -> Checked<Entry> {
+fn entry(path: &Path, cursor: &mut Cursor<'_>) -> Checked<TensorEntry> {
     let name = cursor.name("the name of a tensor")?;
     let dimensions = cursor.u32("the dimensions of a tensor")?;
     if dimensions > 4 {
@@ -96,17 +96,17 @@ fn entry(path: &Path, cursor: &mut Cursor<'_>) -> Checked<Entry> {
     let Some(bytes) = bytes else {
         return Err(damaged(path, format!("its tensor {name} has the impossible shape {shape:?}")));
     };
-    Ok(Entry { name, shape, encoding, offset, bytes })
+    Ok(TensorEntry { name, shape, encoding, offset, bytes })
 }
 
 /// Every tensor lies inside the data, begins aligned and overlaps no other; no name is there twice.
-fn check_places(path: &Path, entries: &[Entry], data: u64, alignment: u64) -> Checked<()> {
+fn check_places(path: &Path, entries: &[TensorEntry], data: u64, alignment: u64) -> Checked<()> {
     let mut names: Vec<&str> = entries.iter().map(|e| e.name.as_str()).collect();
     names.sort_unstable();
     if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(damaged(path, format!("its tensor {} is there twice", pair[0])));
     }
-    let mut places: Vec<&Entry> = entries.iter().collect();
+    let mut places: Vec<&TensorEntry> = entries.iter().collect();
     places.sort_by_key(|e| e.offset);
     let mut end = 0;
     for e in places {
@@ -132,7 +132,7 @@ fn named(
     path: &Path,
     file: &Arc<MappedFile>,
     values: &GgufValues,
-    entries: Vec<Entry>,
+    entries: Vec<TensorEntry>,
     data: usize,
 ) -> Checked<Vec<StoredTensor>> {
     let architecture = Architecture::of(path, values)?;
@@ -151,9 +151,9 @@ fn named(
                     return Err(wrong(path, problem, help));
                 }
             },
-            None => (e.name, Rows::AsNamed),
+            None => (e.name, RowOrder::AsNamed),
         };
-        if let Rows::Interleaved { heads } = rows
+        if let RowOrder::Interleaved { heads } = rows
             && (heads == 0 || !e.shape.first().is_some_and(|n| n.is_multiple_of(2 * heads)))
         {
             let problem = format!("its tensor {name} {:?} is not {heads} heads of rows", e.shape);

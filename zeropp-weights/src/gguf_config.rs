@@ -8,7 +8,7 @@ use crate::gguf_values::{GgufValue, GgufValues};
 
 /// The type of a key's value.
 #[derive(Clone, Copy)]
-enum Kind {
+enum ValueType {
     /// A whole number from 0 to 2³² − 1.
     Count,
     /// A number from 0.
@@ -21,32 +21,32 @@ enum Kind {
 
 /// The keys of an architecture that are read, without its name: `llama.block_count` is
 /// `block_count`. What is not here is refused.
-const KNOWN: [(&str, Kind); 24] = [
-    ("block_count", Kind::Count),
-    ("context_length", Kind::Count),
-    ("embedding_length", Kind::Count),
-    ("feed_forward_length", Kind::Count),
-    ("attention.head_count", Kind::Count),
-    ("attention.head_count_kv", Kind::Count),
-    ("attention.key_length", Kind::Count),
-    ("attention.value_length", Kind::Count),
-    ("attention.sliding_window", Kind::Count),
-    ("attention.layer_norm_rms_epsilon", Kind::Number),
-    ("attention.scale", Kind::Number),
-    ("attention.causal", Kind::Truth),
-    ("expert_count", Kind::Count),
-    ("expert_used_count", Kind::Count),
-    ("logit_scale", Kind::Number),
-    ("rope.dimension_count", Kind::Count),
-    ("rope.freq_base", Kind::Number),
-    ("rope.scale_linear", Kind::Number),
-    ("rope.scaling.type", Kind::Word),
-    ("rope.scaling.factor", Kind::Number),
-    ("rope.scaling.original_context_length", Kind::Count),
-    ("rope.scaling.attn_factor", Kind::Number),
+const KNOWN: [(&str, ValueType); 24] = [
+    ("block_count", ValueType::Count),
+    ("context_length", ValueType::Count),
+    ("embedding_length", ValueType::Count),
+    ("feed_forward_length", ValueType::Count),
+    ("attention.head_count", ValueType::Count),
+    ("attention.head_count_kv", ValueType::Count),
+    ("attention.key_length", ValueType::Count),
+    ("attention.value_length", ValueType::Count),
+    ("attention.sliding_window", ValueType::Count),
+    ("attention.layer_norm_rms_epsilon", ValueType::Number),
+    ("attention.scale", ValueType::Number),
+    ("attention.causal", ValueType::Truth),
+    ("expert_count", ValueType::Count),
+    ("expert_used_count", ValueType::Count),
+    ("logit_scale", ValueType::Number),
+    ("rope.dimension_count", ValueType::Count),
+    ("rope.freq_base", ValueType::Number),
+    ("rope.scale_linear", ValueType::Number),
+    ("rope.scaling.type", ValueType::Word),
+    ("rope.scaling.factor", ValueType::Number),
+    ("rope.scaling.original_context_length", ValueType::Count),
+    ("rope.scaling.attn_factor", ValueType::Number),
     // These two change nothing: the embedding has as many rows as it has.
-    ("rope.scaling.finetuned", Kind::Truth),
-    ("vocab_size", Kind::Count),
+    ("rope.scaling.finetuned", ValueType::Truth),
+    ("vocab_size", ValueType::Count),
 ];
 
 /// Keys of the tokenizer that a `config.json` has too.
@@ -69,24 +69,24 @@ const FIELDS: [(&str, &str); 9] = [
 ];
 
 /// A key and what is wrong with it: the problem, and what would work.
-pub(crate) struct Fault {
+pub(crate) struct KeyProblem {
     pub(crate) problem: String,
     pub(crate) help: &'static str,
 }
 
-type Checked<T> = Result<T, Fault>;
+type Checked<T> = Result<T, KeyProblem>;
 
 const ORIGINAL: &str = "use the model's Hugging Face folder";
 
 fn fault<T>(problem: String, help: &'static str) -> Checked<T> {
-    Err(Fault { problem, help })
+    Err(KeyProblem { problem, help })
 }
 
 /// The `config.json` that the key-values of a GGUF file stand for; none where its architecture is
 /// not known. `tied` says whether there is no head of its own, `vocabulary` the embedding's rows.
 pub(crate) fn config(values: &GgufValues, tied: bool, vocabulary: usize) -> Checked<Option<Value>> {
     let Some(GgufValue::Text(name)) = values.get("general.architecture") else { return Ok(None) };
-    let keys = Keys { values, name };
+    let keys = ArchitectureKeys { values, name };
     let window = match keys.count("attention.sliding_window")? {
         None | Some(0) => None,
         Some(tokens) => Some(tokens),
@@ -136,12 +136,12 @@ fn plain(value: &GgufValue) -> Value {
 
 /// The keys of one architecture.
 #[derive(Clone, Copy)]
-struct Keys<'a> {
+struct ArchitectureKeys<'a> {
     values: &'a GgufValues,
     name: &'a str,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> ArchitectureKeys<'a> {
     fn get(self, key: &str) -> Option<&'a GgufValue> {
         self.values.get(&format!("{}.{key}", self.name))
     }
@@ -183,12 +183,14 @@ impl<'a> Keys<'a> {
                 None => {
                     return self.wrong(key, "and that key is not known; it may change the model");
                 }
-                Some(Kind::Count) => drop(self.count(key)?),
-                Some(Kind::Number) => drop(self.number(key)?),
-                Some(Kind::Truth) if matches!(value, GgufValue::Truth(_)) => {}
-                Some(Kind::Word) if matches!(value, GgufValue::Text(_)) => {}
-                Some(Kind::Truth) => return self.wrong(key, "which is neither true nor false"),
-                Some(Kind::Word) => return self.wrong(key, "which is no text"),
+                Some(ValueType::Count) => drop(self.count(key)?),
+                Some(ValueType::Number) => drop(self.number(key)?),
+                Some(ValueType::Truth) if matches!(value, GgufValue::Truth(_)) => {}
+                Some(ValueType::Word) if matches!(value, GgufValue::Text(_)) => {}
+                Some(ValueType::Truth) => {
+                    return self.wrong(key, "which is neither true nor false");
+                }
+                Some(ValueType::Word) => return self.wrong(key, "which is no text"),
             }
         }
         for (key, field) in TOKENS {

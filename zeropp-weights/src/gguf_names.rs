@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::error::{Checked, damaged, wrong};
 use crate::gguf_values::{GgufValue, GgufValues};
-use crate::stored::Rows;
+use crate::stored::RowOrder;
 
 /// Most blocks of a model: a number beyond is a slip or an attack, and a list of the parameters of
 /// so many fills the memory.
@@ -52,7 +52,7 @@ impl Architecture {
 }
 
 /// Hugging Face's name of a tensor, and the order of its rows.
-pub(crate) fn hf_name(architecture: &Architecture, name: &str) -> Option<(String, Rows)> {
+pub(crate) fn hf_name(architecture: &Architecture, name: &str) -> Option<(String, RowOrder)> {
     let whole = match name {
         "token_embd.weight" => Some("model.embed_tokens.weight"),
         "output_norm.weight" => Some("model.norm.weight"),
@@ -60,7 +60,7 @@ pub(crate) fn hf_name(architecture: &Architecture, name: &str) -> Option<(String
         _ => None,
     };
     if let Some(name) = whole {
-        return Some((name.into(), Rows::AsNamed));
+        return Some((name.into(), RowOrder::AsNamed));
     }
     let (block, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let block: usize = block.parse().ok()?;
@@ -69,21 +69,21 @@ pub(crate) fn hf_name(architecture: &Architecture, name: &str) -> Option<(String
         return None;
     }
     let rows = |heads| match architecture.interleaved {
-        true => Rows::Interleaved { heads },
-        false => Rows::AsNamed,
+        true => RowOrder::Interleaved { heads },
+        false => RowOrder::AsNamed,
     };
     let (part, rows) = match part {
-        "attn_norm" => ("input_layernorm", Rows::AsNamed),
+        "attn_norm" => ("input_layernorm", RowOrder::AsNamed),
         "attn_q" => ("self_attn.q_proj", rows(architecture.heads)),
         "attn_k" => ("self_attn.k_proj", rows(architecture.kv_heads)),
-        "attn_v" => ("self_attn.v_proj", Rows::AsNamed),
-        "attn_output" => ("self_attn.o_proj", Rows::AsNamed),
-        "attn_q_norm" => ("self_attn.q_norm", Rows::AsNamed),
-        "attn_k_norm" => ("self_attn.k_norm", Rows::AsNamed),
-        "ffn_norm" => ("post_attention_layernorm", Rows::AsNamed),
-        "ffn_gate" => ("mlp.gate_proj", Rows::AsNamed),
-        "ffn_up" => ("mlp.up_proj", Rows::AsNamed),
-        "ffn_down" => ("mlp.down_proj", Rows::AsNamed),
+        "attn_v" => ("self_attn.v_proj", RowOrder::AsNamed),
+        "attn_output" => ("self_attn.o_proj", RowOrder::AsNamed),
+        "attn_q_norm" => ("self_attn.q_norm", RowOrder::AsNamed),
+        "attn_k_norm" => ("self_attn.k_norm", RowOrder::AsNamed),
+        "ffn_norm" => ("post_attention_layernorm", RowOrder::AsNamed),
+        "ffn_gate" => ("mlp.gate_proj", RowOrder::AsNamed),
+        "ffn_up" => ("mlp.up_proj", RowOrder::AsNamed),
+        "ffn_down" => ("mlp.down_proj", RowOrder::AsNamed),
         _ => return None,
     };
     Some((format!("model.layers.{block}.{part}.{kind}"), rows))

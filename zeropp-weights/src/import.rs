@@ -24,12 +24,12 @@ pub struct ParameterShape {
 #[derive(Debug)]
 pub struct Import {
     weights: Weights,
-    found: BTreeMap<String, Found>,
+    found: BTreeMap<String, TensorSource>,
 }
 
 /// Where a parameter is.
 #[derive(Debug)]
-struct Found {
+struct TensorSource {
     /// The tensors that it is, one after the other: more than one for experts.
     stored: Vec<String>,
     transposed: bool,
@@ -71,7 +71,7 @@ impl Import {
             let columns = parameter.shape.last().copied().unwrap_or(1);
             used.extend(stored.iter().cloned());
             let each = of.shape.iter().product();
-            found.insert(of.name, Found { stored, transposed, columns, each });
+            found.insert(of.name, TensorSource { stored, transposed, columns, each });
         }
         check_all_used(&weights, family, &used)?;
         Ok(Import { weights, found })
@@ -91,7 +91,7 @@ impl Import {
     /// # Panics
     /// Panics for a name that was not given to [`new`](Self::new), and beyond the end.
     pub fn read(&self, name: &str, offset: usize, out: &mut [f32]) -> Checked<()> {
-        let Found { stored, each, .. } = &self.found[name];
+        let TensorSource { stored, each, .. } = &self.found[name];
         let (mut offset, mut out) = (offset, out);
         while !out.is_empty() {
             // The last one also has what is beyond its end.

@@ -7,7 +7,7 @@ use safetensors::tensor::Metadata;
 
 use crate::encoding::Encoding;
 use crate::error::{Checked, damaged, wrong};
-use crate::stored::{MappedFile, Rows, StoredTensor};
+use crate::stored::{MappedFile, RowOrder, StoredTensor};
 
 /// Bytes of the header's length at the start of the file.
 const PREFIX_BYTES: usize = 8;
@@ -45,7 +45,7 @@ pub(crate) fn open(path: &Path) -> Checked<Vec<StoredTensor>> {
             encoding: encoding(path, &name, info.dtype)?,
             name,
             shape: info.shape.clone(),
-            rows: Rows::AsNamed,
+            rows: RowOrder::AsNamed,
             file: file.clone(),
             start: data + start,
             bytes: end - start,

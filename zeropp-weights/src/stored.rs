@@ -25,7 +25,7 @@ impl MappedFile {
 
 /// In which order the rows of a matrix are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rows {
+pub(crate) enum RowOrder {
     /// As they are named.
     AsNamed,
     /// Those of each of this many heads interleaved: row i of the first half of a head stands
@@ -33,12 +33,12 @@ pub(crate) enum Rows {
     Interleaved { heads: usize },
 }
 
-impl Rows {
+impl RowOrder {
     /// Where row `row` of `rows` is stored.
     pub(crate) fn stored(self, row: usize, rows: usize) -> usize {
         match self {
-            Rows::AsNamed => row,
-            Rows::Interleaved { heads } => {
+            RowOrder::AsNamed => row,
+            RowOrder::Interleaved { heads } => {
                 let head = rows / heads;
                 let (first, within) = (row / head * head, row % head);
                 let half = head / 2;
@@ -57,7 +57,7 @@ pub struct StoredTensor {
     pub shape: Vec<usize>,
     /// How its elements are stored.
     pub encoding: Encoding,
-    pub(crate) rows: Rows,
+    pub(crate) rows: RowOrder,
     pub(crate) file: Arc<MappedFile>,
     /// First byte in the file.
     pub(crate) start: usize,
@@ -90,7 +90,7 @@ impl StoredTensor {
     /// # Panics
     /// Panics beyond the end, and where the encoding is not read.
     pub(crate) fn decode(&self, start: usize, out: &mut [f32]) {
-        if self.rows == Rows::AsNamed {
+        if self.rows == RowOrder::AsNamed {
             return self.encoding.decode(self.raw(), start, out);
         }
         let (rows, columns) = (self.shape[0], self.elements() / self.shape[0]);
@@ -112,10 +112,10 @@ mod tests {
     #[test]
     fn interleaved_rows_are_a_permutation_inside_each_head() {
         let stored: Vec<usize> =
-            (0..8).map(|row| Rows::Interleaved { heads: 2 }.stored(row, 8)).collect();
+            (0..8).map(|row| RowOrder::Interleaved { heads: 2 }.stored(row, 8)).collect();
         assert_eq!(stored, [0, 2, 1, 3, 4, 6, 5, 7]);
         let wide: Vec<usize> =
-            (0..8).map(|row| Rows::Interleaved { heads: 1 }.stored(row, 8)).collect();
+            (0..8).map(|row| RowOrder::Interleaved { heads: 1 }.stored(row, 8)).collect();
         assert_eq!(wide, [0, 2, 4, 6, 1, 3, 5, 7]);
     }
 }

@@ -16,7 +16,7 @@ use crate::rule::{
     DeviceElements, EMA, Elements, Parameter, ParameterGroups, Role, StateTensor, StepScale,
     WholeParameter, WholeUpdate,
 };
-use crate::sharers::Sharers;
+use crate::sharers::UpdateGroup;
 
 /// The part of a parameter, and of the padding after it, in what a rank owns of a layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,14 +33,14 @@ pub(crate) struct Segment {
 
 /// A rank's part of a layer's flat buffer: elements `start..start + len`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Owned<'a> {
+pub(crate) struct OwnedRange<'a> {
     pub(crate) layout: &'a FlatLayout,
     pub(crate) role: Role,
     pub(crate) start: usize,
     pub(crate) len: usize,
 }
 
-impl Owned<'_> {
+impl OwnedRange<'_> {
     fn elements(&self) -> optimizer::Owned<'_> {
         optimizer::Owned { layout: self.layout, start: self.start, len: self.len }
     }
@@ -90,7 +90,7 @@ pub(crate) struct LayerState {
 }
 
 /// A tensor that is kept of a piece of a parameter, and where its words begin in which.
-pub(crate) struct Kept<'a> {
+pub(crate) struct KeptTensor<'a> {
     pub(crate) state: StateTensor,
     pub(crate) tensor: &'a Tensor<1>,
     pub(crate) start: usize,
@@ -98,7 +98,11 @@ pub(crate) struct Kept<'a> {
 
 impl LayerState {
     /// State of zeros, and a mean that is the parameters' own `[len]`.
-    pub(crate) fn new(owned: Owned<'_>, groups: &ParameterGroups, param: &Tensor<1>) -> LayerState {
+    pub(crate) fn new(
+        owned: OwnedRange<'_>,
+        groups: &ParameterGroups,
+        param: &Tensor<1>,
+    ) -> LayerState {
         let segments = owned.segments(groups);
         let device = param.device();
         let count = segments.iter().map(|s| s.state.len()).max().unwrap_or(0);
@@ -121,15 +125,15 @@ impl LayerState {
     }
 
     /// The state of the piece of a parameter that begins at element `at` of the owned ones.
-    pub(crate) fn kept(&self, at: usize) -> Vec<Kept<'_>> {
+    pub(crate) fn kept(&self, at: usize) -> Vec<KeptTensor<'_>> {
         let segment = self.segments.iter().find(|s| s.range.start == at).expect("a parameter's");
         let words = segment.state.iter().zip(&segment.words).zip(&self.words);
-        let words = words.map(|((state, words), tensor)| Kept {
+        let words = words.map(|((state, words), tensor)| KeptTensor {
             state: state.clone(),
             tensor,
             start: words.start,
         });
-        let mean = |tensor| Kept { state: StateTensor::per_element(EMA), tensor, start: at };
+        let mean = |tensor| KeptTensor { state: StateTensor::per_element(EMA), tensor, start: at };
         words.chain(self.ema.iter().map(mean)).collect()
     }
 
@@ -137,10 +141,10 @@ impl LayerState {
     /// other elements of parameters that are updated as a whole.
     pub(crate) fn update(
         &mut self,
-        owned: Owned<'_>,
+        owned: OwnedRange<'_>,
         (param, grad): (Tensor<1>, &Tensor<1>),
         (groups, scale): (&ParameterGroups, &StepScale),
-        sharers: &mut Sharers<'_>,
+        sharers: &mut UpdateGroup<'_>,
     ) -> CommResult<Tensor<1>> {
         let (has_wholes, has_rms) = owned.looks_at_whole(groups);
         let update = Update { owned, groups, scale, has_wholes, has_rms };
@@ -166,7 +170,7 @@ impl LayerState {
         update: &Update<'_>,
         param: Tensor<1>,
         g: &[f32],
-        sharers: &mut Sharers<'_>,
+        sharers: &mut UpdateGroup<'_>,
     ) -> CommResult<Tensor<1>> {
         let (rule, scale) = (&update.groups.rule, update.scale);
         let words = std::mem::take(&mut self.words);
@@ -215,7 +219,7 @@ impl LayerState {
         update: &Update<'_>,
         param: Tensor<1>,
         grad: &Tensor<1>,
-        sharers: &mut Sharers<'_>,
+        sharers: &mut UpdateGroup<'_>,
     ) -> CommResult<Tensor<1>> {
         let (rule, scale) = (&update.groups.rule, update.scale);
         let squares = |sum: &mut ExactSum, here| add_squares(sum, [&elements(&param, here)]);
@@ -278,7 +282,7 @@ impl Segment {
 
 /// One update of a layer.
 struct Update<'a> {
-    owned: Owned<'a>,
+    owned: OwnedRange<'a>,
     groups: &'a ParameterGroups,
     scale: &'a StepScale,
     has_wholes: bool,
@@ -322,7 +326,7 @@ impl Update<'_> {
         &self,
         segments: &[Segment],
         mut squares: impl FnMut(&mut ExactSum, Range<usize>),
-        sharers: &Sharers<'_>,
+        sharers: &UpdateGroup<'_>,
     ) -> CommResult<Vec<f64>> {
         let params = &self.owned.layout.params;
         if !self.has_rms {

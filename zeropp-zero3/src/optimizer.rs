@@ -13,18 +13,18 @@ use zeropp_core::{cpu_tensor, device};
 
 use crate::exact::ExactSum;
 use crate::layer_shard::own_copy;
-use crate::layer_state::{LayerState, Owned};
+use crate::layer_state::{LayerState, OwnedRange};
 use crate::layer_sums::LayerSums;
 use crate::norm::add_squares;
 use crate::returning::{Returning, Updated};
 use crate::rollback::LayerBefore;
 use crate::rule::{ParameterGroups, Role, StepScale};
-use crate::sharers::Sharers;
+use crate::sharers::UpdateGroup;
 use crate::stage::{ParamExport, ShardedStage};
 use crate::tied::{self, Tie};
 
 /// The learning rate of each step, counted from 1.
-pub type LearningRate = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
+pub type LearningRateFn = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
 
 /// Options for the use of reduced gradients.
 #[derive(Clone)]
@@ -32,7 +32,7 @@ pub struct OptimizerOptions {
     /// How parameters are updated.
     pub parameters: ParameterGroups,
     /// Learning rate over the steps.
-    pub lr: LearningRate,
+    pub lr: LearningRateFn,
     /// Largest global norm; 0 does not clip.
     pub clip: f64,
     /// The weight shared by embedding and head.
@@ -88,7 +88,7 @@ struct Early {
 
 /// The place in its layer of the elements that a rank updates; found from the parameters, before
 /// they are taken.
-struct Place {
+struct ShardRange {
     layer: usize,
     role: Role,
     /// Elements of the rank's shard.
@@ -171,10 +171,10 @@ impl Optimizer {
     }
 
     /// The part of a layer that this rank updates.
-    fn owned<'a>(&self, stage: &'a ShardedStage, layer: usize) -> Owned<'a> {
+    fn owned<'a>(&self, stage: &'a ShardedStage, layer: usize) -> OwnedRange<'a> {
         let owned = stage.owned(layer);
         let is_tied = self.options.tie.is_some_and(|tie| tie.last == (stage.index(), layer));
-        if is_tied { Owned { role: Role::Embedding, ..owned } } else { owned }
+        if is_tied { OwnedRange { role: Role::Embedding, ..owned } } else { owned }
     }
 
     /// Counts the state as it is now.
@@ -497,18 +497,18 @@ impl Optimizer {
         self.meter.hold(MemoryKind::Optimizer, bytes)
     }
 
-    fn place(&self, stage: &ShardedStage, layer: usize) -> Place {
+    fn place(&self, stage: &ShardedStage, layer: usize) -> ShardRange {
         let (start, len) = stage.owned_range(layer);
-        let Owned { role, start: first, .. } = self.owned(stage, layer);
+        let OwnedRange { role, start: first, .. } = self.owned(stage, layer);
         let shard = stage.layers[layer].param.dims()[0];
-        Place { layer, role, shard, range: start..start + len, first }
+        ShardRange { layer, role, shard, range: start..start + len, first }
     }
 
     /// Updates what is `given` of a layer, by nothing without a `scale`.
     fn update_layer(
         &mut self,
         stage: &mut ShardedStage,
-        place: &Place,
+        place: &ShardRange,
         (own, grad): Given,
         state: &mut LayerState,
         scale: Option<&StepScale>,
@@ -518,7 +518,7 @@ impl Optimizer {
         let layer = &mut stage.layers[place.layer];
         let layout = layer.weights.layout().clone();
         let len = place.range.len();
-        let owned = Owned { layout: &layout, role: place.role, start: place.first, len };
+        let owned = OwnedRange { layout: &layout, role: place.role, start: place.first, len };
         // What it takes beside the parameters that it replaces.
         let over = (self.groups.zero3.size(), self.zero1);
         let [computing, returning] = owned.update_bytes(&self.options.parameters, over);
@@ -532,7 +532,7 @@ impl Optimizer {
                 let _computing = self.meter.hold(MemoryKind::Optimizer, computing);
                 let by = (&self.options.parameters, scale);
                 let (groups, zero1) = (&self.groups, self.zero1);
-                let mut sharers = Sharers { groups, zero1, gathers: 0, sent_bytes: 0 };
+                let mut sharers = UpdateGroup { groups, zero1, gathers: 0, sent_bytes: 0 };
                 let own = state.update(owned, (own, &grad), by, &mut sharers)?;
                 outcome.gathers += sharers.gathers;
                 outcome.sent_bytes += sharers.sent_bytes;

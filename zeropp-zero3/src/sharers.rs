@@ -7,7 +7,7 @@ use zeropp_comm::{CommResult, Communicator};
 use crate::exact::ExactSum;
 
 /// The ranks with which this one shares what it updates.
-pub(crate) struct Sharers<'a> {
+pub(crate) struct UpdateGroup<'a> {
     pub(crate) groups: &'a Groups,
     /// Whether replicas share the optimizer's work.
     pub(crate) zero1: bool,
@@ -17,7 +17,7 @@ pub(crate) struct Sharers<'a> {
     pub(crate) sent_bytes: u64,
 }
 
-impl Sharers<'_> {
+impl UpdateGroup<'_> {
     /// Replicas that have other parts of this rank's shard, then the ranks that have other shards.
     fn groups(&self) -> impl Iterator<Item = &dyn Communicator> + use<'_> {
         let replica = self.zero1.then_some(&self.groups.replica);

@@ -15,7 +15,7 @@ use zeropp_core::params::FlatLayout;
 use zeropp_core::split::{Grads, LayerWeights};
 
 use crate::layer_shard::{FlatPiece, LayerShard, flat_pieces, initial_shard, own_copy};
-use crate::layer_state::Owned;
+use crate::layer_state::OwnedRange;
 
 /// How stages are held.
 #[derive(Clone)]
@@ -34,7 +34,7 @@ pub struct ShardOptions {
 }
 
 /// Buffers on their way through a collective, and what counts those that go in and come out.
-struct InFlight {
+struct CollectiveBuffers {
     parts: Vec<Pending<Tensor<1>>>,
     holds: Vec<Hold>,
 }
@@ -46,11 +46,11 @@ pub struct ShardedStage {
     groups: Groups,
     options: ShardOptions,
     pub(crate) meter: Arc<Meter>,
-    gathering: Option<InFlight>,
+    gathering: Option<CollectiveBuffers>,
     gathered_holds: Vec<Hold>,
     /// Whether a unit of this step has a gradient.
     begun: bool,
-    reducing: Option<InFlight>,
+    reducing: Option<CollectiveBuffers>,
     replica_wanted: bool,
     /// Holds that count the gradients and their sums over the replicas until these are there.
     replica_holds: Vec<Hold>,
@@ -203,7 +203,7 @@ impl ShardedStage {
             group.all_gather(shard.cast(dtype))
         };
         let parts = self.layers.iter().flat_map(buffers).map(gather).collect();
-        self.gathering = Some(InFlight { parts, holds });
+        self.gathering = Some(CollectiveBuffers { parts, holds });
     }
 
     /// Waits for the gather under way, if any, and puts the weights in place.
@@ -211,7 +211,7 @@ impl ShardedStage {
     /// # Errors
     /// The collective's error.
     pub fn finish_gather(&mut self) -> CommResult<()> {
-        let Some(InFlight { parts, holds }) = self.gathering.take() else { return Ok(()) };
+        let Some(CollectiveBuffers { parts, holds }) = self.gathering.take() else { return Ok(()) };
         let parts = parts.into_iter().map(Pending::wait).collect::<CommResult<Vec<_>>>()?;
         drop(holds);
         let hold = |part: &Tensor<1>| self.meter.hold_tensor(MemoryKind::Gathered, part);
@@ -256,7 +256,7 @@ impl ShardedStage {
         }
         let trained = flat.into_iter().zip(&self.layers).filter(|(_, layer)| layer.trains());
         let parts = trained.map(|(g, _)| group.reduce_scatter(g)).collect();
-        self.reducing = Some(InFlight { parts, holds });
+        self.reducing = Some(CollectiveBuffers { parts, holds });
     }
 
     /// Whether [`finish_reduce`](Self::finish_reduce) would return at once.
@@ -281,7 +281,7 @@ impl ShardedStage {
     /// # Errors
     /// The collective's error.
     pub fn finish_reduce(&mut self) -> CommResult<()> {
-        if let Some(InFlight { parts, holds }) = self.reducing.take() {
+        if let Some(CollectiveBuffers { parts, holds }) = self.reducing.take() {
             let (alone, meter) = (self.is_alone(), self.meter.clone());
             let parts = parts.into_iter().map(Pending::wait).collect::<CommResult<Vec<_>>>()?;
             drop(holds);
@@ -406,11 +406,11 @@ impl ShardedStage {
     }
 
     /// The part of a layer that this rank's optimizer updates.
-    pub(crate) fn owned(&self, layer: usize) -> Owned<'_> {
+    pub(crate) fn owned(&self, layer: usize) -> OwnedRange<'_> {
         let l = &self.layers[layer];
         let (offset, len) = self.owned_range(layer);
         let start = self.groups.zero3.rank() * l.param.dims()[0] + offset;
-        Owned { layout: l.weights.layout(), role: l.role, start, len }
+        OwnedRange { layout: l.weights.layout(), role: l.role, start, len }
     }
 }
 

@@ -4,7 +4,7 @@
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use zeropp_checkpoint::pace::Begin;
+use zeropp_checkpoint::pace::SaveDecision;
 use zeropp_checkpoint::step_end::{Decision, MetStep};
 use zeropp_core::metrics::Evaluation;
 use zeropp_zero3::{ParamExport, ShardedStage};
@@ -13,16 +13,16 @@ use super::Training;
 use crate::checkpoint::patience::Patience;
 use crate::error::RankError;
 use crate::run::collect;
-use crate::run::evaluation::Asked;
-use crate::run::rank::{News, RankResult};
-use crate::run::request::{Answer, NO_REQUEST, Request};
+use crate::run::evaluation::EvaluationRequests;
+use crate::run::rank::{RankEvent, RankResult};
+use crate::run::request::{NO_REQUEST, StepAnswer, StepRequest};
 use crate::run::saving::Saving;
 use crate::run::stop::StopRequest;
 
-impl<R: FnMut(News)> Training<'_, R> {
+impl<R: FnMut(RankEvent)> Training<'_, R> {
     /// Does the work after a step that ended like this: what all `wished`, and the trainer of
     /// rank 0's process; all get the same. What that asks for first, they do here. The other
-    /// processes hear what rank 0's was told; every rank has measured `eval`.
+    /// processes receive what rank 0's got; every rank has measured `eval`.
     pub(super) fn agree(
         &mut self,
         met: &MetStep,
@@ -32,25 +32,25 @@ impl<R: FnMut(News)> Training<'_, R> {
         let measured = Some((met.step, eval));
         let follows = loop {
             let mut answer = self.answer(met, &mut wished)?;
-            match Request::from_byte(answer.remove(0)) {
+            match StepRequest::from_byte(answer.remove(0)) {
                 None => break answer,
                 Some(request) => {
-                    self.hear(&answer, measured);
+                    self.receive(&answer, measured);
                     self.serve(request, met.step)?;
                 }
             }
         };
-        let (head, told) = follows.split_at(4);
-        self.hear(told, measured);
+        let (head, reported) = follows.split_at(4);
+        self.receive(reported, measured);
         let request = StopRequest::from_bytes([head[0], head[1]]);
-        let [saves, copies] = [head[2], head[3]].map(Begin::from_byte);
+        let [saves, copies] = [head[2], head[3]].map(SaveDecision::from_byte);
         Ok(Decision { request, saves, copies })
     }
 
     /// Rank 0's answer to all after a step, of which ranks know what is `wished`: a request, or
-    /// what follows; and then what its process was told since.
+    /// what follows; and then what its process was sent since.
     fn answer(&mut self, met: &MetStep, wished: &mut StopRequest) -> Result<Vec<u8>, RankError> {
-        let told = self.told.take();
+        let reported = self.reported.take();
         let (shared, world) = (self.shared, &*self.groups.world);
         let patience = Patience::new(&shared.blueprint.config);
         let updates = self.executor.worker.optimizer().updates();
@@ -58,34 +58,34 @@ impl<R: FnMut(News)> Training<'_, R> {
         let mut follows = |request: StopRequest| {
             let [save, copy] = ends.wanted(met, request);
             let mut begin = |saving: &mut Option<Saving>, wanted| {
-                saving.as_mut().map_or(Begin::No, |s| s.decide(wanted, (met, updates), ends))
+                saving.as_mut().map_or(SaveDecision::No, |s| s.decide(wanted, (met, updates), ends))
             };
             let begins = [begin(saving, save), begin(copying, copy)];
-            [&[NO_REQUEST], &request.to_bytes()[..], &begins.map(|b| b as u8), &told].concat()
+            [&[NO_REQUEST], &request.to_bytes()[..], &begins.map(|b| b as u8), &reported].concat()
         };
-        let (unanswered, mut began) = (&mut self.unanswered, Instant::now());
+        let (awaiting_reply, mut began) = (&mut self.awaiting_reply, Instant::now());
         let answer = |wait: Duration| {
             let answers = shared.answers.as_ref().expect("rank 0's process has them").lock();
-            while *unanswered > 0 {
+            while *awaiting_reply > 0 {
                 match answers.recv_timeout(wait) {
-                    Ok(Answer::Follows(answer)) => *wished = (*wished).max(answer),
-                    Ok(Answer::First(request)) => {
-                        return Some([&[request.to_byte()], &told[..]].concat());
+                    Ok(StepAnswer::Follows(answer)) => *wished = (*wished).max(answer),
+                    Ok(StepAnswer::First(request)) => {
+                        return Some([&[request.to_byte()], &reported[..]].concat());
                     }
                     Err(RecvTimeoutError::Timeout) => return None,
-                    // The trainer is gone: nobody wants more.
+                    // The trainer is gone: no more is wanted.
                     Err(RecvTimeoutError::Disconnected) => {
                         *wished = (*wished).max(StopRequest::Stop(0))
                     }
                 }
-                *unanswered -= 1;
+                *awaiting_reply -= 1;
             }
             // What the program did since the step's end is no part of any. The next step begins
             // here, before others hear of it: where ranks share cores, some may be through with
             // much of it when it is this one's turn.
             began = Instant::now();
             // Since the exchange more may have been wished here.
-            Some(follows((*wished).max(shared.stopper.hear())))
+            Some(follows((*wished).max(shared.stopper.receive())))
         };
         let answer = patience.follow_rank_0(world, answer)?;
         self.began = began;
@@ -93,19 +93,19 @@ impl<R: FnMut(News)> Training<'_, R> {
     }
 
     /// Does what the program asks for at the end of `step`, with all other ranks.
-    fn serve(&mut self, request: Request, step: u64) -> Result<(), RankError> {
+    fn serve(&mut self, request: StepRequest, step: u64) -> Result<(), RankError> {
         let news = match request {
-            Request::Weights => {
+            StepRequest::Weights => {
                 let exported = self.weights();
                 let result = RankResult { exported, ..RankResult::default() };
-                News::Weights(collect::to_rank_0(&*self.groups.world, result)?)
+                RankEvent::Weights(collect::to_rank_0(&*self.groups.world, result)?)
             }
-            Request::Evaluation => {
+            StepRequest::Evaluation => {
                 let evaluator = self.evaluator.as_mut().expect("asked for where there is one");
-                let mut asked = Asked::of(None, StopRequest::GoOn);
+                let mut asked = EvaluationRequests::of(None, StopRequest::GoOn);
                 let evaluation =
                     evaluator.measure(self.groups, &mut self.executor, step, &mut asked)?;
-                News::Evaluated(evaluation.expect("nothing is asked of it"))
+                RankEvent::Evaluated(evaluation.expect("nothing is asked of it"))
             }
         };
         self.tell(news);

@@ -148,8 +148,8 @@ fn each_flush_and_the_rename_are_needed() {
             let steps = store.steps().unwrap_or_default();
             let damaged = |step: &u64| files::read(&store, *step).is_err();
             let newest = steps.last().copied().unwrap_or(0);
-            let told = if second { 2 } else { u64::from(first) };
-            !locked || steps.iter().any(damaged) || newest < told
+            let reported = if second { 2 } else { u64::from(first) };
+            !locked || steps.iter().any(damaged) || newest < reported
         });
         assert!(caught, "{planted:?} is not seen");
     }

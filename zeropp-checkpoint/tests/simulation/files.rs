@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use zeropp_checkpoint::under_way::{Report, Save};
+use zeropp_checkpoint::under_way::{Save, WriterReport};
 use zeropp_checkpoint::{
     Checked, PARAMETER, StateWriter, Store, UnsyncedState, WrittenPiece, part, tensor_name,
 };
@@ -22,7 +22,7 @@ pub(crate) fn write(
     (step, run, rank): (u64, &str, usize),
     parts: &[Part],
     mut pause: impl FnMut(Duration) -> bool,
-) -> Report {
+) -> WriterReport {
     let once = |folder: &std::path::Path, file: &str| {
         let tensors: Vec<_> =
             parts.iter().map(|p| (tensor_name(PARAMETER, &p.name), p.values.len())).collect();
@@ -44,7 +44,7 @@ pub(crate) fn write(
             .and_then(UnsyncedState::sync)
             .map(Some),
     };
-    Report { rank, written: written.map_err(|e| e.to_string()), cpu_s: 0.0 }
+    WriterReport { rank, written: written.map_err(|e| e.to_string()), cpu_s: 0.0 }
 }
 
 /// All of the checkpoint of `step`, parameter by parameter in the order of their names.

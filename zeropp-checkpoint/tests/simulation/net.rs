@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use zeropp_schedule::ir::Message;
 
 use crate::plan::{Bug, Fault};
-use crate::rank::Key;
+use crate::rank::MessageKey;
 use crate::sealed::{Opener, Sealer};
 
 const BODY_BYTES_MAX: usize = 64;
@@ -27,12 +27,12 @@ pub(crate) struct Net {
     pub(crate) next: Option<Fault>,
 }
 
-fn body((message, stage, micro_batch): Key, value: u64) -> Vec<u8> {
+fn body((message, stage, micro_batch): MessageKey, value: u64) -> Vec<u8> {
     let kind = u64::from(message == Message::Gradient);
     [kind, stage as u64, micro_batch as u64, value].iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-fn read(body: &[u8]) -> (Key, u64) {
+fn read(body: &[u8]) -> (MessageKey, u64) {
     let x: Vec<u64> =
         body.chunks(8).map(|b| u64::from_le_bytes(b.try_into().expect("eight"))).collect();
     let message = if x[0] == 1 { Message::Gradient } else { Message::Activation };
@@ -51,9 +51,9 @@ impl Net {
     pub(crate) fn send(
         &mut self,
         between: (usize, usize),
-        key: Key,
+        key: MessageKey,
         value: u64,
-    ) -> Result<Vec<(Key, u64)>, String> {
+    ) -> Result<Vec<(MessageKey, u64)>, String> {
         let fresh = || Link {
             seal: Sealer::new(self.key, BODY_BYTES_MAX),
             open: Opener::new(self.key, BODY_BYTES_MAX),
@@ -79,7 +79,7 @@ impl Net {
     }
 
     /// Delivers a frame that nothing has overtaken.
-    pub(crate) fn flush(&mut self) -> Result<Vec<(usize, Key, u64)>, String> {
+    pub(crate) fn flush(&mut self) -> Result<Vec<(usize, MessageKey, u64)>, String> {
         let mut all = Vec::new();
         for ((_, to), link) in &mut self.links {
             let held = link.held.take();
@@ -93,7 +93,7 @@ impl Net {
         link: &mut Link,
         frames: impl Iterator<Item = Vec<u8>>,
         bug: Bug,
-    ) -> Result<Vec<(Key, u64)>, String> {
+    ) -> Result<Vec<(MessageKey, u64)>, String> {
         let mut came = Vec::new();
         for frame in frames {
             if bug == Bug::Echo {

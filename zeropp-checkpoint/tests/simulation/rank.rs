@@ -13,7 +13,7 @@ pub(crate) const SHARD: usize = 3;
 const BELOW: u64 = 1 << 24;
 
 /// A message: which, for which stage, and of which micro-batch.
-pub(crate) type Key = (Message, usize, usize);
+pub(crate) type MessageKey = (Message, usize, usize);
 
 pub(crate) fn mix(a: u64, b: u64) -> u64 {
     let x = (a ^ b.rotate_left(29)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -44,8 +44,8 @@ pub(crate) struct Rank {
     pub(crate) at: usize,
     pub(crate) time: u64,
     pub(crate) weights: HashMap<usize, u64>,
-    pub(crate) inbox: HashMap<Key, u64>,
-    pub(crate) made: HashMap<Key, u64>,
+    pub(crate) inbox: HashMap<MessageKey, u64>,
+    pub(crate) made: HashMap<MessageKey, u64>,
     pub(crate) inputs: HashMap<(usize, usize), u64>,
     pub(crate) stashed: HashMap<(usize, usize), u64>,
     pub(crate) gradients: HashMap<usize, u64>,

@@ -12,10 +12,10 @@ use error::RendezvousError;
 
 /// The failures that a process has received.
 #[derive(Default)]
-pub(crate) struct Heard(board::Board);
+pub(crate) struct Received(board::Board);
 
-impl Heard {
-    pub(crate) fn hear(&self, ranks: String, how: &str) {
+impl Received {
+    pub(crate) fn receive(&self, ranks: String, how: &str) {
         let (host, how) = ("node".into(), how.into());
         self.0.end(RendezvousError::Lost { ranks, host, how });
     }

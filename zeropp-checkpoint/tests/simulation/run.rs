@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use zeropp_checkpoint::Store;
 use zeropp_checkpoint::attempts::{Attempts, Remedy};
-use zeropp_checkpoint::places::{Place, Places};
+use zeropp_checkpoint::places::{StateLocation, StateStores};
 use zeropp_checkpoint::resume::{self, CheckFailure, Choice, NoCandidate};
 
 use crate::disk::{Handle, Planted, SimDisk};
@@ -14,7 +14,7 @@ use crate::files;
 use crate::net::Net;
 use crate::plan::{Bug, Fault, Plan};
 use crate::rank::{Health, Rank};
-use crate::rendezvous::Heard;
+use crate::rendezvous::Received;
 use crate::rng::Rng;
 use crate::saves::Saves;
 
@@ -64,7 +64,7 @@ pub(crate) struct Sim<'a> {
     /// The process dies at its next call to the disk, and with it the power.
     pub(crate) dies_with_power: Option<bool>,
     pub(crate) ranks: Vec<Rank>,
-    pub(crate) heard: Vec<Heard>,
+    pub(crate) received: Vec<Received>,
     pub(crate) net: Net,
     pub(crate) met: HashMap<(u8, usize, usize, usize), Brought>,
     pub(crate) saves: Option<Saves>,
@@ -72,7 +72,7 @@ pub(crate) struct Sim<'a> {
     slow_disk: u64,
     meeting: u64,
     /// Step of the newest checkpoint that was reported.
-    told: u64,
+    reported: u64,
     end: End,
 }
 
@@ -97,14 +97,14 @@ impl<'a> Sim<'a> {
             causes: Vec::new(),
             dies_with_power: None,
             ranks: Vec::new(),
-            heard: Vec::new(),
+            received: Vec::new(),
             net: Net::new(0, plan.bug),
             met: HashMap::new(),
             saves: None,
             zombies: Vec::new(),
             slow_disk: 0,
             meeting: 0,
-            told: 0,
+            reported: 0,
             end: End::default(),
         }
     }
@@ -169,9 +169,9 @@ impl<'a> Sim<'a> {
             }
         }
         let newest = steps.last().copied();
-        match newest.unwrap_or(0) < self.told && !self.disk.has_lied() {
+        match newest.unwrap_or(0) < self.reported && !self.disk.has_lied() {
             true => {
-                Err(format!("step {} was told to be saved, and {newest:?} is there", self.told))
+                Err(format!("step {} was told to be saved, and {newest:?} is there", self.reported))
             }
             false => Ok(newest),
         }
@@ -213,8 +213,8 @@ impl<'a> Sim<'a> {
                 return Err(killed);
             }
             let at = self.ranks.iter().map(|rank| rank.step).min().unwrap_or(0) + 1;
-            let hopeless = why.contains("checkpoint");
-            if hopeless || attempts.fail(Some(at)) != Remedy::Again {
+            let is_final = why.contains("checkpoint");
+            if is_final || attempts.fail(Some(at)) != Remedy::Again {
                 return Err(Stop::Failed(why));
             }
             self.named(&why).map_err(Stop::Broken)?;
@@ -247,7 +247,7 @@ impl<'a> Sim<'a> {
             _ => format!("{:x}", self.meeting),
         };
         let processes = if plan.threads { 1 } else { plan.world() };
-        self.heard = (0..processes).map(|_| Heard::default()).collect();
+        self.received = (0..processes).map(|_| Received::default()).collect();
         let places =
             |i: usize| (i % plan.pp(), i / plan.pp() % plan.zero3, i / plan.pp() / plan.zero3);
         let placement = &plan.program.placement;
@@ -286,8 +286,8 @@ impl<'a> Sim<'a> {
                 }
                 Err(e) => {
                     let verdict = CheckFailure::of(e, store.path(step));
-                    let places = Places { checkpoints: store.clone(), copies: None };
-                    let read = Place::on_disk(step);
+                    let places = StateStores { checkpoints: store.clone(), copies: None };
+                    let read = StateLocation::on_disk(step);
                     let older = places.before(read).map_err(|e| self.unless_killed(e))?;
                     let fallen = verdict.fall_back(read, older, self.plan.fall_back);
                     let (older, _) = fallen.map_err(|e| self.unless_killed(e))?;
@@ -315,7 +315,7 @@ impl<'a> Sim<'a> {
         let is_fatal = saves.is_fatal(&outcome, must);
         match outcome.result {
             Ok(()) => {
-                self.told = self.told.max(outcome.step);
+                self.reported = self.reported.max(outcome.step);
                 self.end.saves += 1;
             }
             Err(error) if is_fatal => return Err(self.unless_killed(error)),
@@ -436,9 +436,9 @@ impl<'a> Sim<'a> {
     pub(crate) fn fail(&mut self, rank: usize, why: &str) {
         self.ranks[rank].health = Health::Gone;
         let own = self.process(rank);
-        for (process, heard) in self.heard.iter().enumerate() {
+        for (process, received) in self.received.iter().enumerate() {
             if process == own || self.plan.bug != Bug::Poison {
-                heard.hear(format!("rank {rank}"), why);
+                received.receive(format!("rank {rank}"), why);
             }
         }
     }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use zeropp_checkpoint::Checked;
 use zeropp_checkpoint::Store;
 use zeropp_checkpoint::complete::{About, Completion};
-use zeropp_checkpoint::pace::{Begin, Pace};
+use zeropp_checkpoint::pace::{Pace, SaveDecision};
 use zeropp_checkpoint::step_end::{Decision, MetStep, Rules, StepEnds, StopRequest};
-use zeropp_checkpoint::under_way::{Report, Save, SaveOutcome, UnderWay};
+use zeropp_checkpoint::under_way::{Save, SaveOutcome, UnderWay, WriterReport};
 
 use crate::disk::SimDisk;
 use crate::files::{self, save_of};
@@ -16,7 +16,7 @@ use crate::rank::Rank;
 
 enum Job {
     Write(usize),
-    Prepare(Save, Vec<Report>),
+    Prepare(Save, Vec<WriterReport>),
     Publish(Save, Checked<std::path::PathBuf>),
 }
 
@@ -78,12 +78,12 @@ impl Saves {
         let request = self.ends.met(&met, StopRequest::GoOn);
         let [wanted, _] = self.ends.wanted(&met, request);
         let (saves, _) = self.ends.begins(wanted, false, self.under_way.step().is_some());
-        let decision = Decision { request, saves, copies: Begin::No };
+        let decision = Decision { request, saves, copies: SaveDecision::No };
         assert_eq!(self.ends.follow(&met, &decision), None, "nobody ends it");
-        if saves == Begin::Now {
+        if saves == SaveDecision::Now {
             self.begin(step, now);
         }
-        saves == Begin::AfterTheOneBefore
+        saves == SaveDecision::AfterTheOneBefore
     }
 
     pub(crate) fn begin(&mut self, step: u64, now: u64) {

@@ -3,7 +3,7 @@
 use zeropp_schedule::ir::{Action, Compute, Message, Task};
 
 use crate::plan::Bug;
-use crate::rank::{Health, Key, mix};
+use crate::rank::{Health, MessageKey, mix};
 use crate::run::{Sim, Stop};
 
 /// The least time of an operation, in microseconds; a message takes as long on its way.
@@ -57,7 +57,7 @@ impl Sim<'_> {
         let is = |health| self.ranks.iter().position(|rank| rank.health == health);
         let waits = is(Health::Well).or(is(Health::Slow));
         if let Some(gone) = is(Health::Gone).filter(|_| waits.is_none()) {
-            let why = self.heard[self.process(gone)].first();
+            let why = self.received[self.process(gone)].first();
             return Err(Stop::Failed(why.expect("it has said so itself")));
         }
         match is(Health::Hung).or(is(Health::Gone)) {
@@ -72,7 +72,7 @@ impl Sim<'_> {
             return Ok(Act::Waits);
         }
         let process = self.process(r);
-        if let Some(why) = self.heard[process].first() {
+        if let Some(why) = self.received[process].first() {
             return Err(Stop::Failed(why));
         }
         let rank = &self.ranks[r];
@@ -113,7 +113,7 @@ impl Sim<'_> {
     }
 
     /// The message that a compute needs from another stage.
-    fn needs(&self, Task { kind, stage, micro_batch: i }: Task) -> Option<Key> {
+    fn needs(&self, Task { kind, stage, micro_batch: i }: Task) -> Option<MessageKey> {
         let last = self.plan.program.placement.len() - 1;
         match kind {
             Compute::F if stage > 0 => Some((Message::Activation, stage, i)),
@@ -129,8 +129,8 @@ impl Sim<'_> {
     }
 
     /// Without the echo check whatever comes first is taken for what is waited for.
-    fn any_of(&self, r: usize, (message, stage, _): Key) -> Option<Key> {
-        let fits = |key: &&Key| key.0 == message && key.1 == stage;
+    fn any_of(&self, r: usize, (message, stage, _): MessageKey) -> Option<MessageKey> {
+        let fits = |key: &&MessageKey| key.0 == message && key.1 == stage;
         self.ranks[r].inbox.keys().filter(fits).min_by_key(|key| key.2).copied()
     }
 
@@ -194,7 +194,7 @@ impl Sim<'_> {
         self.ranks[r].inbox.insert((message, to, i), value);
     }
 
-    fn send(&mut self, r: usize, (message, stage, i): Key) {
+    fn send(&mut self, r: usize, (message, stage, i): MessageKey) {
         let to_stage = match message {
             Message::Activation => stage + 1,
             Message::Gradient => stage - 1,
@@ -214,7 +214,7 @@ impl Sim<'_> {
         }
     }
 
-    fn deliver(&mut self, to: usize, key: Key, value: u64) {
+    fn deliver(&mut self, to: usize, key: MessageKey, value: u64) {
         let mut key = key;
         // What is there already is another one, to who does not look.
         while self.plan.bug == Bug::Echo && self.ranks[to].inbox.contains_key(&key) {

@@ -1,7 +1,7 @@
 //! The ends of many random runs' steps, by the machine of real runs: ranks come to the same, and
 //! nothing that is due or asked for is forgotten.
 
-use zeropp_checkpoint::pace::{Begin, Pace, Wanted};
+use zeropp_checkpoint::pace::{NextSave, Pace, SaveDecision};
 use zeropp_checkpoint::step_end::{Decision, Ending, MetStep, Rules, StepEnds, StopRequest};
 
 use crate::number;
@@ -116,11 +116,14 @@ impl World {
             let wanted = self.ranks[0].wanted(&met, request);
             let saves = self.begins(step, wanted[0]);
             let copies = match wanted[1] {
-                Wanted::UnlessUnderWay => Begin::Now,
-                Wanted::Nothing => Begin::No,
-                Wanted::Surely => panic!("a copy is never waited for"),
+                NextSave::UnlessUnderWay => SaveDecision::Now,
+                NextSave::Nothing => SaveDecision::No,
+                NextSave::Surely => panic!("a copy is never waited for"),
             };
-            assert!(copies == Begin::No || !skipped && step < self.last, "a copy nobody needs");
+            assert!(
+                copies == SaveDecision::No || !skipped && step < self.last,
+                "a copy nobody needs"
+            );
             let decision = Decision { request, saves, copies };
             let ending = self.of_all(|ends| ends.follow(&met, &decision));
             self.check(&met, &decision, ending);
@@ -155,10 +158,10 @@ impl World {
     }
 
     /// As a rank's saver does on rank 0, whose writers take some steps.
-    fn begins(&mut self, step: u64, wanted: Wanted) -> Begin {
+    fn begins(&mut self, step: u64, wanted: NextSave) -> SaveDecision {
         let (begin, reports) = self.ranks[0].begins(wanted, false, self.busy_until >= step);
         assert!(!(reports && std::mem::replace(&mut self.reported, true)), "{step}: once");
-        if begin != Begin::No {
+        if begin != SaveDecision::No {
             self.busy_until = step + self.rng.below(4);
             self.saves.push(step);
         }
@@ -167,7 +170,7 @@ impl World {
 
     fn check(&mut self, met: &MetStep, decision: &Decision, ending: Option<Ending>) {
         let Rules { max_skipped, patience, saves, .. } = self.rules;
-        let (step, saved) = (met.step, decision.saves != Begin::No);
+        let (step, saved) = (met.step, decision.saves != SaveDecision::No);
         let diverged = max_skipped > 0 && self.row >= max_skipped;
         assert_eq!(matches!(ending, Some(Ending::Diverged { .. })), diverged, "{step}");
         if diverged {
@@ -177,7 +180,11 @@ impl World {
         assert!(saves.is_some() || !saved);
         let ends = ending.is_some() || step == self.last;
         if saves.is_some() && (ends || met.is_best) {
-            assert_eq!(decision.saves, Begin::AfterTheOneBefore, "{step}: the last, or the best");
+            assert_eq!(
+                decision.saves,
+                SaveDecision::AfterTheOneBefore,
+                "{step}: the last, or the best"
+            );
         }
         let tired = patience > 0 && met.since.is_some_and(|since| since >= patience);
         assert!(!tired || ends, "{step}: no lower {:?} times", met.since);

@@ -16,12 +16,12 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::joined::Joined;
+use super::joined::JoinedMappings;
 
 /// Bytes above which an allocation is a block. Up to it are small tensors and all that is not one;
 /// the lists of free blocks, which are allocated while they are locked, stay there, too.
 const SMALL: usize = 32 << 10;
-const _: () = assert!((MANY + 1).is_power_of_two() && (MANY + 1) * size_of::<Block>() <= SMALL);
+const _: () = assert!((MANY + 1).is_power_of_two() && (MANY + 1) * size_of::<FreeBlock>() <= SMALL);
 
 /// Mappings that a block consists of at most, for the same reason: as a list of them grows, it
 /// takes room for twice as many.
@@ -47,23 +47,23 @@ const RUN: usize = 16;
 const MANY: usize = 2047;
 
 /// Large blocks of memory, for any thread.
-pub(super) struct Blocks(Mutex<Kept>);
+pub(super) struct Blocks(Mutex<KeptBlocks>);
 
 /// The blocks that are kept, and how much there is of them.
-struct Kept {
-    /// Blocks that nobody uses, longest kept first.
-    free: Vec<Block>,
+struct KeptBlocks {
+    /// Blocks that are not in use, longest kept first.
+    free: Vec<FreeBlock>,
     /// Bytes of `free`.
     free_bytes: usize,
     /// Bytes in use.
     live: usize,
     /// The most bytes that were in use at once.
     most: usize,
-    joined: Joined,
+    joined: JoinedMappings,
 }
 
-/// Pages that nobody uses, one after the other.
-struct Block {
+/// Pages that are not in use, one after the other.
+struct FreeBlock {
     /// Its first byte, as an address: what is there belongs to this block alone.
     address: usize,
     bytes: usize,
@@ -75,23 +75,23 @@ thread_local! {
 }
 
 /// The lock.
-struct Held<'a>(MutexGuard<'a, Kept>);
+struct BlocksGuard<'a>(MutexGuard<'a, KeptBlocks>);
 
-impl Deref for Held<'_> {
-    type Target = Kept;
+impl Deref for BlocksGuard<'_> {
+    type Target = KeptBlocks;
 
-    fn deref(&self) -> &Kept {
+    fn deref(&self) -> &KeptBlocks {
         &self.0
     }
 }
 
-impl DerefMut for Held<'_> {
-    fn deref_mut(&mut self) -> &mut Kept {
+impl DerefMut for BlocksGuard<'_> {
+    fn deref_mut(&mut self) -> &mut KeptBlocks {
         &mut self.0
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for BlocksGuard<'_> {
     fn drop(&mut self) {
         IS_HELD.set(false);
     }
@@ -128,20 +128,20 @@ fn page() -> usize {
 
 impl Blocks {
     pub(super) const fn new() -> Self {
-        Self(Mutex::new(Kept {
+        Self(Mutex::new(KeptBlocks {
             free: Vec::new(),
             free_bytes: 0,
             live: 0,
             most: 0,
-            joined: Joined::new(),
+            joined: JoinedMappings::new(),
         }))
     }
 
-    fn lock(&self) -> Held<'_> {
+    fn lock(&self) -> BlocksGuard<'_> {
         // Nothing in here panics; if it did, the counts would still be whole.
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         IS_HELD.set(true);
-        Held(kept)
+        BlocksGuard(kept)
     }
 
     /// Memory for `size` bytes, of which each is zero if `zeroed`; null where there is no more.
@@ -180,9 +180,9 @@ impl Blocks {
     ///
     /// # Safety
     ///
-    /// `memory` came from `alloc` with this size, and nobody uses it any more.
+    /// `memory` came from `alloc` with this size, and is not used any more.
     pub(super) unsafe fn free(&self, memory: *mut u8, size: usize) {
-        let block = Block { address: memory.expose_provenance(), bytes: rounded(size) };
+        let block = FreeBlock { address: memory.expose_provenance(), bytes: rounded(size) };
         self.lock().keep(block);
     }
 
@@ -192,7 +192,7 @@ impl Blocks {
     }
 }
 
-impl Kept {
+impl KeptBlocks {
     /// The address of a kept block of this length, if there is one or one that has to go can be
     /// made one. The bytes count as used either way, and others make room for them.
     fn take(&mut self, bytes: usize) -> Option<usize> {
@@ -221,7 +221,7 @@ impl Kept {
         if let [_, _, ..] = run[..] {
             self.joined.merge(&run);
             self.free.retain(|block| !(first..first + sum).contains(&block.address));
-            self.free.push(Block { address: first, bytes: sum });
+            self.free.push(FreeBlock { address: first, bytes: sum });
         }
         let i = self.free.iter().rposition(|block| block.address == first)?;
         Some(self.front(i, bytes).address)
@@ -247,17 +247,17 @@ impl Kept {
     }
 
     /// The first `most` bytes of a kept block, or all of it, which is not kept any more.
-    fn front(&mut self, i: usize, most: usize) -> Block {
-        let &Block { address, bytes } = &self.free[i];
+    fn front(&mut self, i: usize, most: usize) -> FreeBlock {
+        let &FreeBlock { address, bytes } = &self.free[i];
         let taken = bytes.min(most);
         if taken < bytes {
-            self.free[i] = Block { address: address + taken, bytes: bytes - taken };
+            self.free[i] = FreeBlock { address: address + taken, bytes: bytes - taken };
             self.joined.split(address, taken);
         } else {
             self.free.remove(i);
         }
         self.free_bytes -= taken;
-        Block { address, bytes: taken }
+        FreeBlock { address, bytes: taken }
     }
 
     /// A block at a new address that has the pages of kept ones, those of the nearest length first,
@@ -268,13 +268,13 @@ impl Kept {
         if to.is_null() {
             return None;
         }
-        let to = Block { address: to.expose_provenance(), bytes };
+        let to = FreeBlock { address: to.expose_provenance(), bytes };
         let (mut done, mut parts) = (0, Vec::new());
         while done < bytes {
             let rest = bytes - done;
             let nearest = self.free.iter().enumerate().min_by_key(|(_, b)| b.bytes.abs_diff(rest));
             // Of too many parts, or none, the rest is the new pages that are there.
-            let fits = |b: &Block| parts.len() + self.joined.count(b.address) < PARTS;
+            let fits = |b: &FreeBlock| parts.len() + self.joined.count(b.address) < PARTS;
             let Some((nearest, _)) = nearest.filter(|(_, block)| fits(block)) else {
                 parts.push(rest);
                 break;
@@ -300,7 +300,7 @@ impl Kept {
         None
     }
 
-    fn keep(&mut self, block: Block) {
+    fn keep(&mut self, block: FreeBlock) {
         self.live -= block.bytes;
         self.free_bytes += block.bytes;
         self.free.push(block);
@@ -341,9 +341,9 @@ impl Kept {
     }
 }
 
-impl Block {
+impl FreeBlock {
     fn give_back(self) {
-        // SAFETY: nobody uses these pages: they were in the list of free ones, or are new.
+        // SAFETY: these pages are not in use: they were in the list of free ones, or are new.
         unsafe { libc::munmap(ptr::with_exposed_provenance_mut(self.address), self.bytes) };
     }
 
@@ -353,7 +353,7 @@ impl Block {
     fn hand_over(&mut self, part: usize, to: usize) -> bool {
         let [from, to] = [self.address, to].map(ptr::with_exposed_provenance_mut);
         let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: nobody uses these pages, as in `give_back`, nor those of the block that comes.
+        // SAFETY: these pages are not in use, as in `give_back`, nor those of the block that comes.
         let moved = unsafe { libc::mremap(from, part, part, how, to) } != libc::MAP_FAILED;
         if moved {
             self.address += part;
@@ -403,7 +403,7 @@ mod tests {
         assert!(!blocks.give_back(), "and does not wait for itself");
         drop(held);
         let memory = blocks.alloc(SMALL + 1, false);
-        // SAFETY: it is of this length, and nobody else's.
+        // SAFETY: it is of this length, and has no other owner.
         unsafe { blocks.free(memory, SMALL + 1) };
         assert!(blocks.give_back());
     }
@@ -428,7 +428,7 @@ mod tests {
         unsafe { blocks.free(again, 3 * MIB - 5) };
     }
 
-    /// Random allocations of many lengths: nobody's bytes change, and what is kept stays within
+    /// Random allocations of many lengths: no block's bytes change, and what is kept stays within
     /// the limit after each of them.
     #[test]
     fn blocks_are_apart_and_what_is_kept_is_bounded() {
@@ -445,7 +445,7 @@ mod tests {
         for turn in 0..2000 {
             if held.len() > 12 || (!held.is_empty() && draw(2) == 0) {
                 let (memory, size, mark) = held.swap_remove(draw(held.len()));
-                // SAFETY: the block has so many bytes and is in nobody else's hands.
+                // SAFETY: the block has so many bytes and has no other owner.
                 unsafe {
                     let bytes = std::slice::from_raw_parts(memory, size);
                     assert!(bytes.iter().step_by(4093).all(|&byte| byte == mark));

@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 
 /// Of blocks that consist of several mappings the bytes of each, in order, by the block's address.
-pub(super) struct Joined(BTreeMap<usize, Vec<usize>>);
+pub(super) struct JoinedMappings(BTreeMap<usize, Vec<usize>>);
 
-impl Joined {
+impl JoinedMappings {
     pub(super) const fn new() -> Self {
         Self(BTreeMap::new())
     }
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn parts_stay_with_the_bytes_that_they_are_of() {
-        let mut joined = Joined::new();
+        let mut joined = JoinedMappings::new();
         joined.merge(&[(100, 30), (130, 20), (150, 50)]);
         // Within the second: both sides have a part of it.
         joined.split(100, 40);

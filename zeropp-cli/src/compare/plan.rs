@@ -11,13 +11,13 @@ use zeropp::pipeline::timeline::{MemoryUnit, RankTimeline, Timeline};
 use zeropp::search::bound::least_bubble_rate;
 
 use crate::Failure;
-use crate::schedule::{CostFlags, Priced, facts, shape};
+use crate::schedule::{CostFlags, ScheduleCosts, facts, shape};
 
 /// A plan whose ranks work this much longer or shorter than a run's is in other units than times.
 const SCALE_MAX: f64 = 10.0;
 
 /// A schedule of a file.
-pub(super) struct Plan {
+pub(super) struct ComparedSchedule {
     pub(super) name: String,
     pub(super) path: PathBuf,
     pub(super) schedule: Schedule,
@@ -28,7 +28,7 @@ pub(super) struct Plan {
 }
 
 /// One of the two that are compared.
-pub(super) struct Run {
+pub(super) struct ComparedRun {
     pub(super) timeline: Timeline,
     /// The bubble rate, as the paper of its kind counts it; of what was simulated.
     pub(super) rate: Option<f64>,
@@ -36,22 +36,22 @@ pub(super) struct Run {
     pub(super) rate_at_least: Option<f64>,
 }
 
-impl Run {
+impl ComparedRun {
     /// A run that was measured.
-    pub(super) fn measured(timeline: Timeline) -> Run {
-        Run { timeline, rate: None, rate_at_least: None }
+    pub(super) fn measured(timeline: Timeline) -> ComparedRun {
+        ComparedRun { timeline, rate: None, rate_at_least: None }
     }
 }
 
-impl Plan {
+impl ComparedSchedule {
     /// Simulated with what was given, or else with the file's own costs.
-    pub(super) fn alone(self, flags: &CostFlags) -> Result<Run, Failure> {
+    pub(super) fn alone(self, flags: &CostFlags) -> Result<ComparedRun, Failure> {
         let own = self.own(flags)?;
         self.run(&own, &own.costs, "")
     }
 
     /// The same, beside a run: with its times, where own ones are missing or of another scale.
-    pub(super) fn beside(self, run: &Timeline, flags: &CostFlags) -> Result<Run, Failure> {
+    pub(super) fn beside(self, run: &Timeline, flags: &CostFlags) -> Result<ComparedRun, Failure> {
         let own = self.own(flags)?;
         let planned = self.run(&own, &own.costs, "")?;
         let run = first_pipeline(run);
@@ -66,7 +66,7 @@ impl Plan {
             // Of this step, and not of its medians: what is left is who waited for whom.
             let planned = self.run(&own, &costs, "")?;
             let costs = scaled_to(&costs, &planned.timeline, &run).unwrap_or(costs);
-            let own = Own { words: vec![format!("times of {}", run.title)], ..own };
+            let own = OwnCosts { words: vec![format!("times of {}", run.title)], ..own };
             return self.run(&own, &costs, &format!(" with the times of {}", run.title));
         }
         match scaled_to(&own.costs, &planned.timeline, &run) {
@@ -80,23 +80,27 @@ impl Plan {
         }
     }
 
-    fn own(&self, flags: &CostFlags) -> Result<Own, Failure> {
+    fn own(&self, flags: &CostFlags) -> Result<OwnCosts, Failure> {
         match &self.costs {
             Some(costs) if !flags.is_given() => {
                 let words = vec![format!("costs of {}", self.name)];
-                Ok(Own { costs: costs.clone(), words, memory_unit: self.memory_unit })
+                Ok(OwnCosts { costs: costs.clone(), words, memory_unit: self.memory_unit })
             }
             _ => {
                 let (stages, micro_batches) =
                     (self.schedule.stages(), self.schedule.micro_batches());
-                let priced = Priced::new(flags, stages, micro_batches)?;
-                let words = facts(&self.schedule, flags, &priced).split_off(1);
-                Ok(Own { costs: priced.simulator, words, memory_unit: priced.memory_unit })
+                let schedule_costs = ScheduleCosts::new(flags, stages, micro_batches)?;
+                let words = facts(&self.schedule, flags, &schedule_costs).split_off(1);
+                Ok(OwnCosts {
+                    costs: schedule_costs.simulator,
+                    words,
+                    memory_unit: schedule_costs.memory_unit,
+                })
             }
         }
     }
 
-    fn run(&self, own: &Own, costs: &Costs, how: &str) -> Result<Run, Failure> {
+    fn run(&self, own: &OwnCosts, costs: &Costs, how: &str) -> Result<ComparedRun, Failure> {
         let mut timeline = simulate(&self.schedule, costs)
             .map_err(|e| Failure::bad_input(format!("{}: {e}", self.path.display())))?;
         let metrics = Metrics::new(&self.schedule, &timeline, costs);
@@ -105,12 +109,12 @@ impl Plan {
         timeline.memory_unit = own.memory_unit;
         timeline.facts = vec![shape(&self.schedule)];
         timeline.facts.extend(own.words.iter().cloned());
-        Ok(Run { timeline, rate: Some(metrics.bubble_rate), rate_at_least })
+        Ok(ComparedRun { timeline, rate: Some(metrics.bubble_rate), rate_at_least })
     }
 }
 
 /// A plan's own costs.
-struct Own {
+struct OwnCosts {
     costs: Costs,
     /// Names of the parts.
     words: Vec<String>,

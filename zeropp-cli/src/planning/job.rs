@@ -20,7 +20,7 @@ use crate::Failure;
 const BYTE_IDS: usize = 256;
 
 /// The request of a command line.
-pub(crate) struct Asked {
+pub(crate) struct PlanRequest {
     pub(crate) job: Job,
     /// The file and the flags of `zeropp run` that say which model it is, and what it is trained
     /// with.
@@ -38,7 +38,7 @@ const REFUSED: [(&str, &str); 2] =
     [("stages", "the cut into stages"), ("costs", "the order, by the machine's rates")];
 
 /// Reads the job to be planned.
-pub(crate) fn job(matches: &ArgMatches) -> Result<Asked, Failure> {
+pub(crate) fn job(matches: &ArgMatches) -> Result<PlanRequest, Failure> {
     let size = |name: &str| matches.get_one::<usize>(name).copied();
     let file = matches.get_one::<PathBuf>("config");
     let keys = file.map_or(Ok(Vec::new()), |path| keys(path))?;
@@ -101,7 +101,7 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<Asked, Failure> {
     };
     // A layout says how many micro-batches there are.
     let config = Config { global_batch: None, micro_batches: None, ..config };
-    Ok(Asked { job, flags, config, keys })
+    Ok(PlanRequest { job, flags, config, keys })
 }
 
 /// Plans for GPUs are run with NCCL, as a run would say after it was planned.
@@ -115,7 +115,7 @@ fn refuse_late(config: &Config) -> Result<(), Failure> {
     }
 }
 
-impl Asked {
+impl PlanRequest {
     /// Settings over a file where a layout leaves a flag out: the default.
     pub(crate) fn over_file(&self, layout: &Layout) -> String {
         let plain = [!layout.zero1, layout.prefetch == 1];

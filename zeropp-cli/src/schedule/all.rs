@@ -7,9 +7,9 @@ use zeropp::pipeline::draw::{chart, page};
 use zeropp::pipeline::schedules::{DEFAULT, KINDS, Shape};
 use zeropp::pipeline::timeline::MemoryUnit;
 
-use super::args::Request;
+use super::args::ScheduleRequest;
 use super::facts::{made_by, micro_batches};
-use super::make::{Made, make, shape};
+use super::make::{SimulatedSchedule, make, shape};
 use super::output::rate;
 use crate::Failure;
 use crate::figures::table;
@@ -71,7 +71,7 @@ struct All {
 
 /// The comparison in `format`.
 pub(super) fn render(
-    request: &Request,
+    request: &ScheduleRequest,
     format: &str,
     sort: Option<&str>,
 ) -> Result<Vec<u8>, Failure> {
@@ -96,12 +96,12 @@ pub(super) fn render(
 }
 
 /// Every kind made, simulated as a whole program.
-fn all(request: &Request) -> Result<All, Failure> {
+fn all(request: &ScheduleRequest) -> Result<All, Failure> {
     // Gathers and reductions are part of the same program everywhere.
     let lower = request.lower.unwrap_or_default();
     let typical = shape(request, DEFAULT, true);
     let costs = request.costs.clone().or_of_layers(same_model(&typical));
-    let request = &Request { lower: Some(lower), costs, ..request.clone() };
+    let request = &ScheduleRequest { lower: Some(lower), costs, ..request.clone() };
     let (mut kinds, mut misfits, mut first) = (Vec::new(), Vec::new(), None);
     for kind in KINDS {
         match make(request, kind.name, shape(request, kind.name, true)) {
@@ -149,7 +149,7 @@ fn differ(kinds: &[Row]) -> bool {
 }
 
 impl Row {
-    fn new(kind: &'static str, made: &Made) -> Row {
+    fn new(kind: &'static str, made: &SimulatedSchedule) -> Row {
         let m = made.measures();
         Row {
             kind,

@@ -103,7 +103,7 @@ pub(super) enum Limit {
 
 /// The request for a schedule.
 #[derive(Clone, Debug)]
-pub(crate) struct Request {
+pub(crate) struct ScheduleRequest {
     pub(super) pp: usize,
     pub(super) virtual_stages: Option<usize>,
     pub(super) micro_batches: Option<usize>,
@@ -327,9 +327,9 @@ fn number(name: &'static str, value: &'static str, help: impl IntoResettable<Sty
     Arg::new(name).long(name).value_name(value).value_parser(whole::<usize>(1)).help(help)
 }
 
-impl Request {
+impl ScheduleRequest {
     /// The values of the flags.
-    pub(super) fn new(matches: &ArgMatches) -> Request {
+    pub(super) fn new(matches: &ArgMatches) -> ScheduleRequest {
         let size = |name: &str| matches.get_one::<usize>(name).copied();
         let lower = matches.get_flag("lower").then(|| LowerOptions {
             prefetch: size("prefetch").expect("has a default"),
@@ -340,7 +340,7 @@ impl Request {
             },
             ..LowerOptions::default()
         });
-        Request {
+        ScheduleRequest {
             pp: size("pp").expect("has a default"),
             virtual_stages: size("virtual"),
             micro_batches: size("micro-batches"),

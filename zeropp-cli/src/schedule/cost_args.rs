@@ -20,7 +20,7 @@ pub(super) struct PerStage<T>(pub(super) Vec<T>);
 
 /// Times of the actions, as typed.
 #[derive(Clone, Debug)]
-pub(crate) struct Times {
+pub(crate) struct TimeArgs {
     pub(super) f: PerStage<Micros>,
     pub(super) b: PerStage<Micros>,
     pub(super) w: PerStage<Micros>,
@@ -32,7 +32,7 @@ pub(crate) struct Times {
 
 /// Changes of memory, as typed; those that are not given follow from the others.
 #[derive(Clone, Debug)]
-pub(crate) struct Memory {
+pub(crate) struct MemoryArgs {
     pub(super) f: PerStage<i64>,
     pub(super) b: Option<PerStage<i64>>,
     pub(super) w: Option<PerStage<i64>>,
@@ -64,8 +64,8 @@ impl LayerTimes {
 /// Everything about costs that was typed.
 #[derive(Clone, Debug)]
 pub(crate) struct CostFlags {
-    pub(super) times: Times,
-    pub(super) memory: Memory,
+    pub(super) times: TimeArgs,
+    pub(super) memory: MemoryArgs,
     /// Costs are those of a layer.
     pub(super) layer: Option<LayerTimes>,
     /// The file of `--costs`.
@@ -90,7 +90,7 @@ pub(crate) fn cost_args() -> Vec<Arg> {
         Arg::new(name)
             .long(name)
             .value_name("M")
-            .value_parser(per_stage::<Units>)
+            .value_parser(per_stage::<MemoryUnits>)
             .allow_hyphen_values(true)
             .help_heading(MEMORY)
             .help(help)
@@ -178,8 +178,8 @@ impl CostFlags {
     pub(crate) fn new(matches: &ArgMatches) -> CostFlags {
         let typed = |name: &&str| matches.value_source(name) == Some(ValueSource::CommandLine);
         CostFlags {
-            times: Times::new(matches),
-            memory: Memory::new(matches),
+            times: TimeArgs::new(matches),
+            memory: MemoryArgs::new(matches),
             layer: LayerTimes::new(matches),
             file: matches.get_one("costs").cloned(),
             typed: FLAGS.into_iter().filter(typed).collect(),
@@ -225,12 +225,12 @@ const FLAGS: [&str; 14] = [
     "mem-input",
 ];
 
-impl Times {
+impl TimeArgs {
     /// The values of the flags of [`cost_args`].
-    fn new(matches: &ArgMatches) -> Times {
+    fn new(matches: &ArgMatches) -> TimeArgs {
         let list =
             |name: &str| matches.get_one::<PerStage<Micros>>(name).cloned().expect("has a default");
-        Times {
+        TimeArgs {
             f: list("t-f"),
             b: list("t-b"),
             w: list("t-w"),
@@ -242,14 +242,14 @@ impl Times {
     }
 }
 
-impl Memory {
+impl MemoryArgs {
     /// The values of the flags of [`cost_args`].
-    fn new(matches: &ArgMatches) -> Memory {
-        let typed = |name: &str| matches.get_one::<PerStage<Units>>(name);
+    fn new(matches: &ArgMatches) -> MemoryArgs {
+        let typed = |name: &str| matches.get_one::<PerStage<MemoryUnits>>(name);
         let list =
             |name: &str| Some(PerStage(typed(name)?.0.iter().map(|units| units.number).collect()));
         let all = ["mem-f", "mem-b", "mem-w", "mem-input"].into_iter().filter_map(typed);
-        Memory {
+        MemoryArgs {
             in_bytes: all.flat_map(|list| &list.0).any(|units| units.in_bytes),
             f: list("mem-f").expect("has a default"),
             b: list("mem-b"),
@@ -261,23 +261,23 @@ impl Memory {
 
 /// A change of memory: far from what sums in 64 bits can hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Units {
+struct MemoryUnits {
     number: i64,
     in_bytes: bool,
 }
 
 const UNITS_MAX: i64 = 100_000_000_000;
 
-impl FromStr for Units {
+impl FromStr for MemoryUnits {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Units, String> {
+    fn from_str(text: &str) -> Result<MemoryUnits, String> {
         let size = text.strip_prefix('-').unwrap_or(text);
         let bytes = || Bytes::parse(size).and_then(|bytes| i64::try_from(bytes.0).ok());
-        let plain = text.parse::<i64>().ok().map(|number| Units { number, in_bytes: false });
+        let plain = text.parse::<i64>().ok().map(|number| MemoryUnits { number, in_bytes: false });
         let found = plain.or_else(|| {
             let number = if size == text { bytes()? } else { -bytes()? };
-            Some(Units { number, in_bytes: true })
+            Some(MemoryUnits { number, in_bytes: true })
         });
         found.filter(|units| (-UNITS_MAX..=UNITS_MAX).contains(&units.number)).ok_or_else(|| {
             "expected a whole number between -1e11 and 1e11, or bytes such as 24MiB; choose the \
@@ -298,12 +298,12 @@ mod tests {
 
     #[test]
     fn memory_is_in_any_unit_or_in_bytes() {
-        let units = |number, in_bytes| Ok(Units { number, in_bytes });
-        assert_eq!("-12".parse::<Units>(), units(-12, false));
-        assert_eq!("1.5MiB".parse::<Units>(), units(3 << 19, true));
-        assert_eq!("-2KiB".parse::<Units>(), units(-2048, true));
+        let units = |number, in_bytes| Ok(MemoryUnits { number, in_bytes });
+        assert_eq!("-12".parse::<MemoryUnits>(), units(-12, false));
+        assert_eq!("1.5MiB".parse::<MemoryUnits>(), units(3 << 19, true));
+        assert_eq!("-2KiB".parse::<MemoryUnits>(), units(-2048, true));
         for text in ["", "-", "1e12", "200G", "1.5", "--2KiB"] {
-            assert!(text.parse::<Units>().is_err(), "{text}");
+            assert!(text.parse::<MemoryUnits>().is_err(), "{text}");
         }
     }
 }

@@ -7,14 +7,14 @@ use zeropp::pipeline::schedules;
 use zeropp::pipeline::simulate::{self, LinkCosts, StageCosts};
 use zeropp::pipeline::timeline::MemoryUnit;
 
-use super::cost_args::{CostFlags, LayerTimes, Memory, PerStage, Times};
+use super::cost_args::{CostFlags, LayerTimes, MemoryArgs, PerStage, TimeArgs};
 use super::micros::{Micros, micros};
 use crate::Failure;
 
 /// Every stage's costs.
-pub(crate) struct Priced {
+pub(crate) struct ScheduleCosts {
     /// For generators that weigh costs.
-    pub(super) generator: schedules::Costs,
+    pub(super) generator: schedules::OrderCosts,
     /// For the simulator.
     pub(crate) simulator: simulate::Costs,
     /// Which file the costs are from.
@@ -25,18 +25,18 @@ pub(crate) struct Priced {
     is_of_file: bool,
 }
 
-impl Priced {
+impl ScheduleCosts {
     /// The costs of `stages` stages for schedules of so many micro-batches.
     pub(crate) fn new(
         flags: &CostFlags,
         stages: usize,
         micro_batches: usize,
-    ) -> Result<Priced, Failure> {
+    ) -> Result<ScheduleCosts, Failure> {
         match &flags.file {
-            Some(path) => super::costs_file::priced(flags, path, stages, micro_batches),
+            Some(path) => super::costs_file::schedule_costs(flags, path, stages, micro_batches),
             None => match &flags.layer {
-                Some(layer) => Priced::of_layers(flags, layer, stages, micro_batches),
-                None => Priced::typed(&flags.times, &flags.memory, stages, micro_batches),
+                Some(layer) => ScheduleCosts::of_layers(flags, layer, stages, micro_batches),
+                None => ScheduleCosts::typed(&flags.times, &flags.memory, stages, micro_batches),
             },
         }
     }
@@ -47,7 +47,7 @@ impl Priced {
         layer: &LayerTimes,
         stages: usize,
         micro_batches: usize,
-    ) -> Result<Priced, Failure> {
+    ) -> Result<ScheduleCosts, Failure> {
         let cut = layers_of(layer.layers, stages).map_err(Failure::bad_input)?;
         let times_of = |one: Micros| PerStage(cut.iter().map(|n| one.times(*n)).collect());
         let all_times = |name, list: &PerStage<Micros>| {
@@ -60,17 +60,17 @@ impl Priced {
             list.as_ref().map(|list| all_units(name, list)).transpose()
         };
         let [f, b, w] = layer.times.map(times_of);
-        let Times { gather, reduce, comm, overlap, .. } = &flags.times;
+        let TimeArgs { gather, reduce, comm, overlap, .. } = &flags.times;
         let (gather, reduce) = (all_times("t-gather", gather)?, all_times("t-reduce", reduce)?);
-        let times = Times { f, b, w, gather, reduce, comm: *comm, overlap: *overlap };
-        let memory = Memory {
+        let times = TimeArgs { f, b, w, gather, reduce, comm: *comm, overlap: *overlap };
+        let memory = MemoryArgs {
             f: all_units("mem-f", &flags.memory.f)?,
             b: given("mem-b", &flags.memory.b)?,
             w: given("mem-w", &flags.memory.w)?,
             input: flags.memory.input.clone(),
             in_bytes: flags.memory.in_bytes,
         };
-        Priced::typed(&times, &memory, stages, micro_batches)
+        ScheduleCosts::typed(&times, &memory, stages, micro_batches)
     }
 
     /// The costs of a file, in nanoseconds.
@@ -78,17 +78,17 @@ impl Priced {
         simulator: simulate::Costs,
         note: String,
         memory_unit: MemoryUnit,
-    ) -> Priced {
-        let generator = schedules::Costs::from(&simulator);
-        Priced { generator, simulator, note: Some(note), memory_unit, is_of_file: true }
+    ) -> ScheduleCosts {
+        let generator = schedules::OrderCosts::from(&simulator);
+        ScheduleCosts { generator, simulator, note: Some(note), memory_unit, is_of_file: true }
     }
 
     fn typed(
-        times: &Times,
-        memory: &Memory,
+        times: &TimeArgs,
+        memory: &MemoryArgs,
         stages: usize,
         micro_batches: usize,
-    ) -> Result<Priced, Failure> {
+    ) -> Result<ScheduleCosts, Failure> {
         let [f, b, w, gather, reduce] = [
             ("t-f", &times.f),
             ("t-b", &times.b),
@@ -107,7 +107,7 @@ impl Priced {
         let [f, b, w, gather, reduce] =
             lists.map(|(_, list)| list.iter().map(|t| t.nanos()).collect::<Vec<u64>>());
         let change = Changes::new(memory, stages)?;
-        let generator = schedules::Costs {
+        let generator = schedules::OrderCosts {
             f,
             b,
             w,
@@ -124,7 +124,7 @@ impl Priced {
         };
         let simulator = simulator(&generator, &change.input, times.overlap.map(Micros::nanos));
         let memory_unit = if memory.in_bytes { MemoryUnit::Bytes } else { MemoryUnit::Units };
-        Ok(Priced { generator, simulator, note: None, memory_unit, is_of_file: false })
+        Ok(ScheduleCosts { generator, simulator, note: None, memory_unit, is_of_file: false })
     }
 
     /// Adds those of a split head's slices of so many blocks, which take together what the last
@@ -158,23 +158,23 @@ impl Priced {
             });
         }
         if !slices.is_empty() {
-            let generator = schedules::Costs::from(&self.simulator);
-            let schedules::Costs { mem_limit, limits, objective, .. } = self.generator;
-            self.generator = schedules::Costs { mem_limit, limits, objective, ..generator };
+            let generator = schedules::OrderCosts::from(&self.simulator);
+            let schedules::OrderCosts { mem_limit, limits, objective, .. } = self.generator;
+            self.generator = schedules::OrderCosts { mem_limit, limits, objective, ..generator };
         }
     }
 
     /// The costs as a file has them.
-    pub(super) fn document(&self) -> json::Costs {
+    pub(super) fn document(&self) -> json::JsonCosts {
         if self.is_of_file {
-            return json::Costs::from(&self.simulator);
+            return json::JsonCosts::from(&self.simulator);
         }
         let all = |list: &[u64]| list.iter().map(|t| micros(*t)).collect::<Vec<f64>>();
         let or_none =
             |list: &[u64]| if list.iter().all(|t| *t == 0) { Vec::new() } else { all(list) };
         let costs = &self.generator;
         let input = self.simulator.memory.iter().map(|m| m.input as i64).collect::<Vec<_>>();
-        json::Costs {
+        json::JsonCosts {
             t_f: all(&costs.f),
             t_b: all(&costs.b),
             t_w: all(&costs.w),
@@ -186,7 +186,7 @@ impl Priced {
             mem_b: costs.mem_b.clone(),
             mem_w: costs.mem_w.clone(),
             mem_input: if input.iter().all(|m| *m == 0) { Vec::new() } else { input },
-            ..json::Costs::default()
+            ..json::JsonCosts::default()
         }
     }
 }
@@ -205,7 +205,11 @@ fn sum_fits(all: &[(&str, Micros)], stages: usize, micro_batches: usize) -> Resu
     }
 }
 
-fn simulator(costs: &schedules::Costs, input: &[i64], overlap: Option<u64>) -> simulate::Costs {
+fn simulator(
+    costs: &schedules::OrderCosts,
+    input: &[i64],
+    overlap: Option<u64>,
+) -> simulate::Costs {
     let stages = 0..costs.f.len();
     let time = |s: usize| StageCosts {
         f_ns: costs.f[s],
@@ -268,7 +272,7 @@ pub(super) struct Changes {
 
 impl Changes {
     /// Values that are not given follow: B frees half of an F's memory, or all that W does not.
-    pub(super) fn new(memory: &Memory, stages: usize) -> Result<Changes, Failure> {
+    pub(super) fn new(memory: &MemoryArgs, stages: usize) -> Result<Changes, Failure> {
         let f = per_stage("mem-f", &memory.f, stages)?;
         let input = per_stage("mem-input", &memory.input, stages)?;
         let given = |name, list: &Option<PerStage<i64>>| {
@@ -329,15 +333,16 @@ mod tests {
         let line = "--layers 24 --layer-f 2.5 --layer-w 1 --t-gather 3 --mem-f 4 --mem-input 1";
         let flags = flags(line).unwrap();
         for stages in [1, 4, 7, 24] {
-            let priced = Priced::new(&flags, stages, 8).unwrap_or_else(|f| panic!("{}", f.message));
-            let costs = &priced.generator;
+            let schedule_costs =
+                ScheduleCosts::new(&flags, stages, 8).unwrap_or_else(|f| panic!("{}", f.message));
+            let costs = &schedule_costs.generator;
             let sum = |list: &[u64]| micros(list.iter().sum());
             // B is as long as the first that is given.
             assert_eq!([&costs.f, &costs.b, &costs.w].map(|l| sum(l)), [60.0, 60.0, 24.0]);
             assert_eq!((sum(&costs.gather), costs.mem_f.iter().sum()), (72.0, 96));
-            assert!(priced.simulator.memory.iter().all(|m| m.input == 1));
+            assert!(schedule_costs.simulator.memory.iter().all(|m| m.input == 1));
         }
-        let few = Priced::new(&flags, 25, 8).map(|_| ()).unwrap_err().message;
+        let few = ScheduleCosts::new(&flags, 25, 8).map(|_| ()).unwrap_err().message;
         assert!(few.starts_with("layers = 24: 25 stages"), "{few}");
     }
 
@@ -346,7 +351,7 @@ mod tests {
         assert!(flags("--layers 4 --layer-f 1 --t-f 1").is_err());
         assert!(flags("--layer-f 1").unwrap_err().contains("--layers"));
         let lists = flags("--layers 4 --layer-f 1 --mem-f 2,2").unwrap();
-        let said = Priced::new(&lists, 2, 4).map(|_| ()).unwrap_err().message;
+        let said = ScheduleCosts::new(&lists, 2, 4).map(|_| ()).unwrap_err().message;
         assert!(said.starts_with("mem-f = 2 numbers: with --layer-f"), "{said}");
     }
 }

@@ -9,17 +9,17 @@ use zeropp::read_costs;
 use zeropp_core::files::escaped_line;
 
 use super::cost_args::{CostFlags, PerStage};
-use super::costs::{Changes, Priced};
+use super::costs::{Changes, ScheduleCosts};
 use super::micros::{self, Micros};
 use crate::Failure;
 
 /// The costs that the file at `path` has for so many stages, and flags over them.
-pub(super) fn priced(
+pub(super) fn schedule_costs(
     flags: &CostFlags,
     path: &Path,
     stages: usize,
     micro_batches: usize,
-) -> Result<Priced, Failure> {
+) -> Result<ScheduleCosts, Failure> {
     let mut table = read_costs(path).map_err(|e| Failure::bad_input(format!("costs = {e}")))?;
     let fail =
         |problem: String| Failure::bad_input(format!("costs = {}: {problem}", path.display()));
@@ -44,7 +44,7 @@ pub(super) fn priced(
         _ => format!("; --{} as typed", flags.typed.join(", --")),
     };
     let unit = if in_bytes { MemoryUnit::Bytes } else { MemoryUnit::Units };
-    Ok(Priced::of_file(costs, source + &over, unit))
+    Ok(ScheduleCosts::of_file(costs, source + &over, unit))
 }
 
 fn set_times(table: &mut Table, flags: &CostFlags) {

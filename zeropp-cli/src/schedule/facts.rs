@@ -3,17 +3,21 @@
 use zeropp::pipeline::ir::Schedule;
 
 use super::cost_args::{CostFlags, PerStage};
-use super::costs::Priced;
+use super::costs::ScheduleCosts;
 use crate::figures::count;
 use crate::{shell, version};
 
 /// Columns of a line below a title.
 const WIDTH: usize = 150;
 
-/// The facts of a schedule that was simulated with `priced`.
-pub(crate) fn facts(schedule: &Schedule, flags: &CostFlags, priced: &Priced) -> Vec<String> {
+/// The facts of a schedule that was simulated with `schedule_costs`.
+pub(crate) fn facts(
+    schedule: &Schedule,
+    flags: &CostFlags,
+    schedule_costs: &ScheduleCosts,
+) -> Vec<String> {
     let mut lines = vec![shape(schedule)];
-    lines.extend(folded(&costs(flags, priced)));
+    lines.extend(folded(&costs(flags, schedule_costs)));
     lines
 }
 
@@ -44,8 +48,8 @@ pub(super) fn micro_batches(units: &[usize]) -> String {
 }
 
 /// The costs as they were given.
-pub(super) fn costs(flags: &CostFlags, priced: &Priced) -> String {
-    if let (Some(_), Some(note)) = (&flags.file, &priced.note) {
+pub(super) fn costs(flags: &CostFlags, schedule_costs: &ScheduleCosts) -> String {
+    if let (Some(_), Some(note)) = (&flags.file, &schedule_costs.note) {
         return note.clone();
     }
     let times = &flags.times;
@@ -74,9 +78,9 @@ pub(super) fn costs(flags: &CostFlags, priced: &Priced) -> String {
 /// One number, or those of all stages where they are few.
 fn list<T: std::fmt::Display>(list: &PerStage<T>) -> String {
     const FEW: usize = 12;
-    let told: Vec<String> = list.0.iter().take(FEW).map(ToString::to_string).collect();
+    let reported: Vec<String> = list.0.iter().take(FEW).map(ToString::to_string).collect();
     let more = if list.0.len() > FEW { ",.." } else { "" };
-    format!("{}{more}", told.join(","))
+    format!("{}{more}", reported.join(","))
 }
 
 /// Text in lines of so many columns, cut between words.

@@ -6,7 +6,7 @@ use zeropp::pipeline::lower::lower;
 use zeropp::pipeline::metrics::Metrics;
 use zeropp::pipeline::report::measures;
 use zeropp::pipeline::schedules::{
-    Costs, Kind, Limits, Objective, Shape, StepForm, default_unit, generate_split,
+    Kind, Limits, Objective, OrderCosts, Shape, StepForm, default_unit, generate_split,
 };
 use zeropp::pipeline::simulate::{simulate, simulate_steps};
 use zeropp::pipeline::timeline::Timeline;
@@ -15,14 +15,14 @@ use zeropp::search::bound::least_bubble_rate;
 use zeropp::search::budgeted::{auto, default_evaluations};
 use zeropp::search::generate_with_costs;
 
-use super::args::{Limit, Request};
-use super::costs::Priced;
+use super::args::{Limit, ScheduleRequest};
+use super::costs::ScheduleCosts;
 use super::facts;
 use super::micros::micros;
 use crate::{Failure, large};
 
 /// A schedule with all that is known about it.
-pub(super) struct Made {
+pub(super) struct SimulatedSchedule {
     /// Stages per rank and the rest of the shape it was made for.
     pub(super) shape: Shape,
     /// Schedule, costs and measures.
@@ -40,7 +40,7 @@ pub(super) struct Made {
     pub(super) notes: Vec<String>,
 }
 
-impl Made {
+impl SimulatedSchedule {
     pub(super) fn schedule(&self) -> &Schedule {
         &self.document.schedule
     }
@@ -52,7 +52,7 @@ impl Made {
 
 /// The shape of `kind` where the request leaves it open. `alike` is a shape for kinds side by
 /// side: the same step for all of them.
-pub(super) fn shape(request: &Request, kind: &str, alike: bool) -> Shape {
+pub(super) fn shape(request: &ScheduleRequest, kind: &str, alike: bool) -> Shape {
     let pp = request.pp;
     let row = Kind::find(kind);
     let in_units = row.is_some_and(|kind| kind.step == StepForm::Units) && !alike;
@@ -66,7 +66,7 @@ pub(super) fn shape(request: &Request, kind: &str, alike: bool) -> Shape {
 }
 
 /// Limits on gathers and on a search are for kinds that have them.
-fn keeps_to_kind(request: &Request, kind: &str) -> Result<(), Failure> {
+fn keeps_to_kind(request: &ScheduleRequest, kind: &str) -> Result<(), Failure> {
     let plans = request.all || Kind::find(kind).is_some_and(|kind| kind.plans_gathers);
     let Limits { gathered, gathers, evaluations } = request.limits;
     let given = [
@@ -93,7 +93,11 @@ fn is_searched(kind: &str) -> bool {
 }
 
 /// Refuses a search that would not end within hours.
-fn searches_for_hours_at_most(request: &Request, kind: &str, shape: &Shape) -> Result<(), Failure> {
+fn searches_for_hours_at_most(
+    request: &ScheduleRequest,
+    kind: &str,
+    shape: &Shape,
+) -> Result<(), Failure> {
     let Some(evaluations) = request.limits.evaluations.filter(|_| is_searched(kind)) else {
         return Ok(());
     };
@@ -109,7 +113,11 @@ fn searches_for_hours_at_most(request: &Request, kind: &str, shape: &Shape) -> R
 }
 
 /// Generates, lowers if asked, verifies and simulates.
-pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, Failure> {
+pub(super) fn make(
+    request: &ScheduleRequest,
+    kind: &str,
+    shape: Shape,
+) -> Result<SimulatedSchedule, Failure> {
     keeps_to_kind(request, kind)?;
     let stages = shape.pp.checked_mul(shape.virtual_stages).filter(|s| *s <= STAGES_MAX);
     let stages = stages.ok_or_else(|| {
@@ -119,16 +127,16 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
         ))
     })?;
     searches_for_hours_at_most(request, kind, &shape)?;
-    let mut priced = Priced::new(&request.costs, stages, shape.micro_batches)?;
-    priced.add_slices(&request.slices);
+    let mut schedule_costs = ScheduleCosts::new(&request.costs, stages, shape.micro_batches)?;
+    schedule_costs.add_slices(&request.slices);
     large::announce(shape.pp, shape.virtual_stages, shape.micro_batches);
-    let limit = request.limit.map(|limit| units_of(limit, &shape, &priced));
-    priced.generator.mem_limit = limit;
-    priced.generator.limits = request.limits;
+    let limit = request.limit.map(|limit| units_of(limit, &shape, &schedule_costs));
+    schedule_costs.generator.mem_limit = limit;
+    schedule_costs.generator.limits = request.limits;
     if let Some(options) = &request.lower {
-        priced.generator.objective = options.sync.into();
+        schedule_costs.generator.objective = options.sync.into();
     }
-    let (shape, schedule, found) = generated(request, kind, shape, &priced)?;
+    let (shape, schedule, found) = generated(request, kind, shape, &schedule_costs)?;
     let schedule = match &request.lower {
         Some(options) => lower(&schedule, options),
         None => schedule,
@@ -137,11 +145,11 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
     let limits =
         VerifyLimits { forward_only: schedule.is_forward_only(), ..VerifyLimits::default() };
     verify(&schedule, &limits).map_err(Failure::failed_run)?;
-    let timeline = simulate(&schedule, &priced.simulator).map_err(Failure::bad_input)?;
-    let measures = measures(&schedule, &timeline, &priced.simulator, micros);
+    let timeline = simulate(&schedule, &schedule_costs.simulator).map_err(Failure::bad_input)?;
+    let measures = measures(&schedule, &timeline, &schedule_costs.simulator, micros);
     keeps_limit(kind, &measures, limit)?;
-    let metrics = Metrics::new(&schedule, &timeline, &priced.simulator);
-    let rate_at_least = least_bubble_rate(&schedule, &metrics, &priced.simulator, limit);
+    let metrics = Metrics::new(&schedule, &timeline, &schedule_costs.simulator);
+    let rate_at_least = least_bubble_rate(&schedule, &metrics, &schedule_costs.simulator, limit);
     let actions: usize = schedule.ranks.iter().map(Vec::len).sum();
     let most = (DRAWN_MAX / actions.max(1)).max(1);
     if request.steps > most {
@@ -153,16 +161,18 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
     }
     let mut timeline = match request.steps {
         1 => timeline,
-        steps => simulate_steps(&schedule, &priced.simulator, steps).map_err(Failure::bad_input)?,
+        steps => simulate_steps(&schedule, &schedule_costs.simulator, steps)
+            .map_err(Failure::bad_input)?,
     };
-    timeline.memory_unit = priced.memory_unit;
-    timeline.facts = facts::facts(&schedule, &request.costs, &priced);
+    timeline.memory_unit = schedule_costs.memory_unit;
+    timeline.facts = facts::facts(&schedule, &request.costs, &schedule_costs);
     timeline.facts.extend(facts::made_by());
-    let costs = facts::costs(&request.costs, &priced);
-    let document = Document { schedule, costs: Some(priced.document()), measures: Some(measures) };
+    let costs = facts::costs(&request.costs, &schedule_costs);
+    let document =
+        Document { schedule, costs: Some(schedule_costs.document()), measures: Some(measures) };
     let unit = Kind::find(kind).and_then(|kind| (kind.note)(&shape));
-    let notes = priced.note.into_iter().chain(unit).collect();
-    Ok(Made { shape, document, timeline, rate_at_least, costs, found, notes })
+    let notes = schedule_costs.note.into_iter().chain(unit).collect();
+    Ok(SimulatedSchedule { shape, document, timeline, rate_at_least, costs, found, notes })
 }
 
 /// Most actions of several steps together: a picture of more is no picture, and takes gigabytes.
@@ -172,16 +182,16 @@ const STAGES_MAX: usize = 1 << 16;
 
 /// The schedule, its shape where the generator chooses the unit, and what a search says of it.
 fn generated(
-    request: &Request,
+    request: &ScheduleRequest,
     kind: &str,
     shape: Shape,
-    priced: &Priced,
+    schedule_costs: &ScheduleCosts,
 ) -> Result<(Shape, Schedule, Option<String>), Failure> {
-    let costs = &priced.generator;
+    let costs = &schedule_costs.generator;
     if is_searched(kind) && !request.all && request.slices.is_empty() {
         let evaluations = costs.limits.evaluations.unwrap_or_else(|| default_evaluations(&shape));
         let limits = Limits { evaluations: Some(evaluations), ..costs.limits };
-        let costs = Costs { limits, ..costs.clone() };
+        let costs = OrderCosts { limits, ..costs.clone() };
         let found = auto(&shape, &costs).map_err(Failure::bad_input)?;
         let of = match costs.objective {
             Objective::OwnSpan => "largest own span's",
@@ -205,8 +215,8 @@ fn generated(
     Ok((shape, schedule.map_err(Failure::bad_input)?, None))
 }
 
-fn units_of(limit: Limit, shape: &Shape, priced: &Priced) -> i64 {
-    let largest = priced.generator.mem_f.iter().max().copied().unwrap_or(0);
+fn units_of(limit: Limit, shape: &Shape, schedule_costs: &ScheduleCosts) -> i64 {
+    let largest = schedule_costs.generator.mem_f.iter().max().copied().unwrap_or(0);
     match limit {
         Limit::Units(units) => units,
         Limit::TimesP(fold) => {

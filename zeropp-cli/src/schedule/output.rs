@@ -10,7 +10,7 @@ use zeropp::pipeline::exchange::json;
 
 use super::args::FORMATS;
 use super::facts::micro_batches;
-use super::make::Made;
+use super::make::SimulatedSchedule;
 use crate::Failure;
 use crate::figures::{count, table};
 
@@ -33,7 +33,7 @@ pub(super) fn format_of(path: &Path) -> Result<&'static str, Failure> {
 }
 
 /// The whole output in `format`.
-pub(super) fn render(made: &Made, format: &str, width: usize) -> io::Result<Vec<u8>> {
+pub(super) fn render(made: &SimulatedSchedule, format: &str, width: usize) -> io::Result<Vec<u8>> {
     let mut out = Vec::new();
     match format {
         "json" => json::write(&made.document, &mut out)?,
@@ -52,7 +52,7 @@ pub(super) fn render(made: &Made, format: &str, width: usize) -> io::Result<Vec<
 }
 
 /// The numbers below a chart.
-fn numbers(made: &Made) -> String {
+fn numbers(made: &SimulatedSchedule) -> String {
     let (schedule, m) = (made.schedule(), made.measures());
     let step = format!(
         "{}: {}, {}, {}",

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use zeropp_comm::patience::{Deadline, Moment};
 
-use super::progress::{Look, Watched};
+use super::progress::{ProgressFiles, ProgressWatch};
 
-/// How long processes that are told to end may take.
+/// How long processes that are asked to end may take.
 const END_TIME: Duration = Duration::from_secs(3);
 /// How long a hung command may take to write what its ranks were at.
 const RECORD_TIME: Duration = Duration::from_secs(2);
@@ -22,7 +22,7 @@ const BAD_INPUT: i32 = 2;
 /// How a command ended, with its exit code: 128 and the number of the signal that killed it.
 pub(super) enum Ended {
     Well,
-    /// It was told to, by a signal.
+    /// It was asked to, by a signal.
     Stopped(u8),
     /// It was, to be started again with replicas that are there again.
     CalledBack,
@@ -85,11 +85,11 @@ impl Child {
     pub(super) fn follow(
         &mut self,
         signals: &Receiver<i32>,
-        (watched, hang): (&Watched, Option<Duration>),
+        (watched, hang): (&ProgressFiles, Option<Duration>),
         (lacks, period): (bool, Duration),
     ) -> Ended {
         let (mut stopped, mut called, mut hung) = (false, false, false);
-        let mut look = Look::new(watched);
+        let mut look = ProgressWatch::new(watched);
         let mut hang = hang.map(|limit| Hang::new(limit, Moment::now()));
         loop {
             match self.child.try_wait() {
@@ -223,7 +223,7 @@ pub(super) fn stops(_: i32) -> bool {
 
 /// Answer to the signals that came while no command ran.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Waiting {
+pub(super) enum SignalAnswer {
     Nothing,
     /// Replicas that the next command `lacks` are there again.
     CallBack,
@@ -232,12 +232,12 @@ pub(super) enum Waiting {
 }
 
 /// Takes the signals that wait.
-pub(super) fn waiting(signals: &Receiver<i32>, lacks: bool) -> Waiting {
+pub(super) fn waiting(signals: &Receiver<i32>, lacks: bool) -> SignalAnswer {
     let all: Vec<i32> = signals.try_iter().collect();
     match all.iter().copied().find(|signal| stops(*signal)) {
-        Some(signal) => Waiting::Stop(signal),
-        None if lacks && all.into_iter().any(calls_back) => Waiting::CallBack,
-        None => Waiting::Nothing,
+        Some(signal) => SignalAnswer::Stop(signal),
+        None if lacks && all.into_iter().any(calls_back) => SignalAnswer::CallBack,
+        None => SignalAnswer::Nothing,
     }
 }
 
@@ -309,11 +309,11 @@ mod tests {
             assert!(rx.try_recv().is_err(), "all are taken");
             found
         };
-        assert_eq!(of(&[], true), Waiting::Nothing);
-        assert_eq!(of(&[SIGUSR1, SIGUSR1], true), Waiting::Nothing);
-        assert_eq!(of(&[SIGUSR1, SIGUSR2], false), Waiting::Nothing);
-        assert_eq!(of(&[SIGUSR1, SIGUSR2], true), Waiting::CallBack);
-        assert_eq!(of(&[SIGUSR2, SIGTERM, SIGUSR1], true), Waiting::Stop(SIGTERM));
+        assert_eq!(of(&[], true), SignalAnswer::Nothing);
+        assert_eq!(of(&[SIGUSR1, SIGUSR1], true), SignalAnswer::Nothing);
+        assert_eq!(of(&[SIGUSR1, SIGUSR2], false), SignalAnswer::Nothing);
+        assert_eq!(of(&[SIGUSR1, SIGUSR2], true), SignalAnswer::CallBack);
+        assert_eq!(of(&[SIGUSR2, SIGTERM, SIGUSR1], true), SignalAnswer::Stop(SIGTERM));
     }
 
     #[test]

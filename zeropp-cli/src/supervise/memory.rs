@@ -18,17 +18,17 @@ const OWNER: &str = ".owner";
 
 /// A folder for copies.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct CopyFolder {
     folder: PathBuf,
     _owner: File,
 }
 
-impl Memory {
+impl CopyFolder {
     /// Makes a folder in `parent`, and removes those of supervisors that are gone.
     ///
     /// # Errors
     /// It cannot be made.
-    pub(super) fn take(parent: &Path) -> io::Result<Memory> {
+    pub(super) fn take(parent: &Path) -> io::Result<CopyFolder> {
         // The command may have another working directory.
         let parent = &absolute(parent)?;
         // In containers that share their memory processes have equal numbers.
@@ -38,7 +38,7 @@ impl Memory {
         let hidden = parent.join(format!(".{name}"));
         let folder = parent.join(name);
         let mut builder = DirBuilder::new();
-        // The state of a model is nobody else's.
+        // The state of a model is for its owner alone.
         #[cfg(unix)]
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
         builder.create(&hidden)?;
@@ -46,7 +46,7 @@ impl Memory {
         owner.try_lock().map_err(io::Error::from)?;
         fs::rename(&hidden, &folder)?;
         remove_left(parent, &folder);
-        Ok(Memory { folder, _owner: owner })
+        Ok(CopyFolder { folder, _owner: owner })
     }
 
     /// The folder.
@@ -61,7 +61,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for CopyFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
     }
@@ -131,7 +131,7 @@ mod tests {
         // Somebody else's, and one that is being made.
         fs::create_dir(dir.path().join("other")).unwrap();
         fs::create_dir(dir.path().join(format!("{NAME}2"))).unwrap();
-        let memory = Memory::take(dir.path()).unwrap();
+        let memory = CopyFolder::take(dir.path()).unwrap();
         assert!(!left.exists() && used.exists() && odd.exists());
         drop(run);
         let folder = memory.folder().to_path_buf();
@@ -141,6 +141,6 @@ mod tests {
         drop(memory);
         assert!(!folder.exists() && dir.path().join("other").exists());
         assert!(dir.path().join(format!("{NAME}2")).exists());
-        assert!(Memory::take(&dir.path().join("none")).is_err());
+        assert!(CopyFolder::take(&dir.path().join("none")).is_err());
     }
 }

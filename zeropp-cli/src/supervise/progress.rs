@@ -12,19 +12,19 @@ use zeropp_core::files::open_regular;
 const RUN_LINE: &[u8] = b"{\"run\"";
 
 /// Where the progress of a command shows.
-pub(super) struct Watched {
+pub(super) struct ProgressFiles {
     save: PathBuf,
     metrics: Option<PathBuf>,
     /// Whether it says how many samples a step has.
     pub(super) has_batch: bool,
 }
 
-impl Watched {
+impl ProgressFiles {
     /// Reads flags and configuration files of a command, of which a launcher's are a part.
     ///
     /// # Errors
     /// It does not save, or would begin anew, in words.
-    pub(super) fn of(line: &[String]) -> Result<Watched, String> {
+    pub(super) fn of(line: &[String]) -> Result<ProgressFiles, String> {
         let words = words_of(line);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let file = words.iter().filter(|word| word.ends_with(".toml"));
@@ -40,7 +40,7 @@ impl Watched {
         };
         goes_on(&words, file.resume)?;
         let has_batch = flag(&words, "--global-batch").is_some() || file.global_batch.is_some();
-        Ok(Watched { save, metrics: path("--metrics").or(file.metrics), has_batch })
+        Ok(ProgressFiles { save, metrics: path("--metrics").or(file.metrics), has_batch })
     }
 
     /// Step of the newest complete checkpoint.
@@ -72,17 +72,17 @@ fn whole_lines(text: &[u8]) -> (usize, usize) {
 }
 
 /// Looks again and again whether a command has gone on, and reads only what is new.
-pub(super) struct Look<'a> {
-    watched: &'a Watched,
+pub(super) struct ProgressWatch<'a> {
+    watched: &'a ProgressFiles,
     newest: Option<u64>,
     /// Bytes of the metrics that were looked at.
     seen: u64,
 }
 
-impl<'a> Look<'a> {
+impl<'a> ProgressWatch<'a> {
     /// From now on.
-    pub(super) fn new(watched: &'a Watched) -> Look<'a> {
-        let mut look = Look { watched, newest: watched.newest(), seen: 0 };
+    pub(super) fn new(watched: &'a ProgressFiles) -> ProgressWatch<'a> {
+        let mut look = ProgressWatch { watched, newest: watched.newest(), seen: 0 };
         look.seen = look.length();
         look
     }
@@ -195,8 +195,8 @@ fn flag<'a>(words: &[&'a str], key: &str) -> Option<&'a str> {
 mod tests {
     use super::*;
 
-    fn watched(line: &str) -> Result<Watched, String> {
-        Watched::of(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
+    fn watched(line: &str) -> Result<ProgressFiles, String> {
+        ProgressFiles::of(&line.split(' ').map(str::to_owned).collect::<Vec<_>>())
     }
 
     #[test]
@@ -237,7 +237,7 @@ mod tests {
     fn a_word_may_have_blanks_and_a_shell_s_command_has_words() {
         let of = |line: &[&str]| {
             let line: Vec<String> = line.iter().map(|word| (*word).to_owned()).collect();
-            Watched::of(&line).unwrap()
+            ProgressFiles::of(&line).unwrap()
         };
         let plain = of(&["zeropp", "run", "--save", "my folder", "--metrics=a b", "--resume"]);
         assert_eq!(plain.save, PathBuf::from("my folder"));
@@ -259,10 +259,10 @@ mod tests {
     fn a_look_sees_steps_and_checkpoints_and_no_starts() {
         let dir = tempfile::tempdir().unwrap();
         let (save, metrics) = (dir.path().join("c"), dir.path().join("m"));
-        let watched = Watched { save, metrics: Some(metrics.clone()), has_batch: false };
+        let watched = ProgressFiles { save, metrics: Some(metrics.clone()), has_batch: false };
         let mut text = "{\"run\":{}}\n{\"step\":1}\n".to_owned();
         std::fs::write(&metrics, &text).unwrap();
-        let mut look = Look::new(&watched);
+        let mut look = ProgressWatch::new(&watched);
         let mut adds = |part: &str| {
             text.push_str(part);
             std::fs::write(&metrics, &text).unwrap();
@@ -288,7 +288,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let metrics = dir.path().join("m");
         let (save, of) = (dir.path().join("c"), Some(metrics.clone()));
-        let watched = Watched { save, metrics: of, has_batch: false };
+        let watched = ProgressFiles { save, metrics: of, has_batch: false };
         let sign = |text: &str| {
             std::fs::write(&metrics, text).unwrap();
             watched.sign()

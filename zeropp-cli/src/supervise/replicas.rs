@@ -2,7 +2,7 @@
 
 use clap::Arg;
 
-use super::progress::Watched;
+use super::progress::ProgressFiles;
 use crate::values::whole;
 
 /// The flag for how many there are.
@@ -44,7 +44,7 @@ impl Replicas {
     pub(super) fn new(
         most: Option<usize>,
         line: &[String],
-        watched: &Watched,
+        watched: &ProgressFiles,
     ) -> Result<Replicas, String> {
         let is_named = line.iter().any(|word| fill_in(word, 1) != *word);
         let problem = match most {
@@ -142,7 +142,7 @@ mod tests {
 
     fn of(most: Option<usize>, line: &str) -> Result<Replicas, String> {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-        let watched = Watched::of(&words).unwrap();
+        let watched = ProgressFiles::of(&words).unwrap();
         Replicas::new(most, &words, &watched)
     }
 
@@ -151,11 +151,12 @@ mod tests {
         let line = "run --save c --resume --dp {dp} --global-batch 8";
         let mut replicas = of(Some(3), line).unwrap();
         let steps = [true, false, false, false, false, true, false];
-        let told = steps.map(|progress| (replicas.after_failure(progress), replicas.are_fewer()));
+        let reported =
+            steps.map(|progress| (replicas.after_failure(progress), replicas.are_fewer()));
         let numbers =
             [(3, false), (2, true), (1, true), (1, false), (1, false), (3, false), (2, true)];
         let expected = numbers.map(|(now, fewer)| (format!(", with {now} of 3 replicas"), fewer));
-        assert_eq!(told, expected);
+        assert_eq!(reported, expected);
         let error = of(Some(3), "run --save c --resume --dp {dp}").err().unwrap();
         assert!(error.contains("no --global-batch"), "{error}");
         let error = of(Some(3), "run --save c --resume --global-batch 8").err().unwrap();

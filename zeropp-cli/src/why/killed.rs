@@ -30,10 +30,10 @@ struct LastStep {
 }
 
 /// How a run without records has ended.
-enum End {
+enum ExitCause {
     /// With its last step.
     Done,
-    /// As it was told to, or by itself: it has saved what it had done.
+    /// As it was asked to, or by itself: it has saved what it had done.
     Stopped,
     Killed,
     /// The files do not show it, for this reason.
@@ -76,47 +76,49 @@ pub(super) fn explain(paths: &[PathBuf], error: &FlightError) -> Result<(), Fail
     }
     let checkpoints = checkpoints.map(|(_, saved)| saved);
     if let Some(saved) = &checkpoints {
-        tell_saved(saved, now);
+        report_saved(saved, now);
     }
     let newest = checkpoints.as_ref().and_then(|saved| saved.newest.as_ref());
     let end = end_of(checkpoints.as_ref(), metrics.as_ref().map(|(_, last)| last));
     tell(&end);
     match (&end, newest) {
-        (End::Done, _) => {}
+        (ExitCause::Done, _) => {}
         (_, Some(_)) => say("to go on from there: the same command with --resume"),
         (_, None) => {
             say("nothing was saved to go on from, as far as can be seen here: see --save");
         }
     }
     match end {
-        End::Unknown(why) => Err(Failure::failed_run(why)),
+        ExitCause::Unknown(why) => Err(Failure::failed_run(why)),
         _ => Ok(()),
     }
 }
 
 /// How a run has ended that has saved this, and whose metrics have this step last.
-fn end_of(saved: Option<&SavedRun>, last: Option<&LastStep>) -> End {
+fn end_of(saved: Option<&SavedRun>, last: Option<&LastStep>) -> ExitCause {
     let is_done = last.is_some_and(|last| last.of == Some(last.step));
-    let Some(saved) = saved else { return if is_done { End::Done } else { End::Killed } };
+    let Some(saved) = saved else {
+        return if is_done { ExitCause::Done } else { ExitCause::Killed };
+    };
     match (saved.newest.as_ref(), last.map(|last| last.step)) {
-        (Some(newest), _) if newest.of == Some(newest.step) => End::Done,
+        (Some(newest), _) if newest.of == Some(newest.step) => ExitCause::Done,
         // A run that is stopped waits until all is saved.
-        _ if !saved.half_written.is_empty() => End::Killed,
-        (_, None) => End::Unknown(
+        _ if !saved.half_written.is_empty() => ExitCause::Killed,
+        (_, None) => ExitCause::Unknown(
             "whether it was stopped or killed cannot be told without its metrics; name its file \
              of metrics beside its folder of checkpoints",
         ),
-        (Some(newest), Some(last)) if newest.step == last => End::Stopped,
-        (Some(newest), Some(last)) if newest.step > last => End::Unknown(
+        (Some(newest), Some(last)) if newest.step == last => ExitCause::Stopped,
+        (Some(newest), Some(last)) if newest.step > last => ExitCause::Unknown(
             "whether it was stopped or killed cannot be told from metrics that end before its \
              newest checkpoint; name the file of metrics of its last start",
         ),
-        _ => End::Killed,
+        _ => ExitCause::Killed,
     }
 }
 
 /// Tells what a folder of checkpoints shows.
-fn tell_saved(saved: &SavedRun, now: SystemTime) {
+fn report_saved(saved: &SavedRun, now: SystemTime) {
     if let Some(newest) = &saved.newest {
         let of = newest.of.map(|steps| format!(" of {steps}")).unwrap_or_default();
         say(format_args!("  - step {}{of} is saved{}", newest.step, ago(newest.at, now)));
@@ -127,18 +129,18 @@ fn tell_saved(saved: &SavedRun, now: SystemTime) {
 }
 
 /// Tells how a run without records has ended, what shows it, and where to look.
-fn tell(end: &End) {
+fn tell(end: &ExitCause) {
     match end {
-        End::Done => return say("  - that was its last step: the run is done"),
-        End::Stopped => {
+        ExitCause::Done => return say("  - that was its last step: the run is done"),
+        ExitCause::Stopped => {
             return say(
                 "  - all of its steps are saved: it was stopped there, as with SIGTERM, or ended \
                  there by itself, as with patience, and was not killed at work; only a kill \
                  between a save and the next step would look the same",
             );
         }
-        End::Unknown(_) => return,
-        End::Killed => {}
+        ExitCause::Unknown(_) => return,
+        ExitCause::Killed => {}
     }
     say("  - a run that fails, or is told to stop, says so and leaves records or a last \
          checkpoint: this one was ended from outside with SIGKILL, or crashed");

@@ -3,7 +3,7 @@
 use super::{fails, works, zeropp};
 
 #[test]
-fn a_bad_schedule_is_told_with_row_column_and_action() {
+fn a_bad_schedule_is_reported_with_row_column_and_action() {
     let dir = tempfile::tempdir().unwrap();
     let file = |text: &str| std::fs::write(dir.path().join("s.csv"), text).unwrap();
     for (text, message) in [

@@ -108,8 +108,8 @@ fn all_kinds_are_sorted_and_written_in_every_format() {
     let peaks: Vec<u64> = rows.iter().map(|row| row["peak"].as_u64().unwrap()).collect();
     assert!(peaks.is_sorted() && peaks[0] < peaks[peaks.len() - 1], "{peaks:?}");
     assert_eq!(all["memory"], "bytes");
-    let told = rows.len() + all["misfits"].as_array().unwrap().len();
-    assert_eq!(told, kinds().count());
+    let reported = rows.len() + all["misfits"].as_array().unwrap().len();
+    assert_eq!(reported, kinds().count());
     // The same model: every kind that keeps its ranks busy has the same work.
     for row in rows {
         assert!(row["makespan_us"].as_f64().unwrap() >= 16. / 4. * 9. * 8., "{row}");

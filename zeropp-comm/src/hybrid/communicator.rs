@@ -5,16 +5,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::Tensor;
 
-use super::group::Group;
+use super::group::HybridGroup;
 use super::header::Purpose;
-use super::in_progress::InProgress;
+use super::in_progress::HybridInProgress;
 use super::split::{Joined, split};
-use super::ticket::{Outer, Ticket};
-use crate::front::{Front, Member};
+use super::ticket::{HybridTicket, Outer};
+use crate::front::{Front, GroupMember};
 use crate::patience::Timeout;
 use crate::signature::{Operation, Signature};
-use crate::stats::{Held, Traffic};
-use crate::threads::barrier::{Input, Output, opened};
+use crate::stats::{HeldMemory, Traffic};
+use crate::threads::barrier::{RankInput, RankOutput, opened};
 use crate::threads::communicator::ThreadsCommunicator;
 use crate::threads::world::Liveness;
 use crate::{AllBytes, CommError, CommResult, Communicator, Pending};
@@ -22,7 +22,7 @@ use zeropp_core::device::hand_over;
 
 /// The communicator of one rank and group in the hybrid engine.
 pub(super) struct HybridCommunicator {
-    group: Arc<Group>,
+    group: Arc<HybridGroup>,
     /// The rank's place among those of its process.
     index: usize,
     /// Its place in the group.
@@ -35,7 +35,7 @@ pub(super) struct HybridCommunicator {
 }
 
 impl HybridCommunicator {
-    pub(super) fn new(group: Arc<Group>, index: usize, liveness: Arc<Liveness>) -> Self {
+    pub(super) fn new(group: Arc<HybridGroup>, index: usize, liveness: Arc<Liveness>) -> Self {
         let place = group.places[group.here()][index];
         let local = ThreadsCommunicator::new(group.local.clone(), index, liveness.clone());
         let (sequence, traffic) = (AtomicU64::new(0), Traffic::default());
@@ -47,8 +47,8 @@ impl HybridCommunicator {
     fn together<T: 'static>(
         &self,
         signature: Signature,
-        input: Input,
-        open: fn(Output) -> T,
+        input: RankInput,
+        open: fn(RankOutput) -> T,
     ) -> Pending<T> {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let group = &self.group;
@@ -56,14 +56,14 @@ impl HybridCommunicator {
             group.local.enter_barrier(self.index, sequence, signature, input, |barrier, inputs| {
                 match signature.operation {
                     Operation::Split => split(group, barrier, inputs),
-                    _ => InProgress::start(group, barrier, inputs),
+                    _ => HybridInProgress::start(group, barrier, inputs),
                 }
             });
         match joined {
             Err(error) => Pending::ready(Err(error)),
             Ok(barrier) => {
                 let (group, index) = (group.clone(), self.index);
-                Pending::in_flight(Box::new(Ticket { group, index, barrier, open }))
+                Pending::in_flight(Box::new(HybridTicket { group, index, barrier, open }))
             }
         }
     }
@@ -101,8 +101,8 @@ impl HybridCommunicator {
 }
 
 impl Front for HybridCommunicator {
-    fn member(&self) -> Member<'_> {
-        Member {
+    fn member(&self) -> GroupMember<'_> {
+        GroupMember {
             name: &self.group.local.name,
             place: self.place,
             size: self.group.size(),
@@ -114,7 +114,7 @@ impl Front for HybridCommunicator {
         &self.traffic
     }
 
-    fn held(&self) -> Held {
+    fn held(&self) -> HeldMemory {
         self.local.held()
     }
 
@@ -139,7 +139,7 @@ impl Front for HybridCommunicator {
                 _ => outer.broadcast(call.root.expect("a broadcast names its root"), buffer),
             });
         }
-        self.together(call, Input::Buffer(hand_over(buffer)), opened(call.operation))
+        self.together(call, RankInput::Buffer(hand_over(buffer)), opened(call.operation))
     }
 
     fn on_bytes(&self, call: Signature, bytes: Vec<u8>) -> Pending<AllBytes> {
@@ -149,7 +149,7 @@ impl Front for HybridCommunicator {
                 None => outer.exchange(bytes),
             });
         }
-        self.together(call, Input::Bytes(bytes), Output::bytes)
+        self.together(call, RankInput::Bytes(bytes), RankOutput::bytes)
     }
 
     fn post(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()> {
@@ -175,27 +175,27 @@ impl Front for HybridCommunicator {
 
     fn meet(&self) -> CommResult<()> {
         // Also where every rank has its process: an exchange can be waited for in time.
-        self.together(Signature::bare(Operation::Barrier), Input::Nothing, |_| ()).wait()
+        self.together(Signature::bare(Operation::Barrier), RankInput::Nothing, |_| ()).wait()
     }
 
     fn part(&self, name: &str, color: usize, key: usize) -> CommResult<Arc<dyn Communicator>> {
-        enum Part {
+        enum NewGroup {
             Here(ThreadsPart),
             Wide(Joined),
         }
-        type ThreadsPart = (Arc<crate::threads::group::Group>, usize);
+        type ThreadsPart = (Arc<crate::threads::group::ThreadsGroup>, usize);
         let open = |output| match output {
-            Output::Group(group, place) => Part::Here((group, place)),
-            Output::Own(joined) => Part::Wide(*joined.downcast().expect("made by split")),
+            RankOutput::Group(group, place) => NewGroup::Here((group, place)),
+            RankOutput::Own(joined) => NewGroup::Wide(*joined.downcast().expect("made by split")),
             _ => unreachable!("a split gives a group"),
         };
-        let input = Input::Split(name.to_owned(), color, key);
+        let input = RankInput::Split(name.to_owned(), color, key);
         let liveness = self.liveness.clone();
         Ok(match self.together(Signature::bare(Operation::Split), input, open).wait()? {
-            Part::Here((group, place)) => {
+            NewGroup::Here((group, place)) => {
                 Arc::new(ThreadsCommunicator::new(group, place, liveness))
             }
-            Part::Wide(Joined { group, index }) => Arc::new(Self::new(group, index, liveness)),
+            NewGroup::Wide(Joined { group, index }) => Arc::new(Self::new(group, index, liveness)),
         })
     }
 }

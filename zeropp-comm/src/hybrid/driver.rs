@@ -6,8 +6,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 use zeropp_core::threads::{REFUSED_HELP, start as start_thread};
 
-use super::engine::Engine;
-use super::in_progress::InProgress;
+use super::engine::HybridProcess;
+use super::in_progress::HybridInProgress;
 use crate::{CommError, CommResult, THREADS};
 
 /// Looks without a pause after something has happened, then a pause each.
@@ -21,7 +21,10 @@ const WATCH_PAUSE: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// The system grants no thread.
-pub(super) fn start(arriving: Receiver<Arc<InProgress>>, engine: Weak<Engine>) -> CommResult<()> {
+pub(super) fn start(
+    arriving: Receiver<Arc<HybridInProgress>>,
+    engine: Weak<HybridProcess>,
+) -> CommResult<()> {
     let body = move || run(&arriving, &engine);
     let refused = |e| CommError::Unavailable {
         engine: "mixed".into(),
@@ -30,8 +33,8 @@ pub(super) fn start(arriving: Receiver<Arc<InProgress>>, engine: Weak<Engine>) -
     start_thread(&format!("{THREADS}-mixed"), body).map(drop).map_err(refused)
 }
 
-fn run(arriving: &Receiver<Arc<InProgress>>, engine: &Weak<Engine>) {
-    let mut all_in_progress: Vec<Arc<InProgress>> = Vec::new();
+fn run(arriving: &Receiver<Arc<HybridInProgress>>, engine: &Weak<HybridProcess>) {
+    let mut all_in_progress: Vec<Arc<HybridInProgress>> = Vec::new();
     let mut idle = 0;
     loop {
         let known = all_in_progress.len();

@@ -8,14 +8,14 @@ use parking_lot::Mutex;
 
 use super::driver;
 use super::failure::Report;
-use super::in_progress::InProgress;
-use crate::threads::world::World;
+use super::in_progress::HybridInProgress;
+use crate::threads::world::ThreadsState;
 use crate::{CommError, CommResult, Communicator};
 
 /// This process's part of a mixed world.
-pub(super) struct Engine {
+pub(super) struct HybridProcess {
     /// The ranks of this process.
-    pub(super) world: Arc<World>,
+    pub(super) world: Arc<ThreadsState>,
     /// All processes.
     pub(super) outer: Arc<dyn Communicator>,
     /// Ranks of each process.
@@ -23,30 +23,30 @@ pub(super) struct Engine {
     /// Members of each group by its name, for errors about groups of other processes. Where
     /// groups share a name, the newest.
     members: Mutex<HashMap<String, Vec<usize>>>,
-    all_in_progress: Sender<Arc<InProgress>>,
+    all_in_progress: Sender<Arc<HybridInProgress>>,
 }
 
-impl Engine {
+impl HybridProcess {
     /// Starts the driver, and reports each side's failures to the other.
     ///
     /// # Errors
     /// The system grants no thread.
     pub(super) fn start(
-        world: Arc<World>,
+        world: Arc<ThreadsState>,
         outer: Arc<dyn Communicator>,
         ranks_each: usize,
-    ) -> CommResult<Arc<Engine>> {
+    ) -> CommResult<Arc<HybridProcess>> {
         let tell = outer.clone();
         world.on_failure(Box::new(move |rank, error| tell.abort(&Report::new(rank, error).text())));
         let (all_in_progress, arriving) = crossbeam_channel::unbounded();
         let members = Mutex::default();
-        let engine = Arc::new(Engine { world, outer, ranks_each, members, all_in_progress });
+        let engine = Arc::new(HybridProcess { world, outer, ranks_each, members, all_in_progress });
         driver::start(arriving, Arc::downgrade(&engine))?;
         Ok(engine)
     }
 
     /// Hands an operation to the driver.
-    pub(super) fn drive(&self, in_progress: Arc<InProgress>) {
+    pub(super) fn drive(&self, in_progress: Arc<HybridInProgress>) {
         self.all_in_progress.send(in_progress).expect("the driver lives as long as the engine");
     }
 

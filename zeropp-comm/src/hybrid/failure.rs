@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::engine::Engine;
+use super::engine::HybridProcess;
 use crate::CommError;
 
 /// Longest report that surely fits what an outer engine carries, in bytes.
@@ -38,7 +38,7 @@ impl Report {
     }
 }
 
-impl Engine {
+impl HybridProcess {
     /// An error of the outer engine in terms of world ranks.
     pub(super) fn translate(&self, error: CommError) -> Report {
         match error {

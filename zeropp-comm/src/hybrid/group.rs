@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::engine::Engine;
-use super::in_progress::InProgress;
-use crate::threads::group::Group as LocalGroup;
+use super::engine::HybridProcess;
+use super::in_progress::HybridInProgress;
+use crate::threads::group::ThreadsGroup as LocalGroup;
 use crate::{CommError, Communicator};
 
 /// The state that the members in this process share.
-pub(super) struct Group {
-    pub(super) engine: Arc<Engine>,
+pub(super) struct HybridGroup {
+    pub(super) engine: Arc<HybridProcess>,
     /// The processes that have members, by their first member's place.
     pub(super) outer: Arc<dyn Communicator>,
     /// The members in this process.
@@ -24,20 +24,20 @@ pub(super) struct Group {
     /// Places of each process's members.
     pub(super) places: Vec<Vec<usize>>,
     /// Collectives that all ranks of this process have joined.
-    all_in_progress: Mutex<HashMap<u64, Arc<InProgress>>>,
+    all_in_progress: Mutex<HashMap<u64, Arc<HybridInProgress>>>,
     /// Collectives whose missing ranks have been reported to the others.
     pub(super) noted: Mutex<HashSet<u64>>,
 }
 
-impl Group {
+impl HybridGroup {
     /// The group of `members` (world ranks), of which `local` are those in this process; `outer`
     /// joins the processes that have any, in the order of their first members.
     pub(super) fn new(
-        engine: Arc<Engine>,
+        engine: Arc<HybridProcess>,
         outer: Arc<dyn Communicator>,
         local: Arc<LocalGroup>,
         members: Vec<usize>,
-    ) -> Arc<Group> {
+    ) -> Arc<HybridGroup> {
         let mut processes: Vec<usize> = Vec::new();
         let mut places: Vec<Vec<usize>> = Vec::new();
         let mut homes = Vec::with_capacity(members.len());
@@ -54,7 +54,16 @@ impl Group {
         }
         debug_assert_eq!(outer.size(), processes.len());
         let (all_in_progress, noted) = (Mutex::default(), Mutex::default());
-        Arc::new(Group { engine, outer, local, members, homes, places, all_in_progress, noted })
+        Arc::new(HybridGroup {
+            engine,
+            outer,
+            local,
+            members,
+            homes,
+            places,
+            all_in_progress,
+            noted,
+        })
     }
 
     /// Ranks in the group.
@@ -91,7 +100,7 @@ impl Group {
     }
 
     /// Remembers a collective under way.
-    pub(super) fn start(&self, sequence: u64, in_progress: Arc<InProgress>) {
+    pub(super) fn start(&self, sequence: u64, in_progress: Arc<HybridInProgress>) {
         self.all_in_progress.lock().insert(sequence, in_progress);
     }
 
@@ -101,7 +110,7 @@ impl Group {
     }
 
     /// A collective that all ranks of this process have joined and that is not done.
-    pub(super) fn in_progress(&self, sequence: u64) -> Option<Arc<InProgress>> {
+    pub(super) fn in_progress(&self, sequence: u64) -> Option<Arc<HybridInProgress>> {
         self.all_in_progress.lock().get(&sequence).cloned()
     }
 }

@@ -4,14 +4,14 @@
 use crate::signature::Signature;
 
 /// A process's part of a collective.
-pub(super) struct Header {
+pub(super) struct ProcessHeader {
     /// The call of all its ranks, which is the same.
     pub(super) signature: Signature,
     /// Small data of each of its ranks, in the group's order.
     pub(super) data: Vec<Vec<u8>>,
 }
 
-impl Header {
+impl ProcessHeader {
     pub(super) fn encode(&self) -> Vec<u8> {
         let signature = serde_json::to_vec(&self.signature).expect("plain data");
         let mut bytes = Vec::with_capacity(signature.len() + 8 + 8 * self.data.len());
@@ -23,7 +23,7 @@ impl Header {
     }
 
     /// Reads what [`encode`](Self::encode) wrote; `None` where it did not.
-    pub(super) fn decode(mut bytes: &[u8]) -> Option<Header> {
+    pub(super) fn decode(mut bytes: &[u8]) -> Option<ProcessHeader> {
         let mut pieces = Vec::new();
         while !bytes.is_empty() {
             let (len, rest) = bytes.split_first_chunk::<8>()?;
@@ -32,7 +32,10 @@ impl Header {
             bytes = rest;
         }
         let (signature, data) = pieces.split_first()?;
-        Some(Header { signature: serde_json::from_slice(signature).ok()?, data: data.to_vec() })
+        Some(ProcessHeader {
+            signature: serde_json::from_slice(signature).ok()?,
+            data: data.to_vec(),
+        })
     }
 }
 
@@ -84,13 +87,13 @@ mod tests {
             len in any::<u32>(),
         ) {
             let signature = Signature::with(Operation::AllGather, DType::BF16, len as usize);
-            let header = Header { signature, data };
+            let header = ProcessHeader { signature, data };
             let bytes = header.encode();
-            let read = Header::decode(&bytes).unwrap();
+            let read = ProcessHeader::decode(&bytes).unwrap();
             prop_assert_eq!(read.signature, signature);
             prop_assert_eq!(read.data, header.data);
             for cut in 0..bytes.len() {
-                if let Some(part) = Header::decode(&bytes[..cut]) {
+                if let Some(part) = ProcessHeader::decode(&bytes[..cut]) {
                     prop_assert!(part.data.len() < read_len(&bytes));
                 }
             }
@@ -98,12 +101,12 @@ mod tests {
 
         #[test]
         fn other_bytes_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..99)) {
-            prop_assert!(Header::decode(&bytes).is_none());
+            prop_assert!(ProcessHeader::decode(&bytes).is_none());
         }
     }
 
     fn read_len(bytes: &[u8]) -> usize {
-        Header::decode(bytes).unwrap().data.len()
+        ProcessHeader::decode(bytes).unwrap().data.len()
     }
 
     #[test]

@@ -7,12 +7,12 @@ use std::time::Duration;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use parking_lot::Mutex;
 
-use super::group::Group;
-use super::header::{Header, Purpose};
-use super::plan::{Arrived, Plan};
+use super::group::HybridGroup;
+use super::header::{ProcessHeader, Purpose};
+use super::plan::{Arrived, CollectivePlan};
 use crate::patience::Deadline;
 use crate::signature::{Operation, bytes_of};
-use crate::threads::barrier::{Input, Output, RankBarrier};
+use crate::threads::barrier::{RankBarrier, RankInput, RankOutput};
 use crate::threads::collective::fail_with_panic;
 use crate::{AllBytes, CommError, CommResult, Pending, kernels};
 
@@ -20,20 +20,20 @@ use crate::{AllBytes, CommError, CommResult, Pending, kernels};
 const NOTE_TIME: Duration = Duration::from_millis(200);
 
 /// A collective under way.
-pub(super) struct InProgress {
-    group: Arc<Group>,
+pub(super) struct HybridInProgress {
+    group: Arc<HybridGroup>,
     barrier: Arc<RankBarrier>,
     /// The buffers of this process's ranks.
     inputs: Mutex<Vec<Tensor<1>>>,
     /// Bytes of all of them.
     bytes: usize,
-    stage: Mutex<Stage>,
+    stage: Mutex<HybridPhase>,
     /// The ranks that had not joined when that was asked for first.
     missing: OnceLock<Vec<usize>>,
 }
 
 /// How far it got.
-enum Stage {
+enum HybridPhase {
     /// Not all processes have joined.
     Headers(Pending<AllBytes>),
     /// Buffers are on their way.
@@ -51,36 +51,40 @@ struct Messages {
     coming: Vec<(usize, Pending<Tensor<1>>)>,
 }
 
-impl InProgress {
+impl HybridInProgress {
     /// Announces to the other processes that all ranks of this one have joined, with `inputs`, and
     /// hands the rest to the driver. Called by the rank that joined last: ranks join the next
     /// collective after this one, so every process calls the outer group in the same order.
-    pub(super) fn start(group: &Arc<Group>, barrier: &Arc<RankBarrier>, inputs: Vec<Input>) {
+    pub(super) fn start(
+        group: &Arc<HybridGroup>,
+        barrier: &Arc<RankBarrier>,
+        inputs: Vec<RankInput>,
+    ) {
         let mut tensors = Vec::new();
         let mut data = Vec::new();
         for input in inputs {
             match input {
-                Input::Buffer(tensor) => tensors.push(tensor),
-                Input::Bytes(bytes) => data.push(bytes),
-                Input::Split(..) | Input::Nothing => {}
+                RankInput::Buffer(tensor) => tensors.push(tensor),
+                RankInput::Bytes(bytes) => data.push(bytes),
+                RankInput::Split(..) | RankInput::Nothing => {}
             }
         }
-        if Plan::new(group, &barrier.signature).is_some_and(|plan| plan.is_small()) {
+        if CollectivePlan::new(group, &barrier.signature).is_some_and(|plan| plan.is_small()) {
             data = tensors.iter().map(to_bytes).collect();
         }
-        let header = Header { signature: barrier.signature, data };
+        let header = ProcessHeader { signature: barrier.signature, data };
         let headers = match (barrier.signature.operation, barrier.signature.root) {
             (Operation::Gather, Some(root)) => {
                 group.outer.gather(group.homes[root].0, header.encode())
             }
             _ => group.outer.exchange(header.encode()),
         };
-        let in_progress = Arc::new(InProgress {
+        let in_progress = Arc::new(HybridInProgress {
             group: group.clone(),
             barrier: barrier.clone(),
             bytes: tensors.iter().map(bytes_of).sum(),
             inputs: Mutex::new(tensors),
-            stage: Mutex::new(Stage::Headers(headers)),
+            stage: Mutex::new(HybridPhase::Headers(headers)),
             missing: OnceLock::new(),
         });
         group.start(barrier.sequence, in_progress.clone());
@@ -89,7 +93,7 @@ impl InProgress {
 
     /// Whether nothing is left to do.
     pub(super) fn is_over(&self) -> bool {
-        self.stage.try_lock().is_some_and(|stage| matches!(*stage, Stage::Over))
+        self.stage.try_lock().is_some_and(|stage| matches!(*stage, HybridPhase::Over))
     }
 
     /// Takes the next step if it is time; whether it was. Copies and sums go to the workers.
@@ -98,19 +102,19 @@ impl InProgress {
         let Some(mut stage) = self.stage.try_lock() else { return false };
         let world = &self.group.engine.world;
         if world.error(self.group.local.members[0]).is_some() {
-            *stage = Stage::Over;
+            *stage = HybridPhase::Over;
             self.group.finish(self.barrier.sequence);
             return true;
         }
         let ready = match &mut *stage {
-            Stage::Headers(all) => all.is_done(),
-            Stage::Messages(messages) => messages.are_done(),
-            Stage::Working | Stage::Over => false,
+            HybridPhase::Headers(all) => all.is_done(),
+            HybridPhase::Messages(messages) => messages.are_done(),
+            HybridPhase::Working | HybridPhase::Over => false,
         };
         if !ready {
             return false;
         }
-        let reached = std::mem::replace(&mut *stage, Stage::Working);
+        let reached = std::mem::replace(&mut *stage, HybridPhase::Working);
         drop(stage);
         let in_progress = self.clone();
         let work = move || in_progress.work(reached);
@@ -129,13 +133,13 @@ impl InProgress {
         self.missing.get_or_init(|| self.find_missing(&mut stage)).clone()
     }
 
-    fn find_missing(&self, stage: &mut Stage) -> Vec<usize> {
+    fn find_missing(&self, stage: &mut HybridPhase) -> Vec<usize> {
         let processes = match stage {
-            Stage::Headers(all) => all.missing(),
-            Stage::Messages(messages) => {
+            HybridPhase::Headers(all) => all.missing(),
+            HybridPhase::Messages(messages) => {
                 messages.coming.iter_mut().flat_map(|(_, message)| message.missing()).collect()
             }
-            Stage::Working | Stage::Over => Vec::new(),
+            HybridPhase::Working | HybridPhase::Over => Vec::new(),
         };
         let mut ranks: Vec<usize> =
             processes.into_iter().flat_map(|process| self.missing_of(process)).collect();
@@ -163,44 +167,44 @@ impl InProgress {
 
     /// Carries it from the stage it has reached to the next. A panic fails the world, so that no
     /// rank waits for a result that will not come.
-    fn work(self: Arc<Self>, reached: Stage) {
+    fn work(self: Arc<Self>, reached: HybridPhase) {
         let next = match catch_unwind(AssertUnwindSafe(|| self.advance(reached))) {
             Ok(Ok(next)) => next,
-            Ok(Err(_)) => Stage::Over,
+            Ok(Err(_)) => HybridPhase::Over,
             Err(panic) => {
                 fail_with_panic(&self.group.local, &self.barrier, 0, &*panic);
-                Stage::Over
+                HybridPhase::Over
             }
         };
-        if matches!(next, Stage::Over) {
+        if matches!(next, HybridPhase::Over) {
             self.group.finish(self.barrier.sequence);
         }
         *self.stage.lock() = next;
     }
 
     /// The next stage. Where that is an error, the world has failed with it.
-    fn advance(&self, reached: Stage) -> CommResult<Stage> {
+    fn advance(&self, reached: HybridPhase) -> CommResult<HybridPhase> {
         match reached {
-            Stage::Headers(all) => {
+            HybridPhase::Headers(all) => {
                 let all = self.outer(all.wait())?;
                 let headers = self.group.check(&self.barrier, &all)?;
                 self.after_headers(headers)
             }
-            Stage::Messages(messages) => {
+            HybridPhase::Messages(messages) => {
                 let round = messages.round;
                 let arrived = self.outer(messages.finish(self.group.places.len()))?;
                 self.after_messages(round, &arrived)
             }
-            Stage::Working | Stage::Over => unreachable!("nothing to take further"),
+            HybridPhase::Working | HybridPhase::Over => unreachable!("nothing to take further"),
         }
     }
 
-    fn after_headers(&self, headers: Vec<Header>) -> CommResult<Stage> {
+    fn after_headers(&self, headers: Vec<ProcessHeader>) -> CommResult<HybridPhase> {
         let group = &self.group;
-        let Some(plan) = Plan::new(group, &self.barrier.signature) else {
-            let mut outputs: Vec<Output> = match self.barrier.signature.operation {
+        let Some(plan) = CollectivePlan::new(group, &self.barrier.signature) else {
+            let mut outputs: Vec<RankOutput> = match self.barrier.signature.operation {
                 Operation::Exchange | Operation::Gather => self.bytes_of(headers),
-                _ => group.local.members.iter().map(|_| Output::Nothing).collect(),
+                _ => group.local.members.iter().map(|_| RankOutput::Nothing).collect(),
             };
             return Ok(self.deliver(outputs.drain(..)));
         };
@@ -216,11 +220,11 @@ impl InProgress {
         let buffers: Vec<Tensor<1>> = group.homes.iter().map(buffer).collect();
         let results = plan.small_results(&buffers);
         drop((inputs, buffers));
-        Ok(self.deliver(results.into_iter().map(Output::Buffer)))
+        Ok(self.deliver(results.into_iter().map(RankOutput::Buffer)))
     }
 
     /// The bytes that an exchange gives every rank of this process, or a gather its root.
-    fn bytes_of(&self, mut headers: Vec<Header>) -> Vec<Output> {
+    fn bytes_of(&self, mut headers: Vec<ProcessHeader>) -> Vec<RankOutput> {
         let (group, root) = (&self.group, self.barrier.signature.root);
         let by_place = |&(home, index): &(usize, usize)| {
             // In a gather other processes than the root's have no headers.
@@ -228,15 +232,15 @@ impl InProgress {
         };
         let all: AllBytes = group.homes.iter().filter_map(by_place).collect();
         let output = |place: &usize| match root.is_none_or(|root| root == *place) {
-            true => Output::Bytes(all.clone()),
-            false => Output::Bytes(AllBytes::default()),
+            true => RankOutput::Bytes(all.clone()),
+            false => RankOutput::Bytes(AllBytes::default()),
         };
         group.places[group.here()].iter().map(output).collect()
     }
 
     /// Sends every other process what it needs, from copies: once a rank has its result, its own
     /// buffer must be unshared, whether the messages have left or not.
-    fn send_inputs(&self, plan: &Plan) -> CommResult<Stage> {
+    fn send_inputs(&self, plan: &CollectivePlan) -> CommResult<HybridPhase> {
         let inputs = self.inputs.lock();
         let pool = &self.group.local.buffers;
         let copy = |pieces: Vec<Tensor<1>>| {
@@ -252,11 +256,11 @@ impl InProgress {
     /// Starts a round of messages: what goes to each other process, and how long theirs are.
     fn exchange_messages(
         &self,
-        plan: &Plan,
+        plan: &CollectivePlan,
         round: u64,
         message: impl Fn(usize) -> Option<Tensor<1>>,
         incoming: impl Fn(usize) -> usize,
-    ) -> CommResult<Stage> {
+    ) -> CommResult<HybridPhase> {
         let (group, sequence) = (&self.group, self.barrier.sequence);
         let tag = Purpose::Data { sequence, round }.tag();
         let mut messages = Messages { round, sent: Vec::new(), coming: Vec::new() };
@@ -267,21 +271,22 @@ impl InProgress {
         for to in group.others() {
             messages.sent.extend(message(to).map(|message| group.outer.send(to, tag, message)));
         }
-        Ok(Stage::Messages(messages))
+        Ok(HybridPhase::Messages(messages))
     }
 
-    fn after_messages(&self, round: u64, arrived: &Arrived) -> CommResult<Stage> {
+    fn after_messages(&self, round: u64, arrived: &Arrived) -> CommResult<HybridPhase> {
         let group = &self.group;
-        let plan = Plan::new(group, &self.barrier.signature).expect("only buffers are sent");
+        let plan =
+            CollectivePlan::new(group, &self.barrier.signature).expect("only buffers are sent");
         let inputs = std::mem::take(&mut *self.inputs.lock());
         let results = plan.results_of_round(round, &inputs, arrived);
         drop(inputs);
         if self.barrier.signature.operation != Operation::AllReduce {
-            return Ok(self.deliver(results.into_iter().map(Output::Buffer)));
+            return Ok(self.deliver(results.into_iter().map(RankOutput::Buffer)));
         }
         if round == 1 {
             let whole = results.into_iter().next().expect("one sum");
-            let outputs = group.local.members.iter().map(|_| Output::Buffer(whole.clone()));
+            let outputs = group.local.members.iter().map(|_| RankOutput::Buffer(whole.clone()));
             return Ok(self.deliver(outputs));
         }
         // The part that was summed here takes the inputs' place until the others have come.
@@ -293,11 +298,11 @@ impl InProgress {
     }
 
     /// Gives every rank of this process its result.
-    fn deliver(&self, outputs: impl IntoIterator<Item = Output>) -> Stage {
+    fn deliver(&self, outputs: impl IntoIterator<Item = RankOutput>) -> HybridPhase {
         self.group.finish(self.barrier.sequence);
         self.barrier.slots.put(outputs);
         self.group.local.finish(&self.barrier);
-        Stage::Over
+        HybridPhase::Over
     }
 
     /// Fails the world where the outer engine did.
@@ -312,11 +317,15 @@ impl InProgress {
     }
 }
 
-impl Group {
+impl HybridGroup {
     /// The processes' headers of a collective. Fails the world where they do not agree.
-    pub(super) fn check(&self, barrier: &RankBarrier, all: &[Vec<u8>]) -> CommResult<Vec<Header>> {
-        let decode = |bytes: &Vec<u8>| Header::decode(bytes).expect("written by encode");
-        let headers: Vec<Header> = all.iter().map(decode).collect();
+    pub(super) fn check(
+        &self,
+        barrier: &RankBarrier,
+        all: &[Vec<u8>],
+    ) -> CommResult<Vec<ProcessHeader>> {
+        let decode = |bytes: &Vec<u8>| ProcessHeader::decode(bytes).expect("written by encode");
+        let headers: Vec<ProcessHeader> = all.iter().map(decode).collect();
         let mine = barrier.signature;
         let Some(other) = (0..headers.len()).find(|home| headers[*home].signature != mine) else {
             return Ok(headers);
@@ -350,7 +359,7 @@ impl Messages {
     }
 }
 
-impl Plan<'_> {
+impl CollectivePlan<'_> {
     /// As [`results`](Plan::results); in an all-reduce's second round the whole sum, with the
     /// part from here as the only input.
     fn results_of_round(

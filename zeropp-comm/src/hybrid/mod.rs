@@ -32,12 +32,12 @@ use std::sync::Arc;
 
 use super::threads::ThreadsOptions;
 use super::threads::communicator::ThreadsCommunicator;
-use super::threads::group::Group as LocalGroup;
-use super::threads::world::{Liveness, World};
+use super::threads::group::ThreadsGroup as LocalGroup;
+use super::threads::world::{Liveness, ThreadsState};
 use super::{CommResult, Communicator};
 use communicator::HybridCommunicator;
-use engine::Engine;
-use group::Group;
+use engine::HybridProcess;
+use group::HybridGroup;
 
 /// The ranks that are threads of this process, in a world of several processes.
 pub struct HybridWorld(Vec<(usize, Arc<dyn Communicator>)>);
@@ -60,12 +60,13 @@ impl HybridWorld {
         assert!(ranks_each > 0, "ranks_each must be at least 1");
         let (process, processes) = (outer.rank(), outer.size());
         let first = process * ranks_each;
-        let world = Arc::new(World::new(first, ranks_each, options));
-        let engine = Engine::start(world.clone(), outer.clone(), ranks_each)?;
+        let world = Arc::new(ThreadsState::new(first, ranks_each, options));
+        let engine = HybridProcess::start(world.clone(), outer.clone(), ranks_each)?;
         let here: Vec<usize> = (first..first + ranks_each).collect();
         let local = LocalGroup::new(world.clone(), "world".into(), here.clone());
         let members = (0..processes * ranks_each).collect();
-        let group = (processes > 1).then(|| Group::new(engine, outer, local.clone(), members));
+        let group =
+            (processes > 1).then(|| HybridGroup::new(engine, outer, local.clone(), members));
         let communicator = |(index, rank): (usize, usize)| {
             let liveness = Arc::new(Liveness { world: world.clone(), rank });
             let end: Arc<dyn Communicator> = match &group {

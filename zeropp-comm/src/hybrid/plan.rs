@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Tensor};
 
-use super::group::Group;
+use super::group::HybridGroup;
 use crate::kernels;
 use crate::signature::{Operation, Signature};
 
@@ -12,8 +12,8 @@ use crate::signature::{Operation, Signature};
 const SMALL_BYTES: usize = 768;
 
 /// A collective on buffers, as all ranks have called it.
-pub(super) struct Plan<'a> {
-    group: &'a Group,
+pub(super) struct CollectivePlan<'a> {
+    group: &'a HybridGroup,
     operation: Operation,
     pub(super) kind: DType,
     /// Elements that each rank passes.
@@ -24,11 +24,17 @@ pub(super) struct Plan<'a> {
 /// Buffers by the place of their process in the outer group; none from this one.
 pub(super) type Arrived = Vec<Option<Tensor<1>>>;
 
-impl<'a> Plan<'a> {
+impl<'a> CollectivePlan<'a> {
     /// `None` for collectives that are not on buffers.
-    pub(super) fn new(group: &'a Group, signature: &Signature) -> Option<Plan<'a>> {
+    pub(super) fn new(group: &'a HybridGroup, signature: &Signature) -> Option<CollectivePlan<'a>> {
         let (kind, len) = signature.buffer?;
-        Some(Plan { group, operation: signature.operation, kind, len, root: signature.root })
+        Some(CollectivePlan {
+            group,
+            operation: signature.operation,
+            kind,
+            len,
+            root: signature.root,
+        })
     }
 
     /// Whether the headers carry all buffers: the same answer in all processes.

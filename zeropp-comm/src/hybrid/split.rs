@@ -4,15 +4,15 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::group::Group;
-use super::header::Header;
+use super::group::HybridGroup;
+use super::header::ProcessHeader;
 use crate::patience::Deadline;
-use crate::threads::barrier::{Input, Output, RankBarrier};
-use crate::threads::group::Group as LocalGroup;
+use crate::threads::barrier::{RankBarrier, RankInput, RankOutput};
+use crate::threads::group::ThreadsGroup as LocalGroup;
 use crate::{CommError, CommResult, Communicator};
 
 /// The part that a rank wants to belong to.
-struct SplitRequest {
+struct LocalSplit {
     color: u64,
     key: u64,
     /// The rank's place in the group that is split.
@@ -20,23 +20,23 @@ struct SplitRequest {
     name: String,
 }
 
-impl SplitRequest {
+impl LocalSplit {
     fn encode((name, color, key): &(String, usize, usize)) -> Vec<u8> {
         let numbers = [*color as u64, *key as u64].into_iter().flat_map(u64::to_le_bytes);
         numbers.chain(name.bytes()).collect()
     }
 
-    fn decode(place: usize, bytes: &[u8]) -> Option<SplitRequest> {
+    fn decode(place: usize, bytes: &[u8]) -> Option<LocalSplit> {
         let (color, rest) = bytes.split_first_chunk()?;
         let (key, name) = rest.split_first_chunk()?;
         let name = String::from_utf8(name.to_vec()).ok()?;
         let (color, key) = (u64::from_le_bytes(*color), u64::from_le_bytes(*key));
-        Some(SplitRequest { color, key, place, name })
+        Some(LocalSplit { color, key, place, name })
     }
 }
 
 /// A sub-group to be made.
-struct Part {
+struct SubGroup {
     name: String,
     /// Places in the group that is split, in the order of the new one.
     places: Vec<usize>,
@@ -46,13 +46,13 @@ struct Part {
 
 /// A rank's place in a sub-group that spans processes.
 pub(super) struct Joined {
-    pub(super) group: Arc<Group>,
+    pub(super) group: Arc<HybridGroup>,
     pub(super) index: usize,
 }
 
 /// Makes the sub-groups of a collective whose ranks in this process are all here, and gives each
 /// its own. Blocks until the other processes have done the same: no rank has anything else to do.
-pub(super) fn split(group: &Arc<Group>, barrier: &RankBarrier, inputs: Vec<Input>) {
+pub(super) fn split(group: &Arc<HybridGroup>, barrier: &RankBarrier, inputs: Vec<RankInput>) {
     // Where it fails, the world reports it to the ranks.
     if let Ok(outputs) = make(group, barrier, inputs) {
         barrier.slots.put(outputs);
@@ -60,20 +60,26 @@ pub(super) fn split(group: &Arc<Group>, barrier: &RankBarrier, inputs: Vec<Input
     }
 }
 
-fn make(group: &Arc<Group>, barrier: &RankBarrier, inputs: Vec<Input>) -> CommResult<Vec<Output>> {
-    let split_request = |input: &Input| match input {
-        Input::Split(name, color, key) => SplitRequest::encode(&(name.clone(), *color, *key)),
+fn make(
+    group: &Arc<HybridGroup>,
+    barrier: &RankBarrier,
+    inputs: Vec<RankInput>,
+) -> CommResult<Vec<RankOutput>> {
+    let split_request = |input: &RankInput| match input {
+        RankInput::Split(name, color, key) => LocalSplit::encode(&(name.clone(), *color, *key)),
         _ => unreachable!("signatures are equal, so every rank passed a color"),
     };
-    let header =
-        Header { signature: barrier.signature, data: inputs.iter().map(split_request).collect() };
+    let header = ProcessHeader {
+        signature: barrier.signature,
+        data: inputs.iter().map(split_request).collect(),
+    };
     let headers = exchange(group, barrier, header)?;
     let by_place = |(place, (home, index)): (usize, &(usize, usize))| {
-        SplitRequest::decode(place, &headers[*home].data[*index]).expect("written by encode")
+        LocalSplit::decode(place, &headers[*home].data[*index]).expect("written by encode")
     };
     let split_requests = group.homes.iter().enumerate().map(by_place).collect();
     let parts = parts(group, barrier, split_requests)?;
-    let mut outputs: Vec<Option<Output>> = group.local.members.iter().map(|_| None).collect();
+    let mut outputs: Vec<Option<RankOutput>> = group.local.members.iter().map(|_| None).collect();
     let outers = join_processes(group, &parts)?;
     for (part, outer) in parts.into_iter().zip(outers) {
         let members: Vec<usize> = part.places.iter().map(|place| group.members[*place]).collect();
@@ -87,24 +93,29 @@ fn make(group: &Arc<Group>, barrier: &RankBarrier, inputs: Vec<Input>) -> CommRe
         }
         let ranks = group.local.world_ranks(&indices);
         let local = LocalGroup::new(group.engine.world.clone(), part.name, ranks);
-        let joined = outer
-            .map(|outer| Group::new(group.engine.clone(), outer, local.clone(), members.clone()));
+        let joined = outer.map(|outer| {
+            HybridGroup::new(group.engine.clone(), outer, local.clone(), members.clone())
+        });
         for (index, place) in indices.into_iter().enumerate() {
             outputs[place] = Some(match &joined {
                 Some(group) => own(Joined { group: group.clone(), index }),
-                None => Output::Group(local.clone(), index),
+                None => RankOutput::Group(local.clone(), index),
             });
         }
     }
     Ok(outputs.into_iter().flatten().collect())
 }
 
-fn own(joined: Joined) -> Output {
-    Output::Own(Box::new(joined) as Box<dyn Any + Send>)
+fn own(joined: Joined) -> RankOutput {
+    RankOutput::Own(Box::new(joined) as Box<dyn Any + Send>)
 }
 
 /// All processes' headers.
-fn exchange(group: &Arc<Group>, barrier: &RankBarrier, header: Header) -> CommResult<Vec<Header>> {
+fn exchange(
+    group: &Arc<HybridGroup>,
+    barrier: &RankBarrier,
+    header: ProcessHeader,
+) -> CommResult<Vec<ProcessHeader>> {
     let engine = &group.engine;
     let timeout = engine.world.timeout.get();
     let mut pending = group.outer.exchange(header.encode());
@@ -131,11 +142,11 @@ fn exchange(group: &Arc<Group>, barrier: &RankBarrier, header: Header) -> CommRe
 
 /// One part for each color, ordered by key, then by the order in this group.
 fn parts(
-    group: &Group,
+    group: &HybridGroup,
     barrier: &RankBarrier,
-    split_requests: Vec<SplitRequest>,
-) -> CommResult<Vec<Part>> {
-    let mut colors: BTreeMap<u64, Vec<SplitRequest>> = BTreeMap::new();
+    split_requests: Vec<LocalSplit>,
+) -> CommResult<Vec<SubGroup>> {
+    let mut colors: BTreeMap<u64, Vec<LocalSplit>> = BTreeMap::new();
     for split_request in split_requests {
         colors.entry(split_request.color).or_default().push(split_request);
     }
@@ -164,14 +175,17 @@ fn parts(
                 homes.push(home);
             }
         }
-        parts.push(Part { name: split_requests.swap_remove(0).name, places, homes });
+        parts.push(SubGroup { name: split_requests.swap_remove(0).name, places, homes });
     }
     Ok(parts)
 }
 
 /// The communicators that join the processes of each part that spans several. Parts without a
 /// process in common are made in one go, so that many groups of few processes take few rounds.
-fn join_processes(group: &Group, parts: &[Part]) -> CommResult<Vec<Option<Arc<dyn Communicator>>>> {
+fn join_processes(
+    group: &HybridGroup,
+    parts: &[SubGroup],
+) -> CommResult<Vec<Option<Arc<dyn Communicator>>>> {
     let mut rounds: Vec<Vec<usize>> = Vec::new();
     for (number, part) in parts.iter().enumerate().filter(|(_, part)| part.homes.len() > 1) {
         let apart = |round: &&mut Vec<usize>| {

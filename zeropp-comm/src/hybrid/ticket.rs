@@ -3,29 +3,29 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::group::Group;
+use super::group::HybridGroup;
 use super::header::Purpose;
 use crate::patience::Deadline;
-use crate::threads::barrier::{Output, RankBarrier};
-use crate::threads::result_slots::Wait;
+use crate::threads::barrier::{RankBarrier, RankOutput};
+use crate::threads::result_slots::WaitEnd;
 use crate::{CommError, CommResult, InFlight, Pending};
 use zeropp_core::cpu_tensor::from_vec;
 
 /// A rank's request on its result of a collective that the ranks of its process join together.
-pub(super) struct Ticket<T> {
-    pub(super) group: Arc<Group>,
+pub(super) struct HybridTicket<T> {
+    pub(super) group: Arc<HybridGroup>,
     /// The rank's place among those of its process.
     pub(super) index: usize,
     pub(super) barrier: Arc<RankBarrier>,
-    pub(super) open: fn(Output) -> T,
+    pub(super) open: fn(RankOutput) -> T,
 }
 
-impl<T> Ticket<T> {
+impl<T> HybridTicket<T> {
     fn rank(&self) -> usize {
         self.group.local.members[self.index]
     }
 
-    fn wait_for(&self, time: Duration) -> Wait<Output> {
+    fn wait_for(&self, time: Duration) -> WaitEnd<RankOutput> {
         let world = &self.group.engine.world;
         self.barrier.slots.wait(self.index, self.rank(), world, time)
     }
@@ -47,7 +47,7 @@ impl<T> Ticket<T> {
     }
 }
 
-impl<T> InFlight<T> for Ticket<T> {
+impl<T> InFlight<T> for HybridTicket<T> {
     fn is_done(&mut self) -> bool {
         self.barrier.slots.has(self.index) || self.group.engine.world.error(self.rank()).is_some()
     }
@@ -55,12 +55,12 @@ impl<T> InFlight<T> for Ticket<T> {
     fn wait(self: Box<Self>) -> CommResult<T> {
         let (group, timeout) = (&self.group, self.group.engine.world.timeout.get());
         let mut wait = self.wait_for(timeout / 2);
-        if let Wait::Expired = wait {
+        if let WaitEnd::Expired = wait {
             self.note_missing();
             wait = self.wait_for(timeout / 2);
         }
         let mut missing = Vec::new();
-        if let Wait::Expired = wait {
+        if let WaitEnd::Expired = wait {
             missing = group.local.world_ranks(&self.barrier.missing());
             if missing.is_empty() {
                 missing = group.in_progress(self.barrier.sequence).map_or(missing, |f| f.missing());
@@ -70,9 +70,9 @@ impl<T> InFlight<T> for Ticket<T> {
             wait = self.wait_for(Duration::ZERO);
         }
         match wait {
-            Wait::Done(output) => Ok((self.open)(output)),
-            Wait::Failed(error) => Err(error),
-            Wait::Expired => {
+            WaitEnd::Done(output) => Ok((self.open)(output)),
+            WaitEnd::Failed(error) => Err(error),
+            WaitEnd::Expired => {
                 let error = CommError::Timeout {
                     group: group.local.name.clone(),
                     operation: self.barrier.signature.to_string(),
@@ -88,7 +88,7 @@ impl<T> InFlight<T> for Ticket<T> {
 
 /// A rank's request on an operation of the outer engine that is its alone.
 pub(super) struct Outer<T> {
-    pub(super) group: Arc<Group>,
+    pub(super) group: Arc<HybridGroup>,
     pub(super) index: usize,
     pub(super) pending: Pending<T>,
     /// The operation that is waited for, in words, and its number or tag.

@@ -74,7 +74,7 @@ pub enum LaunchError {
 }
 
 /// The variables of one launcher.
-struct Source {
+struct LauncherVariables {
     name: &'static str,
     rank: &'static str,
     world: &'static str,
@@ -82,29 +82,29 @@ struct Source {
     local_world: &'static str,
 }
 
-const SOURCES: [Source; 5] = [
-    Source {
+const SOURCES: [LauncherVariables; 5] = [
+    LauncherVariables {
         name: "zeropp's environment",
         rank: "ZEROPP_RANK",
         world: "ZEROPP_WORLD_SIZE",
         local_rank: "ZEROPP_LOCAL_RANK",
         local_world: "ZEROPP_LOCAL_WORLD_SIZE",
     },
-    Source {
+    LauncherVariables {
         name: "torchrun",
         rank: "RANK",
         world: "WORLD_SIZE",
         local_rank: "LOCAL_RANK",
         local_world: "LOCAL_WORLD_SIZE",
     },
-    Source {
+    LauncherVariables {
         name: "Open MPI",
         rank: "OMPI_COMM_WORLD_RANK",
         world: "OMPI_COMM_WORLD_SIZE",
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
         local_world: "OMPI_COMM_WORLD_LOCAL_SIZE",
     },
-    Source {
+    LauncherVariables {
         name: "PMI",
         rank: "PMI_RANK",
         world: "PMI_SIZE",
@@ -114,7 +114,7 @@ const SOURCES: [Source; 5] = [
     SLURM,
 ];
 
-const SLURM: Source = Source {
+const SLURM: LauncherVariables = LauncherVariables {
     name: "Slurm",
     rank: "SLURM_PROCID",
     // SLURM_NTASKS is the job's: a batch script, which is no task, has it too, as process 0.
@@ -137,7 +137,7 @@ impl Launch {
     /// # Errors
     /// As [`from_env`](Self::from_env).
     pub fn from_vars(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>, LaunchError> {
-        let mut chosen: Option<(&Source, Launch)> = None;
+        let mut chosen: Option<(&LauncherVariables, Launch)> = None;
         for source in &SOURCES {
             // Beside another launcher, Slurm numbers that launcher's daemons, not the ranks.
             if source.name == SLURM.name && chosen.is_some() {
@@ -188,7 +188,7 @@ impl fmt::Display for Launch {
     }
 }
 
-impl Source {
+impl LauncherVariables {
     fn read(&self, get: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>, LaunchError> {
         let number = |variable: &'static str| {
             let Some(value) = get(variable) else { return Ok(None) };

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
-use super::channel::Channel;
+use super::channel::MpiChannel;
 use super::engine::{Input, Output, Slot};
-use super::sys::{Memory, MpiError, Transfer, parts};
-use super::wire::{Header, INLINE_MAX, Share};
+use super::sys::{MpiError, Transfer, TransferMemory, parts};
+use super::wire::{Header, HeaderShare, INLINE_MAX};
 use crate::progress::Group;
 use crate::signature::{Operation, Signature};
 use crate::subgroup::SplitRequest;
@@ -20,7 +20,7 @@ const GATHERED_SUM_BYTES: usize = 16 << 10;
 
 /// A flat buffer on its way into MPI.
 pub(super) struct Payload {
-    memory: Memory,
+    memory: TransferMemory,
     kind: DType,
     len: usize,
     device: Device,
@@ -31,8 +31,8 @@ impl Payload {
     pub(super) fn new(tensor: Tensor<1>) -> Payload {
         let (kind, len, device) = (tensor.dtype(), tensor.dims()[0], tensor.device());
         let memory = match on_cpu(&tensor) {
-            Some(view) => Memory::Tensor(view),
-            None => Memory::Bytes(tensor.into_data().into_bytes().to_vec()),
+            Some(view) => TransferMemory::Tensor(view),
+            None => TransferMemory::Bytes(tensor.into_data().into_bytes().to_vec()),
         };
         Payload { memory, kind, len, device }
     }
@@ -40,9 +40,9 @@ impl Payload {
     /// The elements' bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         match &self.memory {
-            Memory::Tensor(view) => bytemuck::cast_slice(view.as_slice()),
-            Memory::Bytes(bytes) => bytes,
-            Memory::Pooled(_) => unreachable!("a payload is a view or a copy"),
+            TransferMemory::Tensor(view) => bytemuck::cast_slice(view.as_slice()),
+            TransferMemory::Bytes(bytes) => bytes,
+            TransferMemory::Pooled(_) => unreachable!("a payload is a view or a copy"),
         }
     }
 
@@ -57,30 +57,35 @@ impl Payload {
     }
 
     /// The memory that a transfer reads, and the type of its elements.
-    pub(super) fn into_memory(self) -> (Memory, DType) {
+    pub(super) fn into_memory(self) -> (TransferMemory, DType) {
         (self.memory, self.kind)
     }
 }
 
 /// Room for `len` elements that MPI will write.
-pub(super) fn room(group: &Group, kind: DType, len: usize) -> Memory {
+pub(super) fn room(group: &Group, kind: DType, len: usize) -> TransferMemory {
     match kind {
-        DType::F32 => Memory::Pooled(group.buffers.lend(len)),
-        _ => Memory::Bytes(vec![0; len * kind.size()]),
+        DType::F32 => TransferMemory::Pooled(group.buffers.lend(len)),
+        _ => TransferMemory::Bytes(vec![0; len * kind.size()]),
     }
 }
 
 /// The tensor over what MPI wrote or, for the root of a broadcast, read.
-pub(super) fn unpack(group: &Group, memory: Memory, kind: DType, device: &Device) -> Tensor<1> {
+pub(super) fn unpack(
+    group: &Group,
+    memory: TransferMemory,
+    kind: DType,
+    device: &Device,
+) -> Tensor<1> {
     match memory {
-        Memory::Pooled(buffer) => {
+        TransferMemory::Pooled(buffer) => {
             let tensor = buffer.tensor();
             group.buffers.give_back(buffer);
             kernels::on(device, &tensor)
         }
-        Memory::Bytes(bytes) => from_bytes(bytes, kind, device),
+        TransferMemory::Bytes(bytes) => from_bytes(bytes, kind, device),
         // What the root of a broadcast passed in.
-        Memory::Tensor(view) => view.into_tensor(),
+        TransferMemory::Tensor(view) => view.into_tensor(),
     }
 }
 
@@ -91,24 +96,30 @@ pub(super) fn from_bytes(bytes: Vec<u8>, kind: DType, device: &Device) -> Tensor
 }
 
 /// One collective of a group.
-pub(super) struct HeaderExchange {
+pub(super) struct MpiCollective {
     pub(super) headers: Vec<Option<Header>>,
     /// Place whose header came first: the one that others are compared with.
     pub(super) opener: usize,
     pub(super) in_progress: Option<InProgress>,
     /// Whether the header has been sent to the parent in the tree, and to the children.
-    pub(super) told_up: bool,
-    pub(super) told_down: bool,
+    pub(super) reported_up: bool,
+    pub(super) reported_down: bool,
 }
 
-impl HeaderExchange {
-    pub(super) fn new(size: usize, opener: usize) -> HeaderExchange {
+impl MpiCollective {
+    pub(super) fn new(size: usize, opener: usize) -> MpiCollective {
         let headers = vec![None; size];
-        HeaderExchange { headers, opener, in_progress: None, told_up: false, told_down: false }
+        MpiCollective {
+            headers,
+            opener,
+            in_progress: None,
+            reported_up: false,
+            reported_down: false,
+        }
     }
 
     /// Places of which no header has come so far.
-    pub(super) fn unheard(&self) -> impl Iterator<Item = usize> + '_ {
+    pub(super) fn not_joined(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.headers.len()).filter(|place| self.headers[*place].is_none())
     }
 
@@ -129,13 +140,13 @@ pub(super) struct InProgress {
     payload: Option<Payload>,
     device: Device,
     transfer: Option<Transfer>,
-    stage: Stage,
+    stage: MpiPhase,
 }
 
 /// Data moves only once all ranks have joined and agree: Open MPI writes past the end of a buffer
 /// that is too short for what another rank sends.
 #[derive(Clone, Copy, PartialEq)]
-enum Stage {
+enum MpiPhase {
     /// Not all ranks have joined.
     Joining,
     /// The first transfer is under way.
@@ -155,7 +166,7 @@ pub(super) struct Turn {
 }
 
 /// How far a collective got.
-pub(super) enum Progress {
+pub(super) enum CollectiveProgress {
     Waiting,
     Done(Output),
     /// All split_requests for sub-groups are known, and it is the split's turn.
@@ -172,12 +183,12 @@ impl InProgress {
                 (Vec::new(), (!payload.is_small()).then_some(payload), device)
             }
         };
-        let (transfer, stage) = (None, Stage::Joining);
+        let (transfer, stage) = (None, MpiPhase::Joining);
         InProgress { signature, slot, bytes, payload, device, transfer, stage }
     }
 
     /// Posts the first transfer.
-    fn post(&self, channel: &Channel, payload: Payload) -> Result<Transfer, MpiError> {
+    fn post(&self, channel: &MpiChannel, payload: Payload) -> Result<Transfer, MpiError> {
         let (group, comm) = (&channel.group, channel.main);
         let (kind, len, size) = (payload.kind, payload.len, channel.group.size());
         let source = payload.memory;
@@ -219,46 +230,46 @@ impl InProgress {
 
     /// Whether the first transfer may still have to be posted.
     pub(super) fn may_post(&self) -> bool {
-        self.stage == Stage::Joining
+        self.stage == MpiPhase::Joining
     }
 
     /// Whether a late transfer may still have to be posted.
     pub(super) fn may_be_late(&self) -> bool {
         let kinds =
             [Operation::AllReduce, Operation::Exchange, Operation::Gather, Operation::Split];
-        self.stage != Stage::Late && kinds.contains(&self.signature.operation)
+        self.stage != MpiPhase::Late && kinds.contains(&self.signature.operation)
     }
 
     /// Gives MPI a chance, and takes the next step if it is time.
     pub(super) fn advance(
         &mut self,
-        channel: &Channel,
+        channel: &MpiChannel,
         headers: &[Option<Header>],
         turn: Turn,
-    ) -> Result<Progress, MpiError> {
-        if self.stage == Stage::Joining {
+    ) -> Result<CollectiveProgress, MpiError> {
+        if self.stage == MpiPhase::Joining {
             if !turn.first || headers.iter().any(Option::is_none) {
-                return Ok(Progress::Waiting);
+                return Ok(CollectiveProgress::Waiting);
             }
             if let Some(payload) = self.payload.take() {
                 self.transfer = Some(self.post(channel, payload)?);
             }
-            self.stage = Stage::First;
+            self.stage = MpiPhase::First;
         }
         if let Some(transfer) = &mut self.transfer
             && !transfer.test()?
         {
-            return Ok(Progress::Waiting);
+            return Ok(CollectiveProgress::Waiting);
         }
         match self.stage {
-            Stage::Late => Ok(Progress::Done(self.after_late(channel, headers))),
+            MpiPhase::Late => Ok(CollectiveProgress::Done(self.after_late(channel, headers))),
             _ => self.after_first(channel, headers, turn.late),
         }
     }
 
     /// The memory that a root read or the completed transfer wrote, or the bytes that the headers
     /// hold.
-    fn landed(&mut self, group: &Group, headers: &[Option<Header>]) -> Memory {
+    fn landed(&mut self, group: &Group, headers: &[Option<Header>]) -> TransferMemory {
         if let Some(transfer) = self.transfer.take() {
             let (source, target) = transfer.into_memory();
             return target.or(source).expect("a transfer has memory");
@@ -277,20 +288,20 @@ impl InProgress {
             _ => all.flatten().copied().collect(),
         };
         if kind != DType::F32 {
-            return Memory::Bytes(bytes);
+            return TransferMemory::Bytes(bytes);
         }
         let mut buffer = group.buffers.lend(bytes.len() / kind.size());
         let slice = buffer.as_mut_slice().expect("a lent buffer has one owner");
         bytemuck::cast_slice_mut::<f32, u8>(slice).copy_from_slice(&bytes);
-        Memory::Pooled(buffer)
+        TransferMemory::Pooled(buffer)
     }
 
     fn after_first(
         &mut self,
-        channel: &Channel,
+        channel: &MpiChannel,
         headers: &[Option<Header>],
         in_turn: bool,
-    ) -> Result<Progress, MpiError> {
+    ) -> Result<CollectiveProgress, MpiError> {
         let group = &channel.group;
         let (kind, len) = self.signature.buffer.unwrap_or((DType::U8, 0));
         let output = match self.signature.operation {
@@ -307,7 +318,7 @@ impl InProgress {
                 let landed = self.landed(group, headers);
                 Output::Buffer(self.sum(group, landed, kind, len))
             }
-            _ if !in_turn => return Ok(Progress::Waiting),
+            _ if !in_turn => return Ok(CollectiveProgress::Waiting),
             Operation::AllReduce => {
                 let lens = parts(len, group.size());
                 let landed = self.landed(group, headers);
@@ -322,8 +333,8 @@ impl InProgress {
                 let gets = self.signature.root.is_none_or(|root| root == group.place);
                 if lens.iter().any(|len| *len > INLINE_MAX) {
                     let room = if gets { lens.iter().sum() } else { 0 };
-                    let target = Memory::Bytes(vec![0; room]);
-                    let source = Memory::Bytes(std::mem::take(&mut self.bytes));
+                    let target = TransferMemory::Bytes(vec![0; room]);
+                    let source = TransferMemory::Bytes(std::mem::take(&mut self.bytes));
                     let late = channel.late;
                     let all = match self.signature.root {
                         Some(root) => Transfer::gather_parts(late, root, &lens, source, target)?,
@@ -336,28 +347,30 @@ impl InProgress {
                     false => Output::Bytes(AllBytes::default()),
                 }
             }
-            Operation::Split => return Ok(Progress::Split),
+            Operation::Split => return Ok(CollectiveProgress::Split),
             Operation::Send | Operation::Recv => unreachable!("not a collective"),
         };
-        Ok(Progress::Done(output))
+        Ok(CollectiveProgress::Done(output))
     }
 
-    fn go_late(&mut self, transfer: Transfer) -> Progress {
+    fn go_late(&mut self, transfer: Transfer) -> CollectiveProgress {
         self.transfer = Some(transfer);
-        self.stage = Stage::Late;
-        Progress::Waiting
+        self.stage = MpiPhase::Late;
+        CollectiveProgress::Waiting
     }
 
-    fn after_late(&mut self, channel: &Channel, headers: &[Option<Header>]) -> Output {
+    fn after_late(&mut self, channel: &MpiChannel, headers: &[Option<Header>]) -> Output {
         let landed = self.landed(&channel.group, headers);
         match (self.signature.buffer, landed) {
             (Some((kind, _)), memory) => {
                 Output::Buffer(unpack(&channel.group, memory, kind, &self.device))
             }
-            (None, Memory::Bytes(all)) if all.is_empty() => Output::Bytes(AllBytes::default()),
-            (None, Memory::Bytes(all)) => {
+            (None, TransferMemory::Bytes(all)) if all.is_empty() => {
+                Output::Bytes(AllBytes::default())
+            }
+            (None, TransferMemory::Bytes(all)) => {
                 let mut rest = all.as_slice();
-                let part = |share: &Share| {
+                let part = |share: &HeaderShare| {
                     let (part, tail) = rest.split_at(share.len);
                     rest = tail;
                     part.to_vec()
@@ -369,10 +382,10 @@ impl InProgress {
     }
 
     /// Sums what came in from every rank, `len` elements each, in rank order in `f32`.
-    fn sum(&self, group: &Group, landed: Memory, kind: DType, len: usize) -> Tensor<1> {
+    fn sum(&self, group: &Group, landed: TransferMemory, kind: DType, len: usize) -> Tensor<1> {
         let size = group.size();
         match landed {
-            Memory::Pooled(mut all) => {
+            TransferMemory::Pooled(mut all) => {
                 let whole = &*all.as_mut_slice().expect("a lent buffer has one owner");
                 let pieces: Vec<&[f32]> = (0..size).map(|i| &whole[i * len..][..len]).collect();
                 let sum = group.buffers.make(len, |out| kernels::sum_in_order(out, &pieces));
@@ -390,7 +403,7 @@ impl InProgress {
 }
 
 /// The shares that the ranks which have joined brought.
-fn shares(headers: &[Option<Header>]) -> impl Iterator<Item = &Share> {
+fn shares(headers: &[Option<Header>]) -> impl Iterator<Item = &HeaderShare> {
     headers.iter().flatten().map(|header| &header.brought)
 }
 
@@ -408,11 +421,14 @@ impl From<MpiError> for SplitError {
 
 /// Makes this rank's sub-group. Blocks until all ranks of the group are here, which have all
 /// joined.
-pub(super) fn split(channel: &Channel, headers: &[Option<Header>]) -> Result<Channel, SplitError> {
+pub(super) fn split(
+    channel: &MpiChannel,
+    headers: &[Option<Header>],
+) -> Result<MpiChannel, SplitError> {
     let group = &channel.group;
     let sequence = headers.iter().flatten().map(|h| h.sequence).next().unwrap_or(0);
     let split_request =
-        |share: &Share| SplitRequest::decode(&share.inline).expect("written by encode");
+        |share: &HeaderShare| SplitRequest::decode(&share.inline).expect("written by encode");
     let split_requests: Vec<SplitRequest> = shares(headers).map(split_request).collect();
     let new = group.sub_group(sequence, &split_requests).map_err(SplitError::Comm)?;
     // MPI wants small colors and keys: the color's number among all, and the place in the group.
@@ -424,5 +440,5 @@ pub(super) fn split(channel: &Channel, headers: &[Option<Header>]) -> Result<Cha
     let color = colors.binary_search(&mine).expect("mine is among them");
     let main = channel.late.split(color, new.place)?;
     let late = main.duplicate()?;
-    Ok(Channel::new(new, main, late))
+    Ok(MpiChannel::new(new, main, late))
 }

@@ -7,13 +7,15 @@ use std::time::Duration;
 use burn::tensor::DType;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
-use super::channel::Channel;
-use super::collective::{HeaderExchange, InProgress, Payload, Progress, SplitError, Turn, split};
+use super::channel::MpiChannel;
+use super::collective::{
+    CollectiveProgress, InProgress, MpiCollective, Payload, SplitError, Turn, split,
+};
 use super::engine::{Command, Join, Output, Shared, Wanted, WhoIsMissing};
-use super::mail::{Mail, data_tag};
-use super::sys::{self, Comm, Memory, MpiError, Transfer};
-use super::timeout_attribution::TimeoutAttribution;
-use super::wire::{Carriage, FRAME_MAX, Frame, Header};
+use super::mail::{MpiMail, data_tag};
+use super::sys::{self, Comm, MpiError, Transfer, TransferMemory};
+use super::timeout_attribution::MpiTimeout;
+use super::wire::{Carriage, FRAME_MAX, Header, MpiFrame};
 use crate::CommError;
 use crate::patience::Moment;
 use crate::progress::{Envelope, read_error};
@@ -33,12 +35,12 @@ const PAUSE_PART: u32 = 16;
 /// How long a failed world waits for the other ranks to report to their users.
 const BYE_GRACE: Duration = Duration::from_secs(2);
 /// How long a rank gets to report a failure to its user once it has ended its world.
-pub(super) const TELL_TIME: Duration = Duration::from_millis(500);
+pub(super) const REPORT_TIME: Duration = Duration::from_millis(500);
 /// How long the ranks of a failed world may go on before the job is ended.
 const FAILED_GRACE: Duration = Duration::from_secs(10);
 
 /// All state of the communication thread.
-pub(super) struct Driver {
+pub(super) struct MpiDriver {
     pub(super) shared: Arc<Shared>,
     commands: Receiver<Command>,
     control: Comm,
@@ -46,29 +48,29 @@ pub(super) struct Driver {
     inbox: Option<Transfer>,
     outbox: Vec<Transfer>,
     /// Of each group by its number.
-    pub(super) channels: HashMap<u64, Channel>,
+    pub(super) channels: HashMap<u64, MpiChannel>,
     /// Headers for groups that this rank is not yet a member of.
     pub(super) early: HashMap<u64, Vec<Header>>,
-    pub(super) mail: Mail,
+    pub(super) mail: MpiMail,
     pub(super) departed: Vec<bool>,
     /// Collectives of a group that a world rank had called before it left.
     called_by: HashMap<(usize, u64), u64>,
     byes: Vec<bool>,
-    pub(super) attribution: Option<TimeoutAttribution>,
+    pub(super) attribution: Option<MpiTimeout>,
     pub(super) failed_at: Option<Moment>,
     finishing: Option<Moment>,
 }
 
-impl Driver {
+impl MpiDriver {
     /// Takes over two communicators of all processes and the world's channel.
     pub(super) fn new(
         shared: Arc<Shared>,
         commands: Receiver<Command>,
         (control, data): (Comm, Comm),
-        world: Channel,
-    ) -> Driver {
+        world: MpiChannel,
+    ) -> MpiDriver {
         let size = shared.size;
-        Driver {
+        MpiDriver {
             commands,
             control,
             data,
@@ -76,7 +78,7 @@ impl Driver {
             outbox: Vec::new(),
             channels: HashMap::from([(world.group.id, world)]),
             early: HashMap::new(),
-            mail: Mail::new(size, shared.engine.device.clone()),
+            mail: MpiMail::new(size, shared.engine.device.clone()),
             departed: vec![false; size],
             called_by: HashMap::new(),
             byes: vec![false; size],
@@ -122,10 +124,10 @@ impl Driver {
 
     /// Whether MPI has data to move, which it does while it is asked.
     fn is_moving(&self) -> bool {
-        let moving = |exchange: &HeaderExchange| {
+        let moving = |exchange: &MpiCollective| {
             exchange.in_progress.as_ref().is_some_and(InProgress::is_moving)
         };
-        let in_channel = |channel: &Channel| channel.exchanges.values().any(moving);
+        let in_channel = |channel: &MpiChannel| channel.exchanges.values().any(moving);
         !self.outbox.is_empty() || self.mail.is_moving() || self.channels.values().any(in_channel)
     }
 
@@ -155,12 +157,12 @@ impl Driver {
             Command::Depart => {
                 self.departed[self.shared.rank] = true;
                 let called = self.channels.values().map(|c| (c.group.id, c.called)).collect();
-                self.tell_all(&Frame::Depart(called));
+                self.notify_all(&MpiFrame::Depart(called));
             }
             Command::Finish => {
                 self.finishing = Some(Moment::now());
                 if self.failed_at.is_some() {
-                    self.tell_all(&Frame::Bye);
+                    self.notify_all(&MpiFrame::Bye);
                 }
             }
         }
@@ -200,23 +202,23 @@ impl Driver {
         self.mail.fail(&error);
         self.attribution = None;
         let (rank, error) = self.shared.failure().expect("the world has failed");
-        let frame = Frame::Failure(*rank, failure_json(*rank, error));
-        self.tell_all(&frame);
+        let frame = MpiFrame::Failure(*rank, failure_json(*rank, error));
+        self.notify_all(&frame);
         if self.finishing.is_some() {
-            self.tell_all(&Frame::Bye);
+            self.notify_all(&MpiFrame::Bye);
         }
     }
 
-    fn tell_all(&mut self, frame: &Frame) {
+    fn notify_all(&mut self, frame: &MpiFrame) {
         let me = self.shared.rank;
         self.tell((0..self.shared.size).filter(|rank| *rank != me), frame);
     }
 
     /// Sends a frame to these world ranks.
-    pub(super) fn tell(&mut self, ranks: impl Iterator<Item = usize>, frame: &Frame) {
+    pub(super) fn tell(&mut self, ranks: impl Iterator<Item = usize>, frame: &MpiFrame) {
         let bytes = frame.encode();
         for rank in ranks {
-            let memory = Memory::Bytes(bytes.clone());
+            let memory = TransferMemory::Bytes(bytes.clone());
             match Transfer::send(self.control, rank, 0, memory, DType::U8) {
                 Ok(transfer) => self.outbox.push(transfer),
                 // A failed world may have lost the rank; there is no other rank to report to.
@@ -230,10 +232,10 @@ impl Driver {
         let to = self.channels[&envelope.address.group].group.members[to];
         if payload.is_small() {
             let inline = Carriage::Inline(payload.bytes().to_vec());
-            return self.tell(std::iter::once(to), &Frame::Envelope(envelope, inline));
+            return self.tell(std::iter::once(to), &MpiFrame::Envelope(envelope, inline));
         }
         let number = self.mail.next_number(to);
-        let frame = Frame::Envelope(envelope, Carriage::Transfer(number));
+        let frame = MpiFrame::Envelope(envelope, Carriage::Transfer(number));
         self.tell(std::iter::once(to), &frame);
         let (memory, kind) = payload.into_memory();
         match Transfer::send(self.data, to, data_tag(number), memory, kind) {
@@ -264,7 +266,7 @@ impl Driver {
         let mut moved = false;
         loop {
             if self.inbox.is_none() {
-                let room = Memory::Bytes(vec![0; FRAME_MAX]);
+                let room = TransferMemory::Bytes(vec![0; FRAME_MAX]);
                 match Transfer::receive(self.control, None, 0, room, DType::U8) {
                     Ok(inbox) => self.inbox = Some(inbox),
                     Err(error) => return self.lost_control(error),
@@ -277,10 +279,10 @@ impl Driver {
             }
             let inbox = self.inbox.take().expect("posted above");
             let (from, len) = inbox.received();
-            let (_, Some(Memory::Bytes(bytes))) = inbox.into_memory() else {
+            let (_, Some(TransferMemory::Bytes(bytes))) = inbox.into_memory() else {
                 unreachable!("a frame is received into bytes")
             };
-            if let Some(frame) = Frame::decode(&bytes[..len]) {
+            if let Some(frame) = MpiFrame::decode(&bytes[..len]) {
                 self.receive(from, frame);
             }
             moved = true;
@@ -295,35 +297,35 @@ impl Driver {
         false
     }
 
-    fn receive(&mut self, from: usize, frame: Frame) {
+    fn receive(&mut self, from: usize, frame: MpiFrame) {
         match frame {
-            Frame::Failure(rank, json) => self.fail(rank, read_error(rank, &json)),
-            Frame::Bye => self.byes[from] = true,
-            Frame::Ping(group, sequence) => {
+            MpiFrame::Failure(rank, json) => self.fail(rank, read_error(rank, &json)),
+            MpiFrame::Bye => self.byes[from] = true,
+            MpiFrame::Ping(group, sequence) => {
                 let channel = self.channels.get(&group);
                 let has_called = channel.is_some_and(|channel| channel.called > sequence);
-                self.tell(std::iter::once(from), &Frame::Pong(has_called));
+                self.tell(std::iter::once(from), &MpiFrame::Pong(has_called));
             }
-            Frame::Pong(has_called) => {
+            MpiFrame::Pong(has_called) => {
                 if let Some(attribution) = &mut self.attribution {
                     attribution.answered[from] = true;
                     attribution.called[from] = has_called;
                 }
             }
-            Frame::Depart(called) => {
+            MpiFrame::Depart(called) => {
                 self.departed[from] = true;
                 let called = called.into_iter().map(|(group, count)| ((from, group), count));
                 self.called_by.extend(called);
                 self.lost(from);
             }
             _ if self.failed_at.is_some() => {}
-            Frame::Headers(runs) => {
+            MpiFrame::Headers(runs) => {
                 for (header, count) in runs {
                     let at = |i| Header { place: header.place + i, ..header.clone() };
                     (0..count).map(at).for_each(|header| self.note(header));
                 }
             }
-            Frame::Envelope(envelope, carriage) => {
+            MpiFrame::Envelope(envelope, carriage) => {
                 let result = self.mail.deliver(self.data, envelope, carriage);
                 self.settle(result);
             }
@@ -337,7 +339,7 @@ impl Driver {
             let place = group.members.iter().position(|member| *member == rank)?;
             // What it had called before it left is on its way through the tree.
             let called = self.called_by.get(&(rank, group.id)).copied().unwrap_or(0);
-            let waits = |(sequence, exchange): &(&u64, &HeaderExchange)| {
+            let waits = |(sequence, exchange): &(&u64, &MpiCollective)| {
                 **sequence >= called && exchange.headers[place].is_none()
             };
             let all_in_progress =
@@ -374,22 +376,22 @@ impl Driver {
     /// Carries the collectives of one group forward.
     fn poll_channel(&mut self, id: u64) -> bool {
         let mut done: Vec<u64> = Vec::new();
-        let mut made: Option<Channel> = None;
+        let mut made: Option<MpiChannel> = None;
         let mut failure: Option<CommError> = None;
         let channel = self.channels.get_mut(&id).expect("a known group");
         let mut exchanges = std::mem::take(&mut channel.exchanges);
         let mut turn = Turn { first: true, late: true };
-        for (sequence, HeaderExchange { headers, in_progress, .. }) in &mut exchanges {
+        for (sequence, MpiCollective { headers, in_progress, .. }) in &mut exchanges {
             let Some(in_progress) = in_progress else { break };
             let signature = in_progress.signature;
             let operation = || format!("{}: {signature}", channel.group.name);
             match in_progress.advance(channel, headers, turn) {
-                Ok(Progress::Waiting) => {}
-                Ok(Progress::Done(output)) => {
+                Ok(CollectiveProgress::Waiting) => {}
+                Ok(CollectiveProgress::Done(output)) => {
                     in_progress.slot.put(Ok(output));
                     done.push(*sequence);
                 }
-                Ok(Progress::Split) => match split(channel, headers) {
+                Ok(CollectiveProgress::Split) => match split(channel, headers) {
                     Ok(new) => {
                         in_progress.slot.put(Ok(Output::Group(new.group.clone())));
                         made = Some(new);
@@ -433,7 +435,7 @@ impl Driver {
         if self.failed_at.is_some() {
             let all = (0..self.shared.size).all(|r| r == me || self.byes[r]);
             let waited = since.elapsed();
-            if waited > BYE_GRACE || all && waited > 2 * TELL_TIME {
+            if waited > BYE_GRACE || all && waited > 2 * REPORT_TIME {
                 sys::end_job();
             }
             return false;

@@ -10,7 +10,7 @@ use super::collective::Payload;
 use super::wire::INLINE_MAX;
 use crate::codec::can_send;
 use crate::patience::{Deadline, received};
-use crate::progress::{self, Awaited, Engine, INQUEST_MAX, ProgressCommunicator, Request};
+use crate::progress::{self, Awaited, Engine, INQUEST_MAX, OpRequest, ProgressCommunicator};
 use crate::signature::{Operation, Signature};
 use crate::{CommResult, Pending};
 use zeropp_core::device::{take_over, take_to_read};
@@ -29,11 +29,11 @@ pub(super) struct MpiEngine {
 
 pub(super) type Shared = progress::Shared<MpiEngine>;
 pub(super) type Command = progress::Command<MpiEngine>;
-pub(super) type Input = progress::Input<MpiEngine>;
+pub(super) type Input = progress::CollectiveInput<MpiEngine>;
 pub(super) type Join = progress::Join<MpiEngine>;
-pub(super) type Output = progress::Output<MpiEngine>;
+pub(super) type Output = progress::OpOutput<MpiEngine>;
 pub(super) type Slot = progress::Slot<MpiEngine>;
-pub(super) type Wanted = progress::Wanted<MpiEngine>;
+pub(super) type Wanted = progress::PostedReceive<MpiEngine>;
 
 /// Asks for the ranks that an operation waits for, and fails nothing.
 pub(super) struct WhoIsMissing {
@@ -84,11 +84,11 @@ impl Engine for MpiEngine {
         Payload::new(buffer)
     }
 
-    fn open(message: Tensor<1>, _: &Request<Self>) -> CommResult<Tensor<1>> {
+    fn open(message: Tensor<1>, _: &OpRequest<Self>) -> CommResult<Tensor<1>> {
         Ok(take_over(message))
     }
 
-    fn missing(request: &Request<Self>) -> Vec<usize> {
+    fn missing(request: &OpRequest<Self>) -> Vec<usize> {
         let deadline = Deadline::after(INQUEST_MAX);
         while !request.is_done() && !deadline.is_over() {
             let (answer, missing) = bounded(1);

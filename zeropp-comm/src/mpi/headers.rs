@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
-use super::collective::{HeaderExchange, InProgress};
-use super::driver::Driver;
+use super::collective::{InProgress, MpiCollective};
+use super::driver::MpiDriver;
 use super::engine::{Input, Join};
-use super::wire::{Frame, Header, INLINE_MAX, Share, in_frames};
+use super::wire::{Header, HeaderShare, INLINE_MAX, MpiFrame, in_frames};
 use crate::CommError;
 use crate::progress::Group;
 use crate::signature::Signature;
 
-impl Driver {
+impl MpiDriver {
     /// Joins a collective.
     pub(super) fn join(&mut self, join: Join) {
         let Join { group: id, sequence, signature, input, slot } = join;
@@ -18,18 +18,19 @@ impl Driver {
         let group = channel.group.clone();
         let header = header(&group, sequence, signature, &input);
         channel.called = sequence + 1;
-        let new = || HeaderExchange::new(group.size(), group.place);
+        let new = || MpiCollective::new(group.size(), group.place);
         let exchange = channel.exchanges.entry(sequence).or_insert_with(new);
         exchange.headers[group.place] = Some(header);
         let differing = exchange.differs(&signature).cloned();
-        let unheard: Vec<usize> = exchange.unheard().map(|place| group.members[place]).collect();
+        let not_joined: Vec<usize> =
+            exchange.not_joined().map(|place| group.members[place]).collect();
         if let Some(other) = differing {
             self.fail(self.shared.rank, mismatch(&group, &signature, &other));
             return slot.fail(self.error());
         }
         exchange.in_progress = Some(InProgress::new(signature, input, slot));
         self.pass_on(id, sequence);
-        if let Some(rank) = unheard.into_iter().find(|rank| self.departed[*rank]) {
+        if let Some(rank) = not_joined.into_iter().find(|rank| self.departed[*rank]) {
             self.lost(rank);
         }
     }
@@ -42,21 +43,22 @@ impl Driver {
         let Some(exchange) = channel.exchanges.get_mut(&sequence) else { return };
         let headers = &exchange.headers;
         let has = |range: Range<usize>| headers[range].iter().all(Option::is_some);
-        let mut letters: Vec<(usize, Vec<Frame>)> = Vec::new();
+        let mut letters: Vec<(usize, Vec<MpiFrame>)> = Vec::new();
         if let Some(parent) = position.parent
-            && !exchange.told_up
+            && !exchange.reported_up
             && has(position.subtree.clone())
         {
-            exchange.told_up = true;
+            exchange.reported_up = true;
             letters.push((parent, in_frames(headers[position.subtree].iter().flatten())));
         }
-        if !exchange.told_down && has(0..group.size()) {
-            exchange.told_down = true;
+        if !exchange.reported_down && has(0..group.size()) {
+            exchange.reported_down = true;
             for child in position.children {
                 let above = |header: &&Header| !child.contains(&header.place);
-                let told = |header: &Header| header.as_told_to(&child);
-                let told: Vec<Header> = headers.iter().flatten().filter(above).map(told).collect();
-                letters.push((child.start, in_frames(told.iter())));
+                let reported = |header: &Header| header.as_reported_to(&child);
+                let reported: Vec<Header> =
+                    headers.iter().flatten().filter(above).map(reported).collect();
+                letters.push((child.start, in_frames(reported.iter())));
             }
         }
         for (place, frames) in letters {
@@ -74,7 +76,7 @@ impl Driver {
         if header.place >= group.size() {
             return;
         }
-        let new = || HeaderExchange::new(group.size(), header.place);
+        let new = || MpiCollective::new(group.size(), header.place);
         let exchange = channel.exchanges.entry(header.sequence).or_insert_with(new);
         let mine = exchange.in_progress.as_ref().map(|in_progress| in_progress.signature);
         let opener = exchange.headers[exchange.opener].as_ref();
@@ -105,7 +107,7 @@ fn header(group: &Group, sequence: u64, signature: Signature, input: &Input) -> 
         }
         Input::Buffer(_) => (0, Vec::new()),
     };
-    let brought = Share { len, inline };
+    let brought = HeaderShare { len, inline };
     Header { group: group.id, sequence, place: group.place, signature, brought }
 }
 

@@ -12,11 +12,11 @@ use super::engine::{MpiEngine, Output, Slot, Wanted};
 use super::sys::{Comm, Transfer};
 use super::wire::Carriage;
 use crate::CommError;
-use crate::progress::{Address, Envelope, Group, Unmatched};
+use crate::progress::{Envelope, Group, MailAddress, Unmatched};
 use crate::signature::{Operation, Signature};
 
 /// A message that a envelope has announced.
-struct Message {
+struct AnnouncedMessage {
     signature: Signature,
     carriage: Carriage,
 }
@@ -28,8 +28,8 @@ struct Arriving {
 }
 
 /// All messages of this rank that are not complete.
-pub(super) struct Mail {
-    unmatched: Unmatched<MpiEngine, Message>,
+pub(super) struct MpiMail {
+    unmatched: Unmatched<MpiEngine, AnnouncedMessage>,
     arriving: Vec<Arriving>,
     /// Transfers to each world rank so far.
     numbers: Vec<u32>,
@@ -42,10 +42,10 @@ pub(super) fn data_tag(number: u32) -> i32 {
     (number % (1 << 20)) as i32
 }
 
-impl Mail {
-    pub(super) fn new(world_size: usize, device: Device) -> Mail {
+impl MpiMail {
+    pub(super) fn new(world_size: usize, device: Device) -> MpiMail {
         let (unmatched, arriving) = (Unmatched::default(), Vec::new());
-        Mail { unmatched, arriving, numbers: vec![0; world_size], device }
+        MpiMail { unmatched, arriving, numbers: vec![0; world_size], device }
     }
 
     /// Whether the data of a message is on its way.
@@ -67,7 +67,7 @@ impl Mail {
         envelope: Envelope,
         carriage: Carriage,
     ) -> Result<(), CommError> {
-        let message = Message { signature: envelope.signature, carriage };
+        let message = AnnouncedMessage { signature: envelope.signature, carriage };
         let met = self.unmatched.deliver(envelope.address, message);
         met.map_or(Ok(()), |(wanted, message)| self.open(data, wanted, message))
     }
@@ -78,8 +78,13 @@ impl Mail {
         met.map_or(Ok(()), |(wanted, message)| self.open(data, wanted, message))
     }
 
-    fn open(&mut self, data: Comm, wanted: Wanted, message: Message) -> Result<(), CommError> {
-        let Message { signature, carriage } = message;
+    fn open(
+        &mut self,
+        data: Comm,
+        wanted: Wanted,
+        message: AnnouncedMessage,
+    ) -> Result<(), CommError> {
+        let AnnouncedMessage { signature, carriage } = message;
         let mut transfer = None;
         let mut result = wanted.check(&signature);
         if result.is_ok() {
@@ -132,7 +137,7 @@ impl Mail {
     }
 
     /// The receive at `address` that `slot` waits for, and whether its envelope has come.
-    pub(super) fn find(&self, address: Address, slot: &Arc<Slot>) -> Option<(&Wanted, bool)> {
+    pub(super) fn find(&self, address: MailAddress, slot: &Arc<Slot>) -> Option<(&Wanted, bool)> {
         let waiting = self.unmatched.find(address, slot).map(|wanted| (wanted, false));
         waiting.or_else(|| {
             let mut arriving = self.arriving.iter().map(|arriving| (&arriving.wanted, true));

@@ -35,12 +35,12 @@ use std::time::Duration;
 use burn::tensor::Device;
 use crossbeam_channel::{Receiver, bounded, unbounded};
 
-use super::progress::{Group, Liveness, ProgressCommunicator};
+use super::progress::{Group, ProgressCommunicator, RankLiveness};
 use super::{CommError, CommResult, Communicator, THREADS};
 use crate::patience::{Deadline, Timeout, received};
 use crate::placement::one_name_each;
-use channel::Channel;
-use driver::Driver;
+use channel::MpiChannel;
+use driver::MpiDriver;
 use engine::{Command, MpiEngine, Shared};
 use sys::{Comm, MpiError};
 
@@ -122,7 +122,7 @@ impl MpiWorld {
         })?;
         let (shared, group, crew) = opened.map_err(|_| unavailable("its thread has ended"))??;
         end_job_on_panic(shared.rank, describe);
-        let liveness = Arc::new(Liveness(shared.clone()));
+        let liveness = Arc::new(RankLiveness(shared.clone()));
         let world = Arc::new(ProgressCommunicator::new(group, liveness));
         Ok(MpiWorld { shared, crew, world: Some(world), thread: Some(thread), ended })
     }
@@ -169,7 +169,7 @@ impl MpiWorld {
         if let Some((first, _)) = self.shared.failure() {
             // The launcher kills everyone once one process has ended: the culprit speaks first.
             if *first != self.shared.rank {
-                std::thread::sleep(driver::TELL_TIME);
+                std::thread::sleep(driver::REPORT_TIME);
             }
             return;
         }
@@ -200,7 +200,7 @@ struct Crew {
 }
 
 /// Starts MPI on this thread.
-fn open(options: MpiOptions) -> Result<(Driver, Arc<Group>, Crew), MpiError> {
+fn open(options: MpiOptions) -> Result<(MpiDriver, Arc<Group>, Crew), MpiError> {
     sys::init()?;
     let launched = Comm::world();
     let hosts = one_name_each(&launched.all_hosts()?);
@@ -215,12 +215,12 @@ fn open(options: MpiOptions) -> Result<(Driver, Arc<Group>, Crew), MpiError> {
     let (control, data) = (all.duplicate()?, all.duplicate()?);
     let (main, late) = (all.duplicate()?, all.duplicate()?);
     let group = Group::world(rank, size);
-    let world = Channel::new(group.clone(), main, late);
+    let world = MpiChannel::new(group.clone(), main, late);
     let (commands, orders) = unbounded();
     let engine = MpiEngine { device: options.device };
     let timeout = Timeout::new(options.timeout, options.first_timeout, 1);
     let shared = Arc::new(Shared::new(engine, timeout, (rank, size), commands));
-    Ok((Driver::new(shared, orders, (control, data), world), group, crew))
+    Ok((MpiDriver::new(shared, orders, (control, data), world), group, crew))
 }
 
 /// Makes a panic end the job: a rank that unwinds and leaves the others waiting hangs them.
@@ -228,8 +228,8 @@ fn end_job_on_panic(rank: usize, describe: Option<Describe>) {
     let write = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         write(info);
-        let told = describe.as_ref().map(|describe| describe());
-        let (rank, doing) = told.unwrap_or_else(|| (rank, format!("rank {rank}")));
+        let reported = describe.as_ref().map(|describe| describe());
+        let (rank, doing) = reported.unwrap_or_else(|| (rank, format!("rank {rank}")));
         tracing::error!("rank {rank} failed: panicked: {info} ({doing})");
         sys::end_job();
     }));

@@ -149,7 +149,7 @@ impl Comm {
 }
 
 /// Memory that a transfer reads or writes.
-pub(super) enum Memory {
+pub(super) enum TransferMemory {
     /// A tensor of `f32` elements: read only.
     Tensor(CpuTensor),
     /// A buffer of `f32` elements.
@@ -158,23 +158,23 @@ pub(super) enum Memory {
     Bytes(Vec<u8>),
 }
 
-impl Memory {
+impl TransferMemory {
     fn read(&self) -> (*const c_void, usize) {
         match self {
-            Memory::Tensor(t) => (t.as_slice().as_ptr().cast(), size_of_val(t.as_slice())),
-            Memory::Bytes(b) => (b.as_ptr().cast(), b.len()),
-            Memory::Pooled(_) => unreachable!("pooled buffers are only written"),
+            TransferMemory::Tensor(t) => (t.as_slice().as_ptr().cast(), size_of_val(t.as_slice())),
+            TransferMemory::Bytes(b) => (b.as_ptr().cast(), b.len()),
+            TransferMemory::Pooled(_) => unreachable!("pooled buffers are only written"),
         }
     }
 
     fn write(&mut self) -> (*mut c_void, usize) {
         match self {
-            Memory::Pooled(buffer) => {
+            TransferMemory::Pooled(buffer) => {
                 let slice = buffer.as_mut_slice().expect("a lent buffer has one owner");
                 (slice.as_mut_ptr().cast(), size_of_val(slice))
             }
-            Memory::Bytes(b) => (b.as_mut_ptr().cast(), b.len()),
-            Memory::Tensor(_) => unreachable!("tensors are only read"),
+            TransferMemory::Bytes(b) => (b.as_mut_ptr().cast(), b.len()),
+            TransferMemory::Tensor(_) => unreachable!("tensors are only read"),
         }
     }
 }
@@ -189,20 +189,20 @@ fn real((address, bytes): (*const c_void, usize), nothing: &'static u64) -> *con
 }
 
 /// How many elements go to or come from each rank, and where they are.
-struct Cut {
+struct Counts {
     counts: Box<[c_int]>,
     places: Box<[c_int]>,
 }
 
-impl Cut {
-    fn new(lens: &[usize]) -> Cut {
+impl Counts {
+    fn new(lens: &[usize]) -> Counts {
         let mut start = 0;
         let place = |len: &usize| {
             start += len;
             (start - len) as c_int
         };
         let places = lens.iter().map(place).collect();
-        Cut { counts: lens.iter().map(|len| *len as c_int).collect(), places }
+        Counts { counts: lens.iter().map(|len| *len as c_int).collect(), places }
     }
 }
 
@@ -213,9 +213,9 @@ pub(super) fn parts(len: usize, size: usize) -> Vec<usize> {
 }
 
 /// How what is read and what is written are cut.
-type Cuts = [Option<Cut>; 2];
+type Cuts = [Option<Counts>; 2];
 /// The memory that a transfer reads, the one that it writes, and how both are cut.
-type Used = (Option<Memory>, Option<Memory>, Cuts);
+type Used = (Option<TransferMemory>, Option<TransferMemory>, Cuts);
 
 /// An operation under way in MPI, with the memory it uses. Dropped early, it gives that memory to
 /// MPI for good: only a world that has failed does so.
@@ -230,8 +230,8 @@ pub(super) struct Transfer {
 impl Transfer {
     fn start(
         call: &'static str,
-        mut source: Option<Memory>,
-        mut target: Option<Memory>,
+        mut source: Option<TransferMemory>,
+        mut target: Option<TransferMemory>,
         cuts: Cuts,
         post: impl FnOnce(*const c_void, *mut c_void, &Cuts, *mut ffi::MPI_Request) -> c_int,
     ) -> MpiResult<Transfer> {
@@ -252,7 +252,7 @@ impl Transfer {
         comm: Comm,
         to: usize,
         tag: i32,
-        bytes: Memory,
+        bytes: TransferMemory,
         kind: DType,
     ) -> MpiResult<Self> {
         let count = bytes.read().1 / kind.size();
@@ -269,7 +269,7 @@ impl Transfer {
         comm: Comm,
         from: Option<usize>,
         tag: i32,
-        mut target: Memory,
+        mut target: TransferMemory,
         kind: DType,
     ) -> MpiResult<Self> {
         let count = target.write().1 / kind.size();
@@ -288,8 +288,8 @@ impl Transfer {
         comm: Comm,
         count: usize,
         kind: DType,
-        source: Memory,
-        target: Memory,
+        source: TransferMemory,
+        target: TransferMemory,
     ) -> MpiResult<Self> {
         let memory = (Some(source), Some(target));
         Self::start("MPI_Iallgather", memory.0, memory.1, [None, None], |from, to, _, raw| {
@@ -305,11 +305,11 @@ impl Transfer {
         comm: Comm,
         lens: &[usize],
         kind: DType,
-        source: Memory,
-        target: Memory,
+        source: TransferMemory,
+        target: TransferMemory,
     ) -> MpiResult<Self> {
         let count = source.read().1 / kind.size();
-        let cuts = [None, Some(Cut::new(lens))];
+        let cuts = [None, Some(Counts::new(lens))];
         Self::start("MPI_Iallgatherv", Some(source), Some(target), cuts, |from, to, cuts, raw| {
             let cut = cuts[1].as_ref().expect("given above");
             let (counts, places) = (cut.counts.as_ptr(), cut.places.as_ptr());
@@ -325,11 +325,11 @@ impl Transfer {
         comm: Comm,
         root: usize,
         lens: &[usize],
-        source: Memory,
-        target: Memory,
+        source: TransferMemory,
+        target: TransferMemory,
     ) -> MpiResult<Self> {
         let count = source.read().1;
-        let cuts = [None, Some(Cut::new(lens))];
+        let cuts = [None, Some(Counts::new(lens))];
         Self::start("MPI_Igatherv", Some(source), Some(target), cuts, |from, to, cuts, raw| {
             let cut = cuts[1].as_ref().expect("given above");
             let (counts, places) = (cut.counts.as_ptr(), cut.places.as_ptr());
@@ -345,8 +345,8 @@ impl Transfer {
         comm: Comm,
         (lens, mine): (&[usize], usize),
         kind: DType,
-        source: Memory,
-        target: Memory,
+        source: TransferMemory,
+        target: TransferMemory,
     ) -> MpiResult<Self> {
         let kind = element(kind);
         let memory = (Some(source), Some(target));
@@ -363,7 +363,7 @@ impl Transfer {
                 },
             );
         }
-        let cuts = [Some(Cut::new(lens)), Some(Cut::new(&vec![mine; lens.len()]))];
+        let cuts = [Some(Counts::new(lens)), Some(Counts::new(&vec![mine; lens.len()]))];
         Self::start("MPI_Ialltoallv", memory.0, memory.1, cuts, |from, to, cuts, raw| {
             let [Some(out), Some(into)] = cuts else { unreachable!("given above") };
             let (a, b) = (out.counts.as_ptr(), out.places.as_ptr());
@@ -379,8 +379,8 @@ impl Transfer {
         comm: Comm,
         root: usize,
         kind: DType,
-        source: Option<Memory>,
-        mut target: Option<Memory>,
+        source: Option<TransferMemory>,
+        mut target: Option<TransferMemory>,
     ) -> MpiResult<Self> {
         let bytes = match (&source, &mut target) {
             (Some(source), _) => source.read().1,
@@ -429,7 +429,7 @@ impl Transfer {
     }
 
     /// The memory of a completed transfer: what was read, and what was written.
-    pub(super) fn into_memory(mut self) -> (Option<Memory>, Option<Memory>) {
+    pub(super) fn into_memory(mut self) -> (Option<TransferMemory>, Option<TransferMemory>) {
         assert!(!self.active, "MPI still uses the memory");
         let (source, target, _) = self.memory.take().expect("taken once");
         (source, target)

@@ -8,15 +8,15 @@ use std::sync::Arc;
 
 use crossbeam_channel::Sender;
 
-use super::driver::Driver;
+use super::driver::MpiDriver;
 use super::engine::Slot;
-use super::wire::Frame;
+use super::wire::MpiFrame;
 use crate::CommError;
 use crate::patience::Deadline;
 use crate::progress::{ANSWER_TIME, Awaited};
 
 /// One late operation, and who has answered since.
-pub(super) struct TimeoutAttribution {
+pub(super) struct MpiTimeout {
     what: Awaited,
     slot: Arc<Slot>,
     /// Who only wants to know the missing ranks.
@@ -27,7 +27,7 @@ pub(super) struct TimeoutAttribution {
     pub(super) called: Vec<bool>,
 }
 
-impl Driver {
+impl MpiDriver {
     /// Asks all ranks whether they are alive.
     pub(super) fn open_attribution(
         &mut self,
@@ -43,9 +43,8 @@ impl Driver {
         answered[self.shared.rank] = true;
         let deadline = Deadline::after(ANSWER_TIME);
         let called = answered.clone();
-        let question = Frame::Ping(what.group(), what.sequence());
-        self.attribution =
-            Some(TimeoutAttribution { what, slot, answer, deadline, answered, called });
+        let question = MpiFrame::Ping(what.group(), what.sequence());
+        self.attribution = Some(MpiTimeout { what, slot, answer, deadline, answered, called });
         let me = self.shared.rank;
         self.tell((0..size).filter(|rank| *rank != me), &question);
     }
@@ -57,7 +56,7 @@ impl Driver {
         if !all && !attribution.deadline.is_over() {
             return;
         }
-        let TimeoutAttribution { what, slot, answer, answered, called, .. } =
+        let MpiTimeout { what, slot, answer, answered, called, .. } =
             self.attribution.take().expect("looked at above");
         if slot.is_done() {
             return;
@@ -90,8 +89,8 @@ impl Driver {
                 let exchange = channel.exchanges.get(&sequence)?;
                 exchange.in_progress.as_ref()?;
                 let group = &channel.group;
-                let unheard = exchange.unheard().map(|place| group.members[place]);
-                let missing = unheard.filter(|rank| !called[*rank]).collect();
+                let not_joined = exchange.not_joined().map(|place| group.members[place]);
+                let missing = not_joined.filter(|rank| !called[*rank]).collect();
                 Some((group.name.clone(), missing))
             }
             Awaited::Receive(address) => {

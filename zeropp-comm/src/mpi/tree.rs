@@ -9,7 +9,7 @@ use std::ops::Range;
 
 /// Where a place is in the tree.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Position {
+pub(super) struct TreePosition {
     pub(super) parent: Option<usize>,
     /// The places that report to this one from below, and its own.
     pub(super) subtree: Range<usize>,
@@ -17,14 +17,14 @@ pub(super) struct Position {
     pub(super) children: Vec<Range<usize>>,
 }
 
-impl Position {
+impl TreePosition {
     /// The position of `place` among `size`.
-    pub(super) fn of(place: usize, size: usize) -> Position {
+    pub(super) fn of(place: usize, size: usize) -> TreePosition {
         let (mut parent, mut subtree) = (None, 0..size);
         loop {
             let children = below(&subtree);
             if subtree.start == place {
-                return Position { parent, subtree, children };
+                return TreePosition { parent, subtree, children };
             }
             parent = Some(subtree.start);
             let next = children.into_iter().find(|child| child.contains(&place));
@@ -47,7 +47,8 @@ mod tests {
     #[test]
     fn every_place_hears_of_all_with_three_frames_a_rank_and_few_hops() {
         for size in 1..200 {
-            let all: Vec<Position> = (0..size).map(|place| Position::of(place, size)).collect();
+            let all: Vec<TreePosition> =
+                (0..size).map(|place| TreePosition::of(place, size)).collect();
             for (place, position) in all.iter().enumerate() {
                 let sent = usize::from(position.parent.is_some()) + position.children.len();
                 assert!(sent <= 3, "{place} of {size}");

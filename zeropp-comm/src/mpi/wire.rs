@@ -16,26 +16,26 @@ pub(super) const INLINE_MAX: usize = 1024;
 
 /// The part of a rank's header that it brings to a collective.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Share {
+pub(super) struct HeaderShare {
     /// Bytes of an exchange; those that fit are in `inline`.
     pub(super) len: usize,
     pub(super) inline: Vec<u8>,
 }
 
 /// The header that a rank sends to the others of a group as it joins a collective.
-pub(super) type Header = progress::Header<Share>;
+pub(super) type Header = progress::Header<HeaderShare>;
 
 impl Header {
     /// The header that is sent to the places of `below` in the tree: without the bytes for the root
     /// of a gather, of which they need only know whether they fit the headers.
-    pub(super) fn as_told_to(&self, below: &Range<usize>) -> Header {
+    pub(super) fn as_reported_to(&self, below: &Range<usize>) -> Header {
         let Signature { operation, root, .. } = self.signature;
         let gets = root.is_none_or(|root| below.contains(&root));
         if operation != Operation::Gather || gets {
             return self.clone();
         }
         let len = if self.brought.len > INLINE_MAX { INLINE_MAX + 1 } else { 0 };
-        Header { brought: Share { len, inline: Vec::new() }, ..self.clone() }
+        Header { brought: HeaderShare { len, inline: Vec::new() }, ..self.clone() }
     }
 }
 
@@ -50,7 +50,7 @@ pub(super) enum Carriage {
 
 /// A message beside the data.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Frame {
+pub(super) enum MpiFrame {
     /// Ranks have joined a collective: headers, and at how many places from its own on each holds.
     Headers(Vec<(Header, usize)>),
     Envelope(Envelope, Carriage),
@@ -67,52 +67,52 @@ pub(super) enum Frame {
     Pong(bool),
 }
 
-impl Frame {
+impl MpiFrame {
     /// The bytes of this frame.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
         match self {
-            Frame::Headers(runs) => {
+            MpiFrame::Headers(runs) => {
                 out.push(0);
                 for (header, count) in runs {
                     header.put(&mut out);
-                    let Share { len, inline } = &header.brought;
+                    let HeaderShare { len, inline } = &header.brought;
                     put_all(&mut out, &[*count as u64, *len as u64, inline.len() as u64]);
                     out.extend_from_slice(inline);
                 }
             }
-            Frame::Envelope(envelope, Carriage::Inline(bytes)) => {
+            MpiFrame::Envelope(envelope, Carriage::Inline(bytes)) => {
                 out.push(1);
                 envelope.put(&mut out);
                 out.extend_from_slice(bytes);
             }
-            Frame::Envelope(envelope, Carriage::Transfer(number)) => {
+            MpiFrame::Envelope(envelope, Carriage::Transfer(number)) => {
                 out.push(7);
                 envelope.put(&mut out);
                 put(&mut out, u64::from(*number));
             }
-            Frame::Failure(rank, error) => {
+            MpiFrame::Failure(rank, error) => {
                 out.push(2);
                 put(&mut out, *rank as u64);
                 out.extend_from_slice(error);
             }
-            Frame::Depart(called) => {
+            MpiFrame::Depart(called) => {
                 out.push(3);
                 called.iter().for_each(|(group, count)| put_all(&mut out, &[*group, *count]));
             }
-            Frame::Bye => out.push(4),
-            Frame::Ping(group, sequence) => {
+            MpiFrame::Bye => out.push(4),
+            MpiFrame::Ping(group, sequence) => {
                 out.push(5);
                 put_all(&mut out, &[*group, *sequence]);
             }
-            Frame::Pong(has_called) => out.extend([6, u8::from(*has_called)]),
+            MpiFrame::Pong(has_called) => out.extend([6, u8::from(*has_called)]),
         }
         debug_assert!(out.len() <= FRAME_MAX);
         out
     }
 
     /// Reads what [`encode`](Self::encode) wrote; `None` where it did not.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Frame> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<MpiFrame> {
         let (kind, mut rest) = bytes.split_first()?;
         let r = &mut rest;
         Some(match kind {
@@ -125,34 +125,35 @@ impl Frame {
                         let len = usize::try_from(get(r)?).ok()?;
                         let brought = usize::try_from(get(r)?).ok()?;
                         let inline = r.split_off(..brought)?.to_vec();
-                        Some(Share { len, inline })
+                        Some(HeaderShare { len, inline })
                     })?;
                     runs.push((header, count));
                 }
-                Frame::Headers(runs)
+                MpiFrame::Headers(runs)
             }
-            1 => Frame::Envelope(Envelope::get(r)?, Carriage::Inline(r.to_vec())),
-            2 => Frame::Failure(get(r)? as usize, r.to_vec()),
+            1 => MpiFrame::Envelope(Envelope::get(r)?, Carriage::Inline(r.to_vec())),
+            2 => MpiFrame::Failure(get(r)? as usize, r.to_vec()),
             3 => {
                 let mut called = Vec::new();
                 while !r.is_empty() {
                     called.push((get(r)?, get(r)?));
                 }
-                Frame::Depart(called)
+                MpiFrame::Depart(called)
             }
-            4 => Frame::Bye,
-            5 => Frame::Ping(get(r)?, get(r)?),
-            6 => Frame::Pong(*r.first()? != 0),
-            7 => {
-                Frame::Envelope(Envelope::get(r)?, Carriage::Transfer(u32::try_from(get(r)?).ok()?))
-            }
+            4 => MpiFrame::Bye,
+            5 => MpiFrame::Ping(get(r)?, get(r)?),
+            6 => MpiFrame::Pong(*r.first()? != 0),
+            7 => MpiFrame::Envelope(
+                Envelope::get(r)?,
+                Carriage::Transfer(u32::try_from(get(r)?).ok()?),
+            ),
             _ => return None,
         })
     }
 }
 
 /// Headers in as few frames as hold them; neighbours that say the same are one run.
-pub(super) fn in_frames<'a>(headers: impl Iterator<Item = &'a Header>) -> Vec<Frame> {
+pub(super) fn in_frames<'a>(headers: impl Iterator<Item = &'a Header>) -> Vec<MpiFrame> {
     let mut frames: Vec<Vec<(Header, usize)>> = Vec::new();
     let mut used = FRAME_MAX;
     for header in headers {
@@ -171,7 +172,7 @@ pub(super) fn in_frames<'a>(headers: impl Iterator<Item = &'a Header>) -> Vec<Fr
         used += bytes;
         frames.last_mut().expect("pushed above").push((header.clone(), 1));
     }
-    frames.into_iter().map(Frame::Headers).collect()
+    frames.into_iter().map(MpiFrame::Headers).collect()
 }
 
 #[cfg(test)]
@@ -181,23 +182,24 @@ mod tests {
     use super::*;
     use crate::progress::tests::{envelopes, headers};
 
-    fn frames() -> impl Strategy<Value = Frame> {
+    fn frames() -> impl Strategy<Value = MpiFrame> {
         let bytes = || proptest::collection::vec(any::<u8>(), 0..INLINE_MAX + 1);
-        let share =
-            (any::<u32>(), bytes()).prop_map(|(len, inline)| Share { len: len as usize, inline });
+        let share = (any::<u32>(), bytes())
+            .prop_map(|(len, inline)| HeaderShare { len: len as usize, inline });
         let carriage = prop_oneof![
             bytes().prop_map(Carriage::Inline),
             any::<u32>().prop_map(Carriage::Transfer)
         ];
         prop_oneof![
-            proptest::collection::vec((headers(share), 1usize..9), 0..9).prop_map(Frame::Headers),
+            proptest::collection::vec((headers(share), 1usize..9), 0..9)
+                .prop_map(MpiFrame::Headers),
             (envelopes(), carriage)
-                .prop_map(|(envelope, carriage)| Frame::Envelope(envelope, carriage)),
-            (0usize..9, bytes()).prop_map(|(rank, error)| Frame::Failure(rank, error)),
-            proptest::collection::vec(any::<(u64, u64)>(), 0..9).prop_map(Frame::Depart),
-            Just(Frame::Bye),
-            any::<(u64, u64)>().prop_map(|(group, sequence)| Frame::Ping(group, sequence)),
-            any::<bool>().prop_map(Frame::Pong),
+                .prop_map(|(envelope, carriage)| MpiFrame::Envelope(envelope, carriage)),
+            (0usize..9, bytes()).prop_map(|(rank, error)| MpiFrame::Failure(rank, error)),
+            proptest::collection::vec(any::<(u64, u64)>(), 0..9).prop_map(MpiFrame::Depart),
+            Just(MpiFrame::Bye),
+            any::<(u64, u64)>().prop_map(|(group, sequence)| MpiFrame::Ping(group, sequence)),
+            any::<bool>().prop_map(MpiFrame::Pong),
         ]
     }
 
@@ -208,7 +210,7 @@ mod tests {
         fn frames_survive_the_wire_and_fit_it(frame in frames()) {
             let bytes = frame.encode();
             prop_assert!(bytes.len() <= FRAME_MAX);
-            prop_assert_eq!(Frame::decode(&bytes), Some(frame));
+            prop_assert_eq!(MpiFrame::decode(&bytes), Some(frame));
         }
 
         /// However many headers there are, their frames fit, and neighbours that say the same
@@ -219,7 +221,7 @@ mod tests {
         ) {
             let signature = crate::signature::Signature::bare(crate::Operation::Exchange);
             let header = |(place, len): (usize, &usize)| {
-                let brought = Share { len: *len, inline: vec![place as u8; *len] };
+                let brought = HeaderShare { len: *len, inline: vec![place as u8; *len] };
                 Header { group: 1, sequence: 2, place, signature, brought }
             };
             let all: Vec<Header> = lens.iter().enumerate().map(header).collect();
@@ -227,8 +229,8 @@ mod tests {
             for frame in in_frames(all.iter()) {
                 let bytes = frame.encode();
                 prop_assert!(bytes.len() <= FRAME_MAX);
-                let frame = Frame::decode(&bytes);
-                let Some(Frame::Headers(runs)) = frame else { panic!("unreadable") };
+                let frame = MpiFrame::decode(&bytes);
+                let Some(MpiFrame::Headers(runs)) = frame else { panic!("unreadable") };
                 for (header, count) in runs {
                     let at = |i| Header { place: header.place + i, ..header.clone() };
                     got.extend((0..count).map(at));
@@ -244,7 +246,7 @@ mod tests {
         fn anything_else_is_refused_or_read_without_a_panic(
             bytes in proptest::collection::vec(any::<u8>(), 0..200)
         ) {
-            let _ = Frame::decode(&bytes);
+            let _ = MpiFrame::decode(&bytes);
         }
     }
 }

@@ -9,18 +9,18 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 
-use super::engine::{Body, Command, Join, News, Output, Received, Shared, Slot, Wanted};
+use super::engine::{Body, Command, Join, NcclEvent, Output, Received, Shared, Slot, Wanted};
 use super::header_exchange::HeaderExchange;
-use super::lane::{Lane, LaneError, PinnedJobs};
-use super::library::{Nccl, Transfer, UniqueId};
-use super::links::Links;
-use super::mail::{Mail, Message, give};
+use super::lane::{LaneError, NcclQueue, PinnedJobs};
+use super::library::{Nccl, NcclTransfer, UniqueId};
+use super::links::Connections;
+use super::mail::{IncomingMessage, Mail, give};
 use super::timeout_attribution::{Late, TimeoutAttribution};
-use super::turns::Turn;
-use super::wire::{Frame, Header, Route};
+use super::turns::NextOperation;
+use super::wire::{Header, NcclFrame, Route};
 use crate::CommError;
 use crate::patience::{Deadline, Moment};
-use crate::progress::{Address, Envelope, Group, read_error};
+use crate::progress::{Envelope, Group, MailAddress, read_error};
 use crate::signature::Signature;
 
 /// Pause while NCCL does something in the background that it reports only when asked.
@@ -60,23 +60,23 @@ pub(super) struct Suspicion {
 }
 
 /// All state of the communication thread.
-pub(super) struct Driver {
+pub(super) struct NcclDriver {
     pub(super) shared: Arc<Shared>,
     commands: Receiver<Command>,
     nccl: Arc<Nccl>,
-    pub(super) links: Links,
+    pub(super) links: Connections,
     /// Of each group by its number.
     pub(super) channels: HashMap<u64, Channel>,
     /// Frames about groups that this rank is not yet a member of, and who sent them.
-    pub(super) early: HashMap<u64, Vec<(usize, Frame)>>,
-    pub(super) lanes: HashMap<(u64, Route), Lane>,
+    pub(super) early: HashMap<u64, Vec<(usize, NcclFrame)>>,
+    pub(super) lanes: HashMap<(u64, Route), NcclQueue>,
     pub(super) pinned: PinnedJobs,
     pub(super) mail: Mail,
     /// Messages that have not been asked for, by group and sender's place: there is no room for
     /// them yet.
     pub(super) announced: HashMap<(u64, usize), VecDeque<Envelope>>,
     /// The operations that this rank is to issue, in the order in which it was called.
-    pub(super) turns: VecDeque<Turn>,
+    pub(super) turns: VecDeque<NextOperation>,
     pub(super) departed: Vec<bool>,
     pub(super) attribution: Option<TimeoutAttribution>,
     pub(super) suspicion: Option<Suspicion>,
@@ -85,16 +85,16 @@ pub(super) struct Driver {
     finalized: bool,
 }
 
-impl Driver {
+impl NcclDriver {
     pub(super) fn new(
         shared: Arc<Shared>,
         commands: Receiver<Command>,
         nccl: Arc<Nccl>,
-        links: Links,
+        links: Connections,
         world: Arc<Group>,
-    ) -> Driver {
+    ) -> NcclDriver {
         let size = shared.size;
-        Driver {
+        NcclDriver {
             shared,
             commands,
             nccl,
@@ -127,14 +127,16 @@ impl Driver {
         let mut missing: Vec<usize> = if me == 0 { (1..size).collect() } else { vec![0] };
         let mut later = Vec::new();
         if me != 0 {
-            self.links.send(0, &Frame::Hello);
+            self.links.send(0, &NcclFrame::Hello);
         }
         while !missing.is_empty() && self.suspicion.is_none() {
             match deadline.until(|slice| self.commands.recv_timeout(slice).ok()) {
-                Some(Command::Engine(News::Frame(from, Frame::Hello))) => {
+                Some(Command::Engine(NcclEvent::Frame(from, NcclFrame::Hello))) => {
                     missing.retain(|rank| *rank != from);
                 }
-                Some(Command::Engine(News::Unreachable(rank, why))) => self.unreachable(rank, &why),
+                Some(Command::Engine(NcclEvent::Unreachable(rank, why))) => {
+                    self.unreachable(rank, &why)
+                }
                 // Rank 0 greets one after the other: the first are at work already.
                 Some(command) => later.push(command),
                 None => break,
@@ -149,7 +151,7 @@ impl Driver {
             return Err(CommError::Unavailable { engine: "nccl".into(), reason });
         }
         if me == 0 {
-            (1..size).for_each(|rank| self.links.send(rank, &Frame::Hello));
+            (1..size).for_each(|rank| self.links.send(rank, &NcclFrame::Hello));
         }
         later.into_iter().for_each(|command| self.handle(command));
         Ok(())
@@ -171,12 +173,12 @@ impl Driver {
     }
 
     fn pause(&self) -> Duration {
-        if self.suspicion.is_none() && self.lanes.values().any(Lane::is_starting) {
+        if self.suspicion.is_none() && self.lanes.values().any(NcclQueue::is_starting) {
             return STARTING_PAUSE;
         }
         let watched = self.attribution.is_some() || self.suspicion.is_some();
         let ending = self.finishing.is_some();
-        if watched || ending || self.lanes.values().any(Lane::is_flying) {
+        if watched || ending || self.lanes.values().any(NcclQueue::is_flying) {
             return FLYING_PAUSE;
         }
         IDLE_PAUSE
@@ -196,7 +198,7 @@ impl Driver {
                 let (from, address) = (wanted.sender(), wanted.address);
                 match self.mail.want(wanted) {
                     Some(met) => self.settle(give(met)),
-                    None => self.turns.push_back(Turn::Letter(address)),
+                    None => self.turns.push_back(NextOperation::Letter(address)),
                 }
                 if self.departed[from] {
                     self.lost(from);
@@ -206,54 +208,54 @@ impl Driver {
             Command::Fail => self.spread(),
             Command::Depart => {
                 self.departed[self.shared.rank] = true;
-                self.tell_known(&Frame::Depart);
+                self.report_known(&NcclFrame::Depart);
                 self.take_the_rest();
             }
             Command::Finish => self.finishing = Some(Moment::now()),
-            Command::Engine(news) => self.hear(news),
+            Command::Engine(news) => self.receive(news),
         }
     }
 
-    fn hear(&mut self, news: News) {
+    fn receive(&mut self, news: NcclEvent) {
         match news {
-            News::Pinned(..) if self.failed_at.is_some() => {}
-            News::Pinned(job, pinned) => drop(self.pinned.insert(job, pinned)),
-            News::Frame(from, frame) => self.read(from, frame),
-            News::Lost(from, why) => self.gone(from, why),
-            News::Unreachable(rank, why) => self.unreachable(rank, &why),
+            NcclEvent::Pinned(..) if self.failed_at.is_some() => {}
+            NcclEvent::Pinned(job, pinned) => drop(self.pinned.insert(job, pinned)),
+            NcclEvent::Frame(from, frame) => self.read(from, frame),
+            NcclEvent::Lost(from, why) => self.gone(from, why),
+            NcclEvent::Unreachable(rank, why) => self.unreachable(rank, &why),
         }
     }
 
     /// Reads a frame of world rank `from`.
-    pub(super) fn read(&mut self, from: usize, frame: Frame) {
+    pub(super) fn read(&mut self, from: usize, frame: NcclFrame) {
         match frame {
-            Frame::Hello => {}
-            Frame::Failure(rank, json) => self.fail(rank, read_error(rank, &json)),
-            Frame::Depart => {
+            NcclFrame::Hello => {}
+            NcclFrame::Failure(rank, json) => self.fail(rank, read_error(rank, &json)),
+            NcclFrame::Depart => {
                 self.departed[from] = true;
                 // It left in good order; whether anything misses it is for `lost` to say.
                 self.suspicion.take_if(|suspicion| suspicion.rank == Some(from));
                 self.lost(from);
             }
-            Frame::Ask(group) => {
+            NcclFrame::Ask(group) => {
                 let (called, begun) = self.progress(group);
-                self.links.send(from, &Frame::Answer(group, called, begun));
+                self.links.send(from, &NcclFrame::Answer(group, called, begun));
             }
-            Frame::Answer(group, called, begun) => self.answer(from, group, called, begun),
+            NcclFrame::Answer(group, called, begun) => self.answer(from, group, called, begun),
             _ if self.failed_at.is_some() => {}
-            Frame::Header(Header { group, .. })
-            | Frame::Result(group, ..)
-            | Frame::Id(group, ..)
-            | Frame::Envelope(Envelope { address: Address { group, .. }, .. })
+            NcclFrame::Header(Header { group, .. })
+            | NcclFrame::Result(group, ..)
+            | NcclFrame::Id(group, ..)
+            | NcclFrame::Envelope(Envelope { address: MailAddress { group, .. }, .. })
                 if !self.channels.contains_key(&group) =>
             {
                 self.early.entry(group).or_default().push((from, frame));
             }
-            Frame::Header(header) => self.note(header),
-            Frame::Result(group, sequence, parts) => self.conclude(group, sequence, parts),
-            Frame::Id(group, route, id) => self.start_lane(group, route, UniqueId(*id)),
-            Frame::Envelope(envelope) => {
-                let Address { group, from: place, .. } = envelope.address;
+            NcclFrame::Header(header) => self.note(header),
+            NcclFrame::Result(group, sequence, parts) => self.conclude(group, sequence, parts),
+            NcclFrame::Id(group, route, id) => self.start_lane(group, route, UniqueId(*id)),
+            NcclFrame::Envelope(envelope) => {
+                let MailAddress { group, from: place, .. } = envelope.address;
                 self.announced.entry((group, place)).or_default().push_back(envelope);
                 if self.departed[self.shared.rank] {
                     self.take_the_rest();
@@ -264,11 +266,11 @@ impl Driver {
 
     /// The lane of a route, made where there is none. Whether it was made now; none where the
     /// world has failed over it.
-    pub(super) fn lane(&mut self, group: u64, route: Route) -> Option<(&mut Lane, bool)> {
+    pub(super) fn lane(&mut self, group: u64, route: Route) -> Option<(&mut NcclQueue, bool)> {
         let key = (group, route);
         let fresh = !self.lanes.contains_key(&key);
         if fresh {
-            match Lane::new(self.shared.engine.accelerator.clone()) {
+            match NcclQueue::new(self.shared.engine.accelerator.clone()) {
                 Ok(lane) => drop(self.lanes.insert(key, lane)),
                 Err(text) => {
                     let error = self.shared.device_error("making a queue", text);
@@ -294,7 +296,7 @@ impl Driver {
             Route::Pair { to, .. } => vec![members.members[to]],
         };
         for other in others {
-            self.links.send(other, &Frame::id(group, route, &id));
+            self.links.send(other, &NcclFrame::id(group, route, &id));
         }
         self.start_lane(group, route, id);
     }
@@ -323,12 +325,12 @@ impl Driver {
 
     fn send(&mut self, to: usize, envelope: Envelope, body: Body) {
         let Envelope { address, signature } = envelope;
-        let Address { group, from, tag } = address;
+        let MailAddress { group, from, tag } = address;
         let members = self.channels[&group].group.clone();
         if let Body::Own(tensor) = body {
             let issued = Arc::new(Slot::default());
             issued.put(Ok(Output::Buffer(Received::Issued(None))));
-            let met = self.mail.deliver(address, Message { signature, tensor, issued });
+            let met = self.mail.deliver(address, IncomingMessage { signature, tensor, issued });
             return self.settle(met.map_or(Ok(()), give));
         }
         let route = Route::Pair { from, to };
@@ -337,11 +339,11 @@ impl Driver {
             if fresh {
                 self.found(group, route);
             }
-            let transfer = Transfer::Send { to: 1 };
+            let transfer = NcclTransfer::Send { to: 1 };
             let operation = format!("{}: {signature}", members.name);
             self.push((group, route), (job, transfer, count), (operation, tag), Arc::default());
         }
-        self.links.send(members.members[to], &Frame::Envelope(envelope));
+        self.links.send(members.members[to], &NcclFrame::Envelope(envelope));
     }
 
     /// Carries all lanes forward.
@@ -359,7 +361,7 @@ impl Driver {
             }
             return;
         }
-        let polled = self.lanes.values_mut().try_for_each(Lane::poll);
+        let polled = self.lanes.values_mut().try_for_each(NcclQueue::poll);
         match polled.and_then(|()| self.take_turns()) {
             Ok(()) => {}
             Err(LaneError::Nccl(error, operation)) if error.is_remote() => {
@@ -395,9 +397,9 @@ impl Driver {
         let Some(since) = self.finishing else { return false };
         let late = since.elapsed() > END_TIME;
         if self.failed_at.is_some() {
-            return late || self.lanes.values_mut().all(Lane::drain);
+            return late || self.lanes.values_mut().all(NcclQueue::drain);
         }
-        if !self.lanes.values().all(Lane::is_idle) {
+        if !self.lanes.values().all(NcclQueue::is_idle) {
             return late && since.elapsed() > self.shared.timeout.get();
         }
         if !self.finalized {

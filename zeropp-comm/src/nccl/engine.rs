@@ -7,11 +7,11 @@ use std::time::Duration;
 use burn::tensor::{DType, Tensor};
 
 use super::accelerator::{Accelerator, DeviceResult, Event, Pinned};
-use super::library::Transfer;
+use super::library::NcclTransfer;
 use super::links::FRAME_MAX;
-use super::wire::Frame;
+use super::wire::NcclFrame;
 use crate::codec::can_send;
-use crate::progress::{self, Engine, ProgressCommunicator, Request};
+use crate::progress::{self, Engine, OpRequest, ProgressCommunicator};
 use crate::signature::{Operation, Signature, bytes_of};
 use crate::{CommError, CommResult, Communicator, Pending};
 
@@ -25,16 +25,16 @@ pub(super) struct NcclEngine {
 
 pub(super) type Shared = progress::Shared<NcclEngine>;
 pub(super) type Command = progress::Command<NcclEngine>;
-pub(super) type Input = progress::Input<NcclEngine>;
+pub(super) type Input = progress::CollectiveInput<NcclEngine>;
 pub(super) type Join = progress::Join<NcclEngine>;
-pub(super) type Output = progress::Output<NcclEngine>;
+pub(super) type Output = progress::OpOutput<NcclEngine>;
 pub(super) type Slot = progress::Slot<NcclEngine>;
-pub(super) type Wanted = progress::Wanted<NcclEngine>;
+pub(super) type Wanted = progress::PostedReceive<NcclEngine>;
 
 /// A buffer on its way into a collective.
-pub(super) enum Buffer {
+pub(super) enum InputBuffer {
     /// Buffers for NCCL, under the number of their job.
-    Work { job: u64, transfer: Transfer, count: usize },
+    Work { job: u64, transfer: NcclTransfer, count: usize },
     /// No elements.
     Empty,
 }
@@ -58,11 +58,11 @@ pub(super) enum Received {
 }
 
 /// An event from the device or from another rank, for the communication thread.
-pub(super) enum News {
+pub(super) enum NcclEvent {
     /// The buffers of a job are pinned, or cannot be.
     Pinned(u64, DeviceResult<Pinned>),
     /// A frame from a world rank.
-    Frame(usize, Frame),
+    Frame(usize, NcclFrame),
     /// The connection from a world rank has ended, and why.
     Lost(usize, String),
     /// A world rank that cannot be reached, and why.
@@ -83,7 +83,7 @@ impl Shared {
         let commands = self.commands.clone();
         let then = Box::new(move |pinned| {
             // The communication thread has ended if the channel is closed.
-            let _ = commands.send(Command::Engine(News::Pinned(job, pinned)));
+            let _ = commands.send(Command::Engine(NcclEvent::Pinned(job, pinned)));
         });
         self.engine.accelerator.pin(tensors, then);
         job
@@ -101,10 +101,10 @@ impl Engine for NcclEngine {
     const LIBRARY: &'static str = "NCCL";
     const GROUP_NAME_MAX: usize = 1024;
 
-    type Buffer = Buffer;
+    type Buffer = InputBuffer;
     type Payload = Body;
     type Received = Received;
-    type Command = News;
+    type Command = NcclEvent;
 
     fn movable(call: &Signature, _size: usize) -> Result<(), String> {
         match call.buffer {
@@ -135,25 +135,27 @@ impl Engine for NcclEngine {
         let (source, result, transfer, count) = match call.operation {
             Operation::AllGather => {
                 let count = bytes_of(&buffer);
-                (Some(buffer), room(len * size, kind), Transfer::AllGather, count)
+                (Some(buffer), room(len * size, kind), NcclTransfer::AllGather, count)
             }
             Operation::ReduceScatter => {
                 let part = len / size;
-                (wide(buffer), room(part, DType::F32), Transfer::ReduceScatter, part)
+                (wide(buffer), room(part, DType::F32), NcclTransfer::ReduceScatter, part)
             }
-            Operation::AllReduce => (wide(buffer), room(len, DType::F32), Transfer::AllReduce, len),
+            Operation::AllReduce => {
+                (wide(buffer), room(len, DType::F32), NcclTransfer::AllReduce, len)
+            }
             _ => {
                 let root = call.root.expect("a broadcast names its root");
                 let count = bytes_of(&buffer);
                 let result = if call.root == Some(front.rank()) { buffer } else { room(len, kind) };
-                (None, result, Transfer::Broadcast { root }, count)
+                (None, result, NcclTransfer::Broadcast { root }, count)
             }
         };
         let input = if len == 0 {
-            Buffer::Empty
+            InputBuffer::Empty
         } else {
             let job = shared.pin(source.into_iter().chain([result.clone()]).collect());
-            Buffer::Work { job, transfer, count }
+            InputBuffer::Work { job, transfer, count }
         };
         front.join(call, Input::Buffer(input), move |output, request| {
             // Sums are made in f32 and rounded to the buffers' type once.
@@ -175,11 +177,11 @@ impl Engine for NcclEngine {
         }
     }
 
-    fn before_wait(request: &Request<Self>) -> CommResult<()> {
+    fn before_wait(request: &OpRequest<Self>) -> CommResult<()> {
         request.shared.engine.accelerator.start().map_err(|text| device_error(request, text))
     }
 
-    fn open(message: Received, request: &Request<Self>) -> CommResult<Tensor<1>> {
+    fn open(message: Received, request: &OpRequest<Self>) -> CommResult<Tensor<1>> {
         let Received::Message(tensor, issued) = message else {
             unreachable!("a receive gives a message")
         };
@@ -187,14 +189,14 @@ impl Engine for NcclEngine {
     }
 }
 
-fn device_error(request: &Request<NcclEngine>, text: String) -> CommError {
+fn device_error(request: &OpRequest<NcclEngine>, text: String) -> CommError {
     let operation = format!("{}: {}", request.group.name, request.what.operation());
     request.shared.device_error(operation, text)
 }
 
 /// Lets the caller's later work on `tensor` come after the operation that gave it.
 fn follow(
-    request: &Request<NcclEngine>,
+    request: &OpRequest<NcclEngine>,
     output: Output,
     tensor: Tensor<1>,
 ) -> CommResult<Tensor<1>> {

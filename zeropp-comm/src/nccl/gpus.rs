@@ -24,7 +24,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_rank_has_a_gpu_of_its_own_or_is_told() {
+    fn every_rank_has_a_gpu_of_its_own_or_an_error_says_so() {
         // One process for all; one a GPU that sees all; one a GPU that sees its own.
         assert_eq!(gpus_for(4, 0, 8), Ok(0..4));
         assert_eq!(gpus_for(1, 3, 8), Ok(3..4));

@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
-use super::driver::{Channel, Driver};
-use super::engine::{Buffer, Input, Join, Output, Received};
-use super::wire::{Frame, Header, Route};
+use super::driver::{Channel, NcclDriver};
+use super::engine::{Input, InputBuffer, Join, Output, Received};
+use super::wire::{Header, NcclFrame, Route};
 use crate::progress::Group;
 use crate::signature::{Operation, Signature};
 use crate::subgroup::SplitRequest;
@@ -37,7 +37,7 @@ impl HeaderExchange {
     }
 }
 
-impl Driver {
+impl NcclDriver {
     /// Joins a collective.
     pub(super) fn join(&mut self, join: Join) {
         let Join { group: id, sequence, signature, input, slot } = join;
@@ -46,12 +46,14 @@ impl Driver {
         channel.called = sequence + 1;
         let mut brought = Vec::new();
         match input {
-            Input::Buffer(Buffer::Empty) => slot.put(Ok(Output::Buffer(Received::Issued(None)))),
+            Input::Buffer(InputBuffer::Empty) => {
+                slot.put(Ok(Output::Buffer(Received::Issued(None))))
+            }
             Input::Bytes(own) => {
                 brought = own;
                 channel.waiting.insert(sequence, (signature, slot));
             }
-            Input::Buffer(Buffer::Work { job, transfer, count }) => {
+            Input::Buffer(InputBuffer::Work { job, transfer, count }) => {
                 let Some((_, fresh)) = self.lane(id, Route::All) else {
                     return slot.fail(self.error());
                 };
@@ -70,7 +72,7 @@ impl Driver {
         if group.place == 0 {
             self.note(header);
         } else {
-            self.links.send(first, &Frame::Header(header));
+            self.links.send(first, &NcclFrame::Header(header));
             if self.departed[first] {
                 self.lost(first);
             }
@@ -117,8 +119,8 @@ impl Driver {
     /// root gets more than the end.
     fn give_result(&mut self, id: u64, sequence: u64, signature: Signature, parts: Vec<Vec<u8>>) {
         let group = self.channels[&id].group.clone();
-        let nothing = Frame::Result(id, sequence, Vec::new());
-        let all = Frame::Result(id, sequence, parts);
+        let nothing = NcclFrame::Result(id, sequence, Vec::new());
+        let all = NcclFrame::Result(id, sequence, parts);
         let gets = |rank: usize| match (signature.operation, signature.root) {
             (Operation::Gather, Some(root)) => group.members[root] == rank,
             _ => true,
@@ -127,7 +129,7 @@ impl Driver {
             self.links.send(other, if gets(other) { &all } else { &nothing });
         }
         let own = if gets(self.shared.rank) { all } else { nothing };
-        let Frame::Result(_, _, parts) = own else { unreachable!("made above") };
+        let NcclFrame::Result(_, _, parts) = own else { unreachable!("made above") };
         self.conclude(id, sequence, parts);
     }
 

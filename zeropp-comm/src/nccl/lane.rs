@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use super::accelerator::{Accelerator, DeviceResult, Event, Pinned, RawStream};
 use super::engine::{Output, Received, Slot};
-use super::library::{Comm, Nccl, NcclError, Transfer, UniqueId};
+use super::library::{Nccl, NcclComm, NcclError, NcclTransfer, UniqueId};
 use crate::patience::Moment;
 
 /// An operation that NCCL is to carry out.
-pub(super) struct Work {
+pub(super) struct NcclWork {
     /// Number under which its buffers are being pinned: what it reads first, what it writes last.
     pub(super) job: u64,
-    pub(super) transfer: Transfer,
+    pub(super) transfer: NcclTransfer,
     pub(super) count: usize,
     pub(super) label: Label,
     pub(super) slot: Arc<Slot>,
@@ -29,7 +29,7 @@ pub(super) struct Label {
 }
 
 /// An operation on the device.
-struct InProgress {
+struct DeviceOperation {
     label: Label,
     /// Buffers stay where they are until the device is done with them.
     _pinned: Box<dyn std::any::Any + Send>,
@@ -57,22 +57,22 @@ pub(super) struct LateOperation {
 pub(super) type PinnedJobs = HashMap<u64, DeviceResult<Pinned>>;
 
 /// A communicator and its queue. Without a communicator it waits for the identity of one.
-pub(super) struct Lane {
+pub(super) struct NcclQueue {
     accelerator: Arc<dyn Accelerator>,
     stream: RawStream,
-    comm: Option<Comm>,
+    comm: Option<NcclComm>,
     /// Whether the communicator has been ready once.
     started: bool,
-    queue: VecDeque<Work>,
+    queue: VecDeque<NcclWork>,
     /// The operation that NCCL is still issuing in the background.
-    issuing: Option<(Work, Pinned)>,
-    in_progress: VecDeque<InProgress>,
+    issuing: Option<(NcclWork, Pinned)>,
+    in_progress: VecDeque<DeviceOperation>,
 }
 
-impl Lane {
-    pub(super) fn new(accelerator: Arc<dyn Accelerator>) -> DeviceResult<Lane> {
+impl NcclQueue {
+    pub(super) fn new(accelerator: Arc<dyn Accelerator>) -> DeviceResult<NcclQueue> {
         let stream = accelerator.stream()?;
-        Ok(Lane {
+        Ok(NcclQueue {
             accelerator,
             stream,
             comm: None,
@@ -99,7 +99,7 @@ impl Lane {
         self.comm.is_some()
     }
 
-    pub(super) fn push(&mut self, work: Work) {
+    pub(super) fn push(&mut self, work: NcclWork) {
         self.queue.push_back(work);
     }
 
@@ -194,7 +194,7 @@ impl Lane {
         let (work, pins) = self.issuing.take().expect("looked at above");
         let done = Arc::new(Event::new(self.accelerator.clone(), raw));
         let ready = Event::new(self.accelerator.clone(), pins.ready);
-        self.in_progress.push_back(InProgress {
+        self.in_progress.push_back(DeviceOperation {
             label: work.label,
             _pinned: pins.keep,
             ready,
@@ -255,7 +255,7 @@ impl Lane {
     /// Looks after operations that were aborted. Whether all are gone.
     pub(super) fn drain(&mut self) -> bool {
         // A device that reports errors now has reported them to the user already.
-        let done = |f: &InProgress| f.done.is_done().unwrap_or(true);
+        let done = |f: &DeviceOperation| f.done.is_done().unwrap_or(true);
         while self.in_progress.front().is_some_and(done) {
             self.in_progress.pop_front();
         }
@@ -264,21 +264,21 @@ impl Lane {
 
     /// Starts to end an idle communicator in good order.
     pub(super) fn finalize(&self) -> Result<(), NcclError> {
-        self.comm.as_ref().map_or(Ok(()), Comm::finalize)
+        self.comm.as_ref().map_or(Ok(()), NcclComm::finalize)
     }
 
     /// Frees a finalized communicator. Whether it could be, or is gone.
     pub(super) fn destroy(&mut self) -> bool {
-        match self.comm.as_ref().map(Comm::is_ready) {
+        match self.comm.as_ref().map(NcclComm::is_ready) {
             Some(Ok(false)) => return false,
-            Some(Ok(true)) => self.comm.take().into_iter().for_each(Comm::destroy),
+            Some(Ok(true)) => self.comm.take().into_iter().for_each(NcclComm::destroy),
             Some(Err(_)) | None => drop(self.comm.take()),
         }
         true
     }
 }
 
-impl Drop for Lane {
+impl Drop for NcclQueue {
     fn drop(&mut self) {
         if self.in_progress.is_empty() {
             return self.accelerator.free_stream(self.stream);

@@ -240,13 +240,13 @@ impl Nccl {
     }
 
     /// Starts to make this rank's end of a communicator of `size` ranks, on the device of the
-    /// calling thread. It is ready once [`Comm::is_ready`] says so.
+    /// calling thread. It is ready once [`NcclComm::is_ready`] says so.
     pub(super) fn start(
         self: &Arc<Self>,
         id: UniqueId,
         size: usize,
         rank: usize,
-    ) -> Result<Comm, NcclError> {
+    ) -> Result<NcclComm, NcclError> {
         let mut raw = ptr::null_mut();
         let mut settings = Settings {
             size: size_of::<Settings>(),
@@ -259,7 +259,7 @@ impl Nccl {
         // SAFETY: NCCL writes a handle, and reads as much of the settings as their size says.
         let code = unsafe { (self.functions.init_rank)(&mut raw, size, id, rank, &mut settings) };
         self.check("ncclCommInitRankConfig", code, raw)?;
-        Ok(Comm { nccl: self.clone(), raw })
+        Ok(NcclComm { nccl: self.clone(), raw })
     }
 
     /// An error for every code but those of success and of work in the background.
@@ -280,7 +280,7 @@ impl Nccl {
 /// Which operation NCCL carries out, and what it must know beside addresses and length. Moves
 /// count bytes, sums count `f32` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Transfer {
+pub(super) enum NcclTransfer {
     AllGather,
     ReduceScatter,
     AllReduce,
@@ -290,12 +290,12 @@ pub(super) enum Transfer {
 }
 
 /// This rank's end of one NCCL communicator. Dropping it aborts what is under way.
-pub(super) struct Comm {
+pub(super) struct NcclComm {
     nccl: Arc<Nccl>,
     raw: RawComm,
 }
 
-impl Comm {
+impl NcclComm {
     /// Whether nothing goes on in the background.
     ///
     /// # Errors
@@ -317,7 +317,7 @@ impl Comm {
     /// there, of as many elements as the operation reads and writes, and stay so until it is done.
     pub(super) unsafe fn issue(
         &self,
-        transfer: Transfer,
+        transfer: NcclTransfer,
         (source, target): (usize, usize),
         count: usize,
         stream: usize,
@@ -329,24 +329,24 @@ impl Comm {
         // SAFETY: the caller's promise; the handle is alive until `self` is dropped.
         let (call, code) = unsafe {
             match transfer {
-                Transfer::AllGather => {
+                NcclTransfer::AllGather => {
                     ("ncclAllGather", all_gather(from, to, count, UINT8, comm, stream))
                 }
-                Transfer::ReduceScatter => (
+                NcclTransfer::ReduceScatter => (
                     "ncclReduceScatter",
                     reduce_scatter(from, to, count, FLOAT32, SUM, comm, stream),
                 ),
-                Transfer::AllReduce => {
+                NcclTransfer::AllReduce => {
                     ("ncclAllReduce", all_reduce(from, to, count, FLOAT32, SUM, comm, stream))
                 }
-                Transfer::Broadcast { root } => {
+                NcclTransfer::Broadcast { root } => {
                     let root = root as c_int;
                     ("ncclBroadcast", broadcast(from, to, count, UINT8, root, comm, stream))
                 }
-                Transfer::Send { to: peer } => {
+                NcclTransfer::Send { to: peer } => {
                     ("ncclSend", send(from, count, UINT8, peer as c_int, comm, stream))
                 }
-                Transfer::Recv { from: peer } => {
+                NcclTransfer::Recv { from: peer } => {
                     ("ncclRecv", recv(to, count, UINT8, peer as c_int, comm, stream))
                 }
             }
@@ -369,7 +369,7 @@ impl Comm {
     }
 }
 
-impl Drop for Comm {
+impl Drop for NcclComm {
     fn drop(&mut self) {
         // SAFETY: the handle is alive, and is not used again.
         unsafe { (self.nccl.functions.abort)(self.raw) };

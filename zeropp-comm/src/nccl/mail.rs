@@ -17,7 +17,7 @@ use crate::progress::Unmatched;
 use crate::signature::Signature;
 
 /// A message that is on its way to this rank, or here.
-pub(super) struct Message {
+pub(super) struct IncomingMessage {
     pub(super) signature: Signature,
     pub(super) tensor: Tensor<1>,
     /// Complete once NCCL has been asked for it.
@@ -25,10 +25,10 @@ pub(super) struct Message {
 }
 
 /// All messages of this rank that are not matched.
-pub(super) type Mail = Unmatched<NcclEngine, Message>;
+pub(super) type Mail = Unmatched<NcclEngine, IncomingMessage>;
 
 /// Gives a message to the receive that it has met.
-pub(super) fn give((wanted, message): (Wanted, Message)) -> CommResult<()> {
+pub(super) fn give((wanted, message): (Wanted, IncomingMessage)) -> CommResult<()> {
     let checked = wanted.check(&message.signature);
     let given = Output::Buffer(Received::Message(message.tensor, message.issued));
     wanted.slot.put(checked.clone().map(|()| given));

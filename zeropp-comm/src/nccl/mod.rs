@@ -39,17 +39,17 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded, unbounded};
 
-use super::progress::{Group, Liveness, ProgressCommunicator};
+use super::progress::{Group, ProgressCommunicator, RankLiveness};
 use super::{CommError, CommResult, Communicator, THREADS};
 use crate::patience::{Deadline, Timeout, received};
 use crate::rendezvous::Rendezvous;
 pub use accelerator::{Accelerator, DeviceResult, Event, OnPinned, Pinned, RawEvent, RawStream};
-use driver::Driver;
+use driver::NcclDriver;
 use engine::{Command, NcclEngine, Shared};
 pub use gpus::gpus_for;
 use library::Nccl;
 pub use library::NcclSearch;
-use links::Links;
+use links::Connections;
 pub use links::address_towards;
 
 /// How long a world's end may take beyond its timeout.
@@ -108,7 +108,7 @@ impl NcclWorld {
     ) -> CommResult<NcclWorld> {
         let nccl = Nccl::load(&options.search)?;
         let (commands, orders) = unbounded();
-        let links = Links::open(&options, (rank, size), rendezvous, commands.clone())?;
+        let links = Connections::open(&options, (rank, size), rendezvous, commands.clone())?;
         let engine = NcclEngine::new(accelerator, options.start_timeout);
         let timeout = Timeout::new(options.timeout, options.first_timeout, 1);
         let shared = Arc::new(Shared::new(engine, timeout, (rank, size), commands));
@@ -119,7 +119,7 @@ impl NcclWorld {
         let body = move || {
             let entered = own.engine.accelerator.enter();
             let entered = entered.map_err(|text| own.device_error("starting", text));
-            let mut driver = Driver::new(own, orders, nccl, links, world);
+            let mut driver = NcclDriver::new(own, orders, nccl, links, world);
             let begun = entered.and_then(|()| driver.greet());
             let ok = begun.is_ok();
             let _ = started.send(begun);
@@ -136,7 +136,7 @@ impl NcclWorld {
         start.recv().unwrap_or_else(|_| {
             Err(shared.device_error("starting", "the communication thread ended".into()))
         })?;
-        let liveness = Arc::new(Liveness(shared.clone()));
+        let liveness = Arc::new(RankLiveness(shared.clone()));
         let world = Arc::new(ProgressCommunicator::new(group, liveness));
         Ok(NcclWorld { shared, world: Some(world), version, thread: Some(thread), ended })
     }

@@ -9,10 +9,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::driver::{Driver, Suspicion};
+use super::driver::{NcclDriver, Suspicion};
 use super::engine::Slot;
 use super::lane::LateOperation;
-use super::wire::{Frame, Route};
+use super::wire::{NcclFrame, Route};
 use crate::CommError;
 use crate::patience::{Deadline, Moment};
 use crate::progress::{ANSWER_TIME, Awaited};
@@ -44,7 +44,7 @@ impl Late {
     }
 }
 
-impl Driver {
+impl NcclDriver {
     /// The world's error.
     pub(super) fn error(&self) -> CommError {
         self.shared.error().expect("the world has failed")
@@ -80,16 +80,16 @@ impl Driver {
         self.turns.clear();
         self.attribution = None;
         self.suspicion = None;
-        self.tell_known(&self.failure());
+        self.report_known(&self.failure());
         // Last, for it may take a while: NCCL waits until its kernels have stopped.
         for lane in self.lanes.values_mut() {
             lane.abort(|slot| slot.fail(error.clone()));
         }
     }
 
-    fn failure(&self) -> Frame {
+    fn failure(&self) -> NcclFrame {
         let (rank, error) = self.shared.failure().expect("the world has failed");
-        Frame::Failure(*rank, serde_json::to_vec(error).expect("plain data"))
+        NcclFrame::Failure(*rank, serde_json::to_vec(error).expect("plain data"))
     }
 
     /// Fails the world in a moment because a rank cannot be reached.
@@ -112,7 +112,7 @@ impl Driver {
     }
 
     /// Sends a frame to all ranks that this one sends to or receives from, and to rank 0.
-    pub(super) fn tell_known(&mut self, frame: &Frame) {
+    pub(super) fn report_known(&mut self, frame: &NcclFrame) {
         let me = self.shared.rank;
         let mut ranks = self.links.known();
         ranks.push(0);
@@ -195,7 +195,7 @@ impl Driver {
             answers: HashMap::new(),
         });
         for rank in asked {
-            self.links.send(rank, &Frame::Ask(group.id));
+            self.links.send(rank, &NcclFrame::Ask(group.id));
         }
     }
 

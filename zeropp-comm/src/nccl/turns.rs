@@ -7,35 +7,35 @@
 
 use std::sync::Arc;
 
-use super::driver::Driver;
+use super::driver::NcclDriver;
 use super::engine::{Output, Received, Slot};
-use super::lane::{Label, LaneError, Work};
-use super::library::Transfer;
-use super::mail::{Message, give};
+use super::lane::{Label, LaneError, NcclWork};
+use super::library::NcclTransfer;
+use super::mail::{IncomingMessage, give};
 use super::wire::Route;
-use crate::progress::{Address, Envelope};
+use crate::progress::{Envelope, MailAddress};
 use zeropp_core::device::hand_over;
 use zeropp_failures::Operation;
 
 /// The operation that is this rank's next.
-pub(super) enum Turn {
+pub(super) enum NextOperation {
     /// The operation of this job, on the communicator of this group and route.
     Issue((u64, Route), u64),
     /// The message of a receive: it and what its sender sent before it become operations once its
     /// letter is here.
-    Letter(Address),
+    Letter(MailAddress),
 }
 
-impl Driver {
+impl NcclDriver {
     /// Issues operations as far as they are ready, each after all that were called before it.
     pub(super) fn take_turns(&mut self) -> Result<(), LaneError> {
         while let Some(turn) = self.turns.pop_front() {
             let taken = match turn {
-                Turn::Issue(key, job) => match self.lanes.get_mut(&key) {
+                NextOperation::Issue(key, job) => match self.lanes.get_mut(&key) {
                     Some(lane) => lane.issue(job, &mut self.pinned)?,
                     None => true,
                 },
-                Turn::Letter(address) => self.take_wanted(address),
+                NextOperation::Letter(address) => self.take_wanted(address),
             };
             if !taken {
                 self.turns.push_front(turn);
@@ -46,14 +46,14 @@ impl Driver {
     }
 
     /// The receive whose letter everything here waits for, and where its result goes.
-    pub(super) fn awaited_letter(&self) -> Option<(Address, Arc<Slot>)> {
-        let Some(Turn::Letter(address)) = self.turns.front() else { return None };
+    pub(super) fn awaited_letter(&self) -> Option<(MailAddress, Arc<Slot>)> {
+        let Some(NextOperation::Letter(address)) = self.turns.front() else { return None };
         let wanted = self.mail.waiting().find(|wanted| wanted.address == *address)?;
         Some((*address, wanted.slot.clone()))
     }
 
     /// Letters that are here for receives at `address`.
-    pub(super) fn letters(&self, address: &Address) -> usize {
+    pub(super) fn letters(&self, address: &MailAddress) -> usize {
         let announced = self.announced.get(&(address.group, address.from));
         announced.into_iter().flatten().filter(|letter| letter.address == *address).count()
     }
@@ -61,7 +61,7 @@ impl Driver {
     /// Takes in the messages of a sender up to the one that is wanted at `address`, in the place of
     /// this turn: NCCL gives them in the order in which they were sent. Whether its letter is here,
     /// or was taken in before.
-    fn take_wanted(&mut self, address: Address) -> bool {
+    fn take_wanted(&mut self, address: MailAddress) -> bool {
         if !self.mail.is_wanted(&address) {
             return true;
         }
@@ -81,14 +81,14 @@ impl Driver {
     /// After this rank has left: takes in messages that will not be asked for, so that their
     /// senders can end, and waits for no envelope.
     pub(super) fn take_the_rest(&mut self) {
-        self.turns.retain(|turn| matches!(turn, Turn::Issue(..)));
+        self.turns.retain(|turn| matches!(turn, NextOperation::Issue(..)));
         let rest = std::mem::take(&mut self.announced).into_values().flatten();
         rest.for_each(|envelope| self.take_in(envelope));
     }
 
     /// Makes room for a message that has been announced, and asks NCCL for it.
     fn take_in(&mut self, Envelope { address, signature }: Envelope) {
-        let Address { group, from, tag } = address;
+        let MailAddress { group, from, tag } = address;
         let members = self.channels[&group].group.clone();
         let Some((kind, len)) = signature.buffer else { return };
         let tensor = self.shared.engine.accelerator.room(len, kind);
@@ -98,12 +98,12 @@ impl Driver {
         } else {
             let job = self.shared.pin(vec![tensor.clone()]);
             let route = Route::Pair { from, to: members.place };
-            let what = (job, Transfer::Recv { from: 0 }, len * kind.size());
+            let what = (job, NcclTransfer::Recv { from: 0 }, len * kind.size());
             let operation = format!("{}: {}", members.name, Operation::Recv);
             self.push((group, route), what, (operation, tag), issued.clone());
         }
         let tensor = hand_over(tensor);
-        let met = self.mail.deliver(address, Message { signature, tensor, issued });
+        let met = self.mail.deliver(address, IncomingMessage { signature, tensor, issued });
         self.settle(met.map_or(Ok(()), give));
     }
 
@@ -111,13 +111,13 @@ impl Driver {
     pub(super) fn push(
         &mut self,
         (group, route): (u64, Route),
-        (job, transfer, count): (u64, Transfer, usize),
+        (job, transfer, count): (u64, NcclTransfer, usize),
         (operation, sequence): (String, u64),
         slot: Arc<Slot>,
     ) {
         let Some((lane, _)) = self.lane(group, route) else { return };
         let label = Label { operation, sequence };
-        lane.push(Work { job, transfer, count, label, slot });
-        self.turns.push_back(Turn::Issue((group, route), job));
+        lane.push(NcclWork { job, transfer, count, label, slot });
+        self.turns.push_back(NextOperation::Issue((group, route), job));
     }
 }

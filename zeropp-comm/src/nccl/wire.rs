@@ -19,7 +19,7 @@ pub(super) enum Route {
 
 /// A message beside the data.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Frame {
+pub(super) enum NcclFrame {
     Header(Header),
     /// The bytes that all ranks brought, in the group's order; of group and sequence.
     Result(u64, u64, Vec<Vec<u8>>),
@@ -38,22 +38,22 @@ pub(super) enum Frame {
     Answer(u64, u64, u64),
 }
 
-impl Frame {
+impl NcclFrame {
     /// The identity of a communicator as a frame.
-    pub(super) fn id(group: u64, route: Route, id: &UniqueId) -> Frame {
-        Frame::Id(group, route, Box::new(id.0))
+    pub(super) fn id(group: u64, route: Route, id: &UniqueId) -> NcclFrame {
+        NcclFrame::Id(group, route, Box::new(id.0))
     }
 
     /// The bytes of this frame.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
         match self {
-            Frame::Header(header) => {
+            NcclFrame::Header(header) => {
                 out.push(0);
                 header.put(&mut out);
                 out.extend_from_slice(&header.brought);
             }
-            Frame::Result(group, sequence, parts) => {
+            NcclFrame::Result(group, sequence, parts) => {
                 out.push(1);
                 put_all(&mut out, &[*group, *sequence, parts.len() as u64]);
                 for part in parts {
@@ -61,7 +61,7 @@ impl Frame {
                     out.extend_from_slice(part);
                 }
             }
-            Frame::Id(group, route, id) => {
+            NcclFrame::Id(group, route, id) => {
                 out.push(2);
                 let (from, to) = match route {
                     Route::All => (u64::MAX, 0),
@@ -70,22 +70,22 @@ impl Frame {
                 put_all(&mut out, &[*group, from, to]);
                 out.extend_from_slice(&id[..]);
             }
-            Frame::Envelope(envelope) => {
+            NcclFrame::Envelope(envelope) => {
                 out.push(3);
                 envelope.put(&mut out);
             }
-            Frame::Failure(rank, error) => {
+            NcclFrame::Failure(rank, error) => {
                 out.push(4);
                 put(&mut out, *rank as u64);
                 out.extend_from_slice(error);
             }
-            Frame::Hello => out.push(5),
-            Frame::Depart => out.push(6),
-            Frame::Ask(group) => {
+            NcclFrame::Hello => out.push(5),
+            NcclFrame::Depart => out.push(6),
+            NcclFrame::Ask(group) => {
                 out.push(7);
                 put(&mut out, *group);
             }
-            Frame::Answer(group, called, begun) => {
+            NcclFrame::Answer(group, called, begun) => {
                 out.push(8);
                 put_all(&mut out, &[*group, *called, *begun]);
             }
@@ -94,11 +94,11 @@ impl Frame {
     }
 
     /// Reads what [`encode`](Self::encode) wrote; `None` where it did not.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Frame> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<NcclFrame> {
         let (kind, mut rest) = bytes.split_first()?;
         let r = &mut rest;
         let frame = match kind {
-            0 => Frame::Header(Header::get(r, |r| Some(std::mem::take(r).to_vec()))?),
+            0 => NcclFrame::Header(Header::get(r, |r| Some(std::mem::take(r).to_vec()))?),
             1 => {
                 let (group, sequence, count) = (get(r)?, get(r)?, get(r)?);
                 let parts = (0..count).map(|_| {
@@ -107,7 +107,7 @@ impl Frame {
                     *r = tail;
                     Some(part.to_vec())
                 });
-                Frame::Result(group, sequence, parts.collect::<Option<_>>()?)
+                NcclFrame::Result(group, sequence, parts.collect::<Option<_>>()?)
             }
             2 => {
                 let (group, from, to) = (get(r)?, get(r)?, get(r)? as usize);
@@ -117,14 +117,14 @@ impl Frame {
                 };
                 let (id, tail) = r.split_first_chunk::<128>()?;
                 *r = tail;
-                Frame::Id(group, route, Box::new(*id))
+                NcclFrame::Id(group, route, Box::new(*id))
             }
-            3 => Frame::Envelope(Envelope::get(r)?),
-            4 => Frame::Failure(get(r)? as usize, std::mem::take(r).to_vec()),
-            5 => Frame::Hello,
-            6 => Frame::Depart,
-            7 => Frame::Ask(get(r)?),
-            8 => Frame::Answer(get(r)?, get(r)?, get(r)?),
+            3 => NcclFrame::Envelope(Envelope::get(r)?),
+            4 => NcclFrame::Failure(get(r)? as usize, std::mem::take(r).to_vec()),
+            5 => NcclFrame::Hello,
+            6 => NcclFrame::Depart,
+            7 => NcclFrame::Ask(get(r)?),
+            8 => NcclFrame::Answer(get(r)?, get(r)?, get(r)?),
             _ => return None,
         };
         r.is_empty().then_some(frame)
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
     use crate::progress::tests::{envelopes, headers};
 
-    fn frames() -> impl Strategy<Value = Frame> {
+    fn frames() -> impl Strategy<Value = NcclFrame> {
         let bytes = || proptest::collection::vec(any::<u8>(), 0..300);
         let parts = proptest::collection::vec(bytes(), 0..5);
         let route = prop_oneof![
@@ -146,19 +146,19 @@ mod tests {
             (0usize..9, 0usize..9).prop_map(|(from, to)| Route::Pair { from, to })
         ];
         prop_oneof![
-            headers(bytes()).prop_map(Frame::Header),
-            (any::<[u64; 2]>(), parts).prop_map(|([g, s], parts)| Frame::Result(g, s, parts)),
-            (any::<u64>(), route, any::<u8>()).prop_map(|(group, route, byte)| Frame::Id(
+            headers(bytes()).prop_map(NcclFrame::Header),
+            (any::<[u64; 2]>(), parts).prop_map(|([g, s], parts)| NcclFrame::Result(g, s, parts)),
+            (any::<u64>(), route, any::<u8>()).prop_map(|(group, route, byte)| NcclFrame::Id(
                 group,
                 route,
                 Box::new([byte; 128])
             )),
-            envelopes().prop_map(Frame::Envelope),
-            (0usize..9, bytes()).prop_map(|(rank, error)| Frame::Failure(rank, error)),
-            Just(Frame::Hello),
-            Just(Frame::Depart),
-            any::<u64>().prop_map(Frame::Ask),
-            any::<[u64; 3]>().prop_map(|[g, called, begun]| Frame::Answer(g, called, begun)),
+            envelopes().prop_map(NcclFrame::Envelope),
+            (0usize..9, bytes()).prop_map(|(rank, error)| NcclFrame::Failure(rank, error)),
+            Just(NcclFrame::Hello),
+            Just(NcclFrame::Depart),
+            any::<u64>().prop_map(NcclFrame::Ask),
+            any::<[u64; 3]>().prop_map(|[g, called, begun]| NcclFrame::Answer(g, called, begun)),
         ]
     }
 
@@ -167,14 +167,14 @@ mod tests {
 
         #[test]
         fn frames_survive_the_wire(frame in frames()) {
-            prop_assert_eq!(Frame::decode(&frame.encode()), Some(frame));
+            prop_assert_eq!(NcclFrame::decode(&frame.encode()), Some(frame));
         }
 
         #[test]
         fn anything_else_is_refused_or_read_without_a_panic(
             bytes in proptest::collection::vec(any::<u8>(), 0..200)
         ) {
-            let _ = Frame::decode(&bytes);
+            let _ = NcclFrame::decode(&bytes);
         }
     }
 }

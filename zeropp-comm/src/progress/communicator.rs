@@ -7,26 +7,26 @@ use parking_lot::Mutex;
 
 use super::request::Ticket;
 use super::{
-    Address, Awaited, Command, Engine, Envelope, Group, Input, Join, Liveness, Output, Request,
-    Shared, Slot, Wanted,
+    Awaited, CollectiveInput, Command, Engine, Envelope, Group, Join, MailAddress, OpOutput,
+    OpRequest, PostedReceive, RankLiveness, Shared, Slot,
 };
-use crate::front::{Front, Member};
+use crate::front::{Front, GroupMember};
 use crate::patience::Timeout;
 use crate::signature::{Operation, Signature};
-use crate::stats::{Held, Traffic};
+use crate::stats::{HeldMemory, Traffic};
 use crate::subgroup::SplitRequest;
 use crate::{AllBytes, CommError, CommResult, Communicator, Pending};
 
 /// The communicator of this rank for one group.
 pub(crate) struct ProgressCommunicator<E: Engine> {
     group: Arc<Group>,
-    liveness: Arc<Liveness<E>>,
+    liveness: Arc<RankLiveness<E>>,
     sequence: Mutex<u64>,
     traffic: Traffic,
 }
 
 impl<E: Engine> ProgressCommunicator<E> {
-    pub(crate) fn new(group: Arc<Group>, liveness: Arc<Liveness<E>>) -> Self {
+    pub(crate) fn new(group: Arc<Group>, liveness: Arc<RankLiveness<E>>) -> Self {
         Self { group, liveness, sequence: Mutex::new(0), traffic: Traffic::default() }
     }
 
@@ -38,8 +38,8 @@ impl<E: Engine> ProgressCommunicator<E> {
     pub(crate) fn join<T: 'static>(
         &self,
         signature: Signature,
-        input: Input<E>,
-        open: impl FnOnce(Output<E>, &Request<E>) -> CommResult<T> + Send + 'static,
+        input: CollectiveInput<E>,
+        open: impl FnOnce(OpOutput<E>, &OpRequest<E>) -> CommResult<T> + Send + 'static,
     ) -> Pending<T> {
         if let Err(error) = self.healthy() {
             return Pending::ready(Err(error));
@@ -62,11 +62,11 @@ impl<E: Engine> ProgressCommunicator<E> {
         &self,
         what: Awaited,
         slot: Arc<Slot<E>>,
-        open: impl FnOnce(Output<E>, &Request<E>) -> CommResult<T> + Send + 'static,
+        open: impl FnOnce(OpOutput<E>, &OpRequest<E>) -> CommResult<T> + Send + 'static,
     ) -> Pending<T> {
         let (shared, group) = (self.shared().clone(), self.group.clone());
         Pending::in_flight(Box::new(Ticket {
-            request: Request { shared, group, what, slot },
+            request: OpRequest { shared, group, what, slot },
             open,
         }))
     }
@@ -80,8 +80,8 @@ impl<E: Engine> ProgressCommunicator<E> {
 }
 
 impl<E: Engine> Front for ProgressCommunicator<E> {
-    fn member(&self) -> Member<'_> {
-        Member {
+    fn member(&self) -> GroupMember<'_> {
+        GroupMember {
             name: &self.group.name,
             place: self.group.place,
             size: self.group.size(),
@@ -93,10 +93,14 @@ impl<E: Engine> Front for ProgressCommunicator<E> {
         &self.traffic
     }
 
-    fn held(&self) -> Held {
+    fn held(&self) -> HeldMemory {
         let buffers = &self.group.buffers;
         // Messages move once they are asked for.
-        Held { fresh_buffers: buffers.fresh(), early_bytes: 0, idle_bytes: buffers.idle_bytes() }
+        HeldMemory {
+            fresh_buffers: buffers.fresh(),
+            early_bytes: 0,
+            idle_bytes: buffers.idle_bytes(),
+        }
     }
 
     fn timeout(&self) -> &Timeout {
@@ -127,15 +131,15 @@ impl<E: Engine> Front for ProgressCommunicator<E> {
     }
 
     fn on_bytes(&self, call: Signature, bytes: Vec<u8>) -> Pending<AllBytes> {
-        self.join(call, Input::Bytes(bytes), |output, _| match output {
-            Output::Bytes(all) => Ok(all),
+        self.join(call, CollectiveInput::Bytes(bytes), |output, _| match output {
+            OpOutput::Bytes(all) => Ok(all),
             _ => unreachable!("the operation gives bytes"),
         })
     }
 
     fn post(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()> {
         let signature = Signature::of(Operation::Send, &buffer);
-        let address = Address { group: self.group.id, from: self.group.place, tag };
+        let address = MailAddress { group: self.group.id, from: self.group.place, tag };
         let payload = E::payload(self.shared(), buffer, to == self.group.place);
         let command = Command::Send { to, envelope: Envelope { address, signature }, payload };
         Pending::ready(self.shared().commands.send(command).map_err(|_| self.ended()))
@@ -143,9 +147,9 @@ impl<E: Engine> Front for ProgressCommunicator<E> {
 
     fn fetch(&self, from: usize, tag: u64, signature: Signature) -> Pending<Tensor<1>> {
         let slot = Arc::new(Slot::default());
-        let address = Address { group: self.group.id, from, tag };
+        let address = MailAddress { group: self.group.id, from, tag };
         let (group, at) = (self.group.clone(), slot.clone());
-        let command = Command::Receive(Wanted { address, group, signature, slot: at });
+        let command = Command::Receive(PostedReceive { address, group, signature, slot: at });
         if self.shared().commands.send(command).is_err() {
             return Pending::ready(Err(self.ended()));
         }
@@ -156,7 +160,7 @@ impl<E: Engine> Front for ProgressCommunicator<E> {
 
     fn meet(&self) -> CommResult<()> {
         let signature = Signature::bare(Operation::Barrier);
-        self.join(signature, Input::Bytes(Vec::new()), |_, _| Ok(())).wait()
+        self.join(signature, CollectiveInput::Bytes(Vec::new()), |_, _| Ok(())).wait()
     }
 
     fn part(&self, name: &str, color: usize, key: usize) -> CommResult<Arc<dyn Communicator>> {
@@ -166,10 +170,11 @@ impl<E: Engine> Front for ProgressCommunicator<E> {
         self.check(Operation::Split, named)?;
         let split_request = SplitRequest { color, key, name: name.to_owned() }.encode();
         let signature = Signature::bare(Operation::Split);
-        let group = self.join(signature, Input::Bytes(split_request), |output, _| match output {
-            Output::Group(group) => Ok(group),
-            _ => unreachable!("a split gives a group"),
-        });
+        let group =
+            self.join(signature, CollectiveInput::Bytes(split_request), |output, _| match output {
+                OpOutput::Group(group) => Ok(group),
+                _ => unreachable!("a split gives a group"),
+            });
         Ok(Arc::new(Self::new(group.wait()?, self.liveness.clone())))
     }
 }

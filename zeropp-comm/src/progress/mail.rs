@@ -9,21 +9,21 @@ use crate::{CommError, CommResult};
 
 /// Group, sender's place in it, and tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Address {
+pub(crate) struct MailAddress {
     pub(crate) group: u64,
     pub(crate) from: usize,
     pub(crate) tag: u64,
 }
 
 /// A receive that waits for its message.
-pub(crate) struct Wanted<E: Engine> {
-    pub(crate) address: Address,
+pub(crate) struct PostedReceive<E: Engine> {
+    pub(crate) address: MailAddress,
     pub(crate) group: Arc<Group>,
     pub(crate) signature: Signature,
     pub(crate) slot: Arc<Slot<E>>,
 }
 
-impl<E: Engine> Wanted<E> {
+impl<E: Engine> PostedReceive<E> {
     /// World rank of the sender.
     pub(crate) fn sender(&self) -> usize {
         self.group.members[self.address.from]
@@ -42,7 +42,7 @@ impl<E: Engine> Wanted<E> {
 /// Messages or receives of one address: never both at once.
 struct Pigeonhole<E: Engine, M> {
     sent: VecDeque<M>,
-    wanted: VecDeque<Wanted<E>>,
+    wanted: VecDeque<PostedReceive<E>>,
 }
 
 impl<E: Engine, M> Default for Pigeonhole<E, M> {
@@ -52,7 +52,7 @@ impl<E: Engine, M> Default for Pigeonhole<E, M> {
 }
 
 /// All messages to this rank, and receives, that have not found each other.
-pub(crate) struct Unmatched<E: Engine, M>(HashMap<Address, Pigeonhole<E, M>>);
+pub(crate) struct Unmatched<E: Engine, M>(HashMap<MailAddress, Pigeonhole<E, M>>);
 
 impl<E: Engine, M> Default for Unmatched<E, M> {
     fn default() -> Self {
@@ -62,7 +62,11 @@ impl<E: Engine, M> Default for Unmatched<E, M> {
 
 impl<E: Engine, M> Unmatched<E, M> {
     /// Takes a message to the receive that has waited longest, or keeps it for one to come.
-    pub(crate) fn deliver(&mut self, address: Address, message: M) -> Option<(Wanted<E>, M)> {
+    pub(crate) fn deliver(
+        &mut self,
+        address: MailAddress,
+        message: M,
+    ) -> Option<(PostedReceive<E>, M)> {
         let hole = self.0.entry(address).or_default();
         let Some(wanted) = hole.wanted.pop_front() else {
             hole.sent.push_back(message);
@@ -73,7 +77,7 @@ impl<E: Engine, M> Unmatched<E, M> {
     }
 
     /// Takes the oldest message to a receive, or lets it wait.
-    pub(crate) fn want(&mut self, wanted: Wanted<E>) -> Option<(Wanted<E>, M)> {
+    pub(crate) fn want(&mut self, wanted: PostedReceive<E>) -> Option<(PostedReceive<E>, M)> {
         let address = wanted.address;
         let hole = self.0.entry(address).or_default();
         let Some(message) = hole.sent.pop_front() else {
@@ -84,19 +88,19 @@ impl<E: Engine, M> Unmatched<E, M> {
         Some((wanted, message))
     }
 
-    fn forget_empty(&mut self, address: Address) {
+    fn forget_empty(&mut self, address: MailAddress) {
         if self.0.get(&address).is_some_and(|h| h.sent.is_empty() && h.wanted.is_empty()) {
             self.0.remove(&address);
         }
     }
 
     /// Whether a receive at `address` waits for its message.
-    pub(crate) fn is_wanted(&self, address: &Address) -> bool {
+    pub(crate) fn is_wanted(&self, address: &MailAddress) -> bool {
         self.0.get(address).is_some_and(|hole| !hole.wanted.is_empty())
     }
 
     /// Receives whose messages have not come.
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = &Wanted<E>> {
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = &PostedReceive<E>> {
         self.0.values().flat_map(|hole| &hole.wanted)
     }
 
@@ -105,18 +109,23 @@ impl<E: Engine, M> Unmatched<E, M> {
     pub(crate) fn waits_for(
         &self,
         rank: usize,
-        announced: impl Fn(&Address) -> usize,
+        announced: impl Fn(&MailAddress) -> usize,
     ) -> Option<Arc<Group>> {
         self.0.iter().find_map(|(address, hole)| {
             let mut missing = hole.wanted.iter().skip(announced(address));
             // A receive that only this thread still knows has no waiter.
-            let waits = |w: &&Wanted<E>| w.sender() == rank && Arc::strong_count(&w.slot) > 1;
+            let waits =
+                |w: &&PostedReceive<E>| w.sender() == rank && Arc::strong_count(&w.slot) > 1;
             missing.find(waits).map(|wanted| wanted.group.clone())
         })
     }
 
     /// The receive that `slot` belongs to, if its message has not come.
-    pub(crate) fn find(&self, address: Address, slot: &Arc<Slot<E>>) -> Option<&Wanted<E>> {
+    pub(crate) fn find(
+        &self,
+        address: MailAddress,
+        slot: &Arc<Slot<E>>,
+    ) -> Option<&PostedReceive<E>> {
         let wanted = &self.0.get(&address)?.wanted;
         wanted.iter().find(|wanted| Arc::ptr_eq(&wanted.slot, slot))
     }

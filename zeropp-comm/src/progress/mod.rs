@@ -21,9 +21,9 @@ use burn::tensor::Tensor;
 
 pub(super) use communicator::ProgressCommunicator;
 pub(super) use group::Group;
-pub(super) use mail::{Address, Unmatched, Wanted};
-pub(super) use request::{Awaited, Request};
-pub(super) use shared::{Liveness, Shared};
+pub(super) use mail::{MailAddress, PostedReceive, Unmatched};
+pub(super) use request::{Awaited, OpRequest};
+pub(super) use shared::{RankLiveness, Shared};
 pub(super) use wire::{Envelope, Header, read_error};
 
 use super::signature::Signature;
@@ -70,16 +70,16 @@ pub(super) trait Engine: Sized + Send + Sync + 'static {
     fn payload(shared: &Shared<Self>, buffer: Tensor<1>, to_itself: bool) -> Self::Payload;
 
     /// The message that a receive has been given.
-    fn open(given: Self::Received, request: &Request<Self>) -> CommResult<Tensor<1>>;
+    fn open(given: Self::Received, request: &OpRequest<Self>) -> CommResult<Tensor<1>>;
 
     /// Called before the rank waits for the result of an operation: an engine lets its device begin
     /// what the rank has asked of it so far.
-    fn before_wait(_request: &Request<Self>) -> CommResult<()> {
+    fn before_wait(_request: &OpRequest<Self>) -> CommResult<()> {
         Ok(())
     }
 
     /// World ranks that have not taken part so far, as [`InFlight`](super::InFlight) has it.
-    fn missing(_claim: &Request<Self>) -> Vec<usize> {
+    fn missing(_claim: &OpRequest<Self>) -> Vec<usize> {
         Vec::new()
     }
 }
@@ -91,7 +91,7 @@ pub(super) enum Command<E: Engine> {
     /// Send a message to a place of its group.
     Send { to: usize, envelope: Envelope, payload: E::Payload },
     /// Receive a message.
-    Receive(Wanted<E>),
+    Receive(PostedReceive<E>),
     /// The operation of this slot has been waited for too long.
     Expired { what: Awaited, slot: Arc<Slot<E>> },
     /// The world failed here.
@@ -109,12 +109,12 @@ pub(super) struct Join<E: Engine> {
     pub(super) group: u64,
     pub(super) sequence: u64,
     pub(super) signature: Signature,
-    pub(super) input: Input<E>,
+    pub(super) input: CollectiveInput<E>,
     pub(super) slot: Arc<Slot<E>>,
 }
 
 /// The data that a rank brings to a collective.
-pub(super) enum Input<E: Engine> {
+pub(super) enum CollectiveInput<E: Engine> {
     /// A flat buffer.
     Buffer(E::Buffer),
     /// Small data.
@@ -122,7 +122,7 @@ pub(super) enum Input<E: Engine> {
 }
 
 /// The result of an operation for its rank.
-pub(super) enum Output<E: Engine> {
+pub(super) enum OpOutput<E: Engine> {
     /// A flat buffer.
     Buffer(E::Received),
     /// The bytes that all ranks brought.
@@ -131,18 +131,18 @@ pub(super) enum Output<E: Engine> {
     Group(Arc<Group>),
 }
 
-impl<E: Engine> Output<E> {
+impl<E: Engine> OpOutput<E> {
     /// The result of an operation on a buffer.
     pub(super) fn buffer(self) -> E::Received {
         match self {
-            Output::Buffer(given) => given,
+            OpOutput::Buffer(given) => given,
             _ => unreachable!("an operation on a buffer gives one"),
         }
     }
 }
 
 /// The place for one result.
-pub(super) type Slot<E> = super::slot::Slot<Output<E>>;
+pub(super) type Slot<E> = super::slot::Slot<OpOutput<E>>;
 
 #[cfg(test)]
 pub(super) use wire::tests;

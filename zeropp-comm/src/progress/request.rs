@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Address, Command, Engine, Group, INQUEST_MAX, Output, Shared, Slot};
+use super::{Command, Engine, Group, INQUEST_MAX, MailAddress, OpOutput, Shared, Slot};
 use crate::patience::Deadline;
 use crate::signature::{Operation, Signature};
 use crate::{CommError, CommResult, InFlight};
@@ -12,7 +12,7 @@ use crate::{CommError, CommResult, InFlight};
 #[derive(Clone, Copy)]
 pub(crate) enum Awaited {
     Collective { group: u64, sequence: u64, signature: Signature },
-    Receive(Address),
+    Receive(MailAddress),
 }
 
 impl Awaited {
@@ -42,21 +42,21 @@ impl Awaited {
 }
 
 /// The parts that bring an operation to its end.
-pub(crate) struct Request<E: Engine> {
+pub(crate) struct OpRequest<E: Engine> {
     pub(crate) shared: Arc<Shared<E>>,
     pub(crate) group: Arc<Group>,
     pub(crate) what: Awaited,
     pub(crate) slot: Arc<Slot<E>>,
 }
 
-impl<E: Engine> Request<E> {
+impl<E: Engine> OpRequest<E> {
     /// Whether the result is there, or will not come.
     pub(crate) fn is_done(&self) -> bool {
         self.slot.is_done() || self.shared.error().is_some()
     }
 
     /// Sleeps until there is a result at `slot`, this request's or a later part's of its operation.
-    pub(crate) fn wait(&self, slot: &Arc<Slot<E>>) -> CommResult<Output<E>> {
+    pub(crate) fn wait(&self, slot: &Arc<Slot<E>>) -> CommResult<OpOutput<E>> {
         let timeout = self.shared.timeout.get();
         if let Some(result) = slot.wait(Deadline::after(timeout)) {
             return result;
@@ -83,14 +83,14 @@ impl<E: Engine> Request<E> {
 
 /// A request, and what turns its result into the rank's.
 pub(super) struct Ticket<E: Engine, F> {
-    pub(super) request: Request<E>,
+    pub(super) request: OpRequest<E>,
     pub(super) open: F,
 }
 
 impl<E, T, F> InFlight<T> for Ticket<E, F>
 where
     E: Engine,
-    F: FnOnce(Output<E>, &Request<E>) -> CommResult<T> + Send,
+    F: FnOnce(OpOutput<E>, &OpRequest<E>) -> CommResult<T> + Send,
 {
     fn is_done(&mut self) -> bool {
         self.request.is_done()

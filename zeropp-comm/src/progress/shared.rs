@@ -49,9 +49,9 @@ impl<E: Engine> Shared<E> {
 }
 
 /// The rank can still take part: shared by its communicators, gone with the last of them.
-pub(crate) struct Liveness<E: Engine>(pub(crate) Arc<Shared<E>>);
+pub(crate) struct RankLiveness<E: Engine>(pub(crate) Arc<Shared<E>>);
 
-impl<E: Engine> Drop for Liveness<E> {
+impl<E: Engine> Drop for RankLiveness<E> {
     fn drop(&mut self) {
         // The communication thread has ended if the channel is closed.
         let _ = self.0.commands.send(Command::Depart);

@@ -1,6 +1,6 @@
 //! The frames of all engines about collectives, messages and failures.
 
-use super::Address;
+use super::MailAddress;
 use crate::CommError;
 use crate::codec::{get, get_signature, put_all, put_signature};
 use crate::signature::Signature;
@@ -38,7 +38,7 @@ impl<B> Header<B> {
 /// The announcement of a message to its receiver.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Envelope {
-    pub(crate) address: Address,
+    pub(crate) address: MailAddress,
     /// Type and length.
     pub(crate) signature: Signature,
 }
@@ -52,7 +52,10 @@ impl Envelope {
     /// Takes off what [`put`](Self::put) appended.
     pub(crate) fn get(rest: &mut &[u8]) -> Option<Self> {
         let (group, from, tag) = (get(rest)?, get(rest)? as usize, get(rest)?);
-        Some(Envelope { address: Address { group, from, tag }, signature: get_signature(rest)? })
+        Some(Envelope {
+            address: MailAddress { group, from, tag },
+            signature: get_signature(rest)?,
+        })
     }
 }
 
@@ -87,7 +90,7 @@ pub(crate) mod tests {
     /// Any envelope.
     pub(crate) fn envelopes() -> impl Strategy<Value = Envelope> {
         (any::<[u64; 2]>(), 0usize..9, signatures()).prop_map(|([group, tag], from, signature)| {
-            Envelope { address: Address { group, from, tag }, signature }
+            Envelope { address: MailAddress { group, from, tag }, signature }
         })
     }
 }

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_are_told_shortly() {
+    fn ranks_are_listed_shortly() {
         assert_eq!(ranks_in_words([3]), "rank 3");
         assert_eq!(ranks_in_words([0, 1]), "ranks 0-1");
         assert_eq!(ranks_in_words([0, 1, 2, 5, 7, 8]), "ranks 0-2, 5, 7-8");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::group::Group;
+use super::group::ThreadsGroup;
 use super::result_slots::ResultSlots;
 use crate::AllBytes;
 use crate::signature::{Operation, Signature};
@@ -13,7 +13,7 @@ use crate::sync::Mutex;
 use zeropp_core::device::{take_over, take_to_read};
 
 /// The data that a rank brings.
-pub(crate) enum Input {
+pub(crate) enum RankInput {
     /// A flat buffer.
     Buffer(Tensor<1>),
     /// Small data.
@@ -25,24 +25,24 @@ pub(crate) enum Input {
 }
 
 /// The result that a rank gets.
-pub(crate) enum Output {
+pub(crate) enum RankOutput {
     /// A flat buffer.
     Buffer(Tensor<1>),
     /// Everyone's small data.
     Bytes(AllBytes),
     /// The sub-group, and the rank's place in it.
-    Group(Arc<Group>, usize),
+    Group(Arc<ThreadsGroup>, usize),
     /// The result of an engine that is built on this one, for the group's ranks.
     Own(Box<dyn Any + Send>),
     /// That all are here.
     Nothing,
 }
 
-impl Output {
+impl RankOutput {
     /// The bytes that an exchange gives, or a gather its root.
     pub(crate) fn bytes(self) -> AllBytes {
         match self {
-            Output::Bytes(all) => all,
+            RankOutput::Bytes(all) => all,
             _ => unreachable!("the operation gives bytes"),
         }
     }
@@ -50,10 +50,10 @@ impl Output {
 
 /// The function that turns the output of `operation`, a collective on buffers, into a rank's result
 /// on the rank's own thread.
-pub(crate) fn opened(operation: Operation) -> fn(Output) -> Tensor<1> {
-    fn buffer(output: Output) -> Tensor<1> {
+pub(crate) fn opened(operation: Operation) -> fn(RankOutput) -> Tensor<1> {
+    fn buffer(output: RankOutput) -> Tensor<1> {
         match output {
-            Output::Buffer(tensor) => tensor,
+            RankOutput::Buffer(tensor) => tensor,
             _ => unreachable!("a collective on buffers gives buffers"),
         }
     }
@@ -70,12 +70,12 @@ pub(crate) struct RankBarrier {
     pub(crate) signature: Signature,
     /// Place in the group of the rank that came first: the one others are compared with.
     pub(super) opener: usize,
-    pub(crate) slots: ResultSlots<Output>,
+    pub(crate) slots: ResultSlots<RankOutput>,
     arrivals: Mutex<Arrivals>,
 }
 
 struct Arrivals {
-    inputs: Vec<Option<Input>>,
+    inputs: Vec<Option<RankInput>>,
     here: Vec<bool>,
 }
 
@@ -92,7 +92,7 @@ impl RankBarrier {
     }
 
     /// Leaves `input` at `place`; returns all inputs in rank order to the last to arrive.
-    pub(super) fn arrive(&self, place: usize, input: Input) -> Option<Vec<Input>> {
+    pub(super) fn arrive(&self, place: usize, input: RankInput) -> Option<Vec<RankInput>> {
         let mut arrivals = self.arrivals.lock();
         arrivals.here[place] = true;
         arrivals.inputs[place] = Some(input);

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::barrier::{Input, Output, RankBarrier};
-use super::group::{Group, buffers_of};
+use super::barrier::{RankBarrier, RankInput, RankOutput};
+use super::group::{ThreadsGroup, buffers_of};
 use crate::kernels;
 use crate::sync::Mutex;
 use crate::{AllBytes, CommError};
@@ -22,9 +22,9 @@ const BYTES_A_JOB: usize = 1 << 20;
 
 /// Carries out a collective: small things here, on the last rank's thread, where handing them
 /// over would take longer; copies and sums of large buffers on the workers.
-pub(super) fn start(group: &Arc<Group>, barrier: &Arc<RankBarrier>, inputs: Vec<Input>) {
+pub(super) fn start(group: &Arc<ThreadsGroup>, barrier: &Arc<RankBarrier>, inputs: Vec<RankInput>) {
     match barrier.signature.operation {
-        Operation::Barrier => deliver(group, barrier, inputs.iter().map(|_| Output::Nothing)),
+        Operation::Barrier => deliver(group, barrier, inputs.iter().map(|_| RankOutput::Nothing)),
         Operation::Exchange => exchange(group, barrier, inputs),
         Operation::Gather => gather(group, barrier, inputs),
         Operation::Split => split(group, barrier, inputs),
@@ -37,52 +37,56 @@ pub(super) fn start(group: &Arc<Group>, barrier: &Arc<RankBarrier>, inputs: Vec<
 }
 
 /// Gives every rank its result, in rank order.
-fn deliver(group: &Group, barrier: &RankBarrier, outputs: impl IntoIterator<Item = Output>) {
+fn deliver(
+    group: &ThreadsGroup,
+    barrier: &RankBarrier,
+    outputs: impl IntoIterator<Item = RankOutput>,
+) {
     barrier.slots.put(outputs);
     group.finish(barrier);
 }
 
-fn bytes_of(inputs: Vec<Input>) -> AllBytes {
+fn bytes_of(inputs: Vec<RankInput>) -> AllBytes {
     let bytes = |input| match input {
-        Input::Bytes(bytes) => bytes,
+        RankInput::Bytes(bytes) => bytes,
         _ => unreachable!("signatures are equal, so every rank passed bytes"),
     };
     inputs.into_iter().map(bytes).collect()
 }
 
 /// Nothing is copied: all ranks share what each of them brought.
-fn exchange(group: &Group, barrier: &RankBarrier, inputs: Vec<Input>) {
+fn exchange(group: &ThreadsGroup, barrier: &RankBarrier, inputs: Vec<RankInput>) {
     let all = bytes_of(inputs);
-    deliver(group, barrier, (0..all.len()).map(|_| Output::Bytes(all.clone())));
+    deliver(group, barrier, (0..all.len()).map(|_| RankOutput::Bytes(all.clone())));
 }
 
-fn gather(group: &Group, barrier: &RankBarrier, inputs: Vec<Input>) {
+fn gather(group: &ThreadsGroup, barrier: &RankBarrier, inputs: Vec<RankInput>) {
     let root = barrier.signature.root.expect("a gather names its root");
     let all = bytes_of(inputs);
     let none = AllBytes::default();
-    let output = |place| Output::Bytes(if place == root { all.clone() } else { none.clone() });
+    let output = |place| RankOutput::Bytes(if place == root { all.clone() } else { none.clone() });
     deliver(group, barrier, (0..all.len()).map(output));
 }
 
-fn broadcast(group: &Group, barrier: &RankBarrier, buffers: Vec<Tensor<1>>) {
+fn broadcast(group: &ThreadsGroup, barrier: &RankBarrier, buffers: Vec<Tensor<1>>) {
     let root = barrier.signature.root.expect("a broadcast names its root");
     let sent = &buffers[root];
     let received = |own: &Tensor<1>| hand_over(kernels::on(&own.device(), sent));
     let outputs: Vec<Tensor<1>> = buffers.iter().map(received).collect();
     drop(buffers);
-    deliver(group, barrier, outputs.into_iter().map(Output::Buffer));
+    deliver(group, barrier, outputs.into_iter().map(RankOutput::Buffer));
 }
 
 /// Makes one group of each color; ranks are ordered by key, then by their order in this group.
-fn split(group: &Arc<Group>, barrier: &RankBarrier, inputs: Vec<Input>) {
+fn split(group: &Arc<ThreadsGroup>, barrier: &RankBarrier, inputs: Vec<RankInput>) {
     let mut colors: BTreeMap<usize, Vec<(usize, usize, String)>> = BTreeMap::new();
     for (place, input) in inputs.into_iter().enumerate() {
-        let Input::Split(name, color, key) = input else {
+        let RankInput::Split(name, color, key) = input else {
             unreachable!("signatures are equal, so every rank passed a color");
         };
         colors.entry(color).or_default().push((key, place, name));
     }
-    let mut outputs: Vec<Option<Output>> = (0..group.size()).map(|_| None).collect();
+    let mut outputs: Vec<Option<RankOutput>> = (0..group.size()).map(|_| None).collect();
     for (_, mut ranks) in colors {
         ranks.sort();
         let (_, first, name) = ranks[0].clone();
@@ -90,9 +94,9 @@ fn split(group: &Arc<Group>, barrier: &RankBarrier, inputs: Vec<Input>) {
             return names_differ(group, barrier, (*other, theirs), (first, &name));
         }
         let places: Vec<usize> = ranks.iter().map(|&(_, place, _)| place).collect();
-        let part = Group::new(group.world.clone(), name, group.world_ranks(&places));
+        let part = ThreadsGroup::new(group.world.clone(), name, group.world_ranks(&places));
         for (index, &place) in places.iter().enumerate() {
-            outputs[place] = Some(Output::Group(part.clone(), index));
+            outputs[place] = Some(RankOutput::Group(part.clone(), index));
         }
     }
     deliver(group, barrier, outputs.into_iter().flatten());
@@ -100,7 +104,7 @@ fn split(group: &Arc<Group>, barrier: &RankBarrier, inputs: Vec<Input>) {
 
 /// Fails the world: two ranks of one color disagree about its name.
 fn names_differ(
-    group: &Group,
+    group: &ThreadsGroup,
     barrier: &RankBarrier,
     (place, mine): (usize, &str),
     (peer, theirs): (usize, &str),
@@ -117,7 +121,7 @@ fn names_differ(
 }
 
 /// Cuts the work into jobs, one of which may serve several ranks.
-fn compute(group: &Arc<Group>, barrier: &Arc<RankBarrier>, inputs: Vec<Tensor<1>>) {
+fn compute(group: &Arc<ThreadsGroup>, barrier: &Arc<RankBarrier>, inputs: Vec<Tensor<1>>) {
     let bytes: usize = inputs.iter().map(|t| t.dims()[0] * t.dtype().size()).sum();
     let workers = &group.world.workers;
     let inline = bytes <= group.world.options.inline_bytes || workers.count() == 0;
@@ -129,7 +133,7 @@ fn compute(group: &Arc<Group>, barrier: &Arc<RankBarrier>, inputs: Vec<Tensor<1>
         _ => 1,
     };
     let outputs = Mutex::new(vec![None; size]);
-    let work = Work { group: group.clone(), barrier: barrier.clone(), inputs, outputs };
+    let work = CollectiveWork { group: group.clone(), barrier: barrier.clone(), inputs, outputs };
     // `repeat_n` gives its own reference away with the last job: only jobs own the work.
     for (part, work) in repeat_n(Arc::new(work), parts).enumerate() {
         let places = part * size / parts..(part + 1) * size / parts;
@@ -142,14 +146,14 @@ fn compute(group: &Arc<Group>, barrier: &Arc<RankBarrier>, inputs: Vec<Tensor<1>
 }
 
 /// The inputs of one collective, and its results until they are complete.
-struct Work {
-    group: Arc<Group>,
+struct CollectiveWork {
+    group: Arc<ThreadsGroup>,
     barrier: Arc<RankBarrier>,
     inputs: Vec<Tensor<1>>,
     outputs: Mutex<Vec<Option<Tensor<1>>>>,
 }
 
-impl Work {
+impl CollectiveWork {
     /// Makes the results of the ranks at `places`. A panic fails the world, so that no rank waits
     /// for a result that will not come.
     fn run(self: Arc<Self>, places: Range<usize>) {
@@ -185,13 +189,13 @@ impl Work {
     fn complete(self) {
         drop(self.inputs);
         let outputs = self.outputs.into_inner().into_iter().flatten();
-        deliver(&self.group, &self.barrier, outputs.map(Output::Buffer));
+        deliver(&self.group, &self.barrier, outputs.map(RankOutput::Buffer));
     }
 }
 
 /// Fails the world: what the rank at `place` asked for has panicked.
 pub(crate) fn fail_with_panic(
-    group: &Group,
+    group: &ThreadsGroup,
     barrier: &RankBarrier,
     place: usize,
     panic: &(dyn Any + Send),
@@ -217,24 +221,24 @@ mod tests {
     use super::*;
     use crate::signature::Signature;
     use crate::threads::ThreadsOptions;
-    use crate::threads::result_slots::Wait;
-    use crate::threads::world::World;
+    use crate::threads::result_slots::WaitEnd;
+    use crate::threads::world::ThreadsState;
     use zeropp_core::cpu_tensor::from_vec;
 
     #[test]
     fn a_panic_on_a_worker_fails_the_world() {
         let options = ThreadsOptions { inline_bytes: 0, ..ThreadsOptions::default() };
-        let world = Arc::new(World::new(0, 2, options));
-        let group = Group::new(world.clone(), "world".into(), vec![0, 1]);
+        let world = Arc::new(ThreadsState::new(0, 2, options));
+        let group = ThreadsGroup::new(world.clone(), "world".into(), vec![0, 1]);
         let signature = Signature::with(Operation::AllReduce, DType::F32, 4);
         // The second length is not what the signature says.
         let join = |place, len| {
-            let input = Input::Buffer(from_vec(vec![0.0; len], [len]));
+            let input = RankInput::Buffer(from_vec(vec![0.0; len], [len]));
             group.join(place, 0, signature, input).unwrap()
         };
         let barrier = join(0, 4);
         join(1, 2);
-        let Wait::Failed(error) = barrier.slots.wait(0, 0, &world, world.timeout.get()) else {
+        let WaitEnd::Failed(error) = barrier.slots.wait(0, 0, &world, world.timeout.get()) else {
             panic!("the wait ends with the failure");
         };
         let text = error.to_string();

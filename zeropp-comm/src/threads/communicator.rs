@@ -5,21 +5,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::Tensor;
 
-use super::barrier::{Input, Output, RankBarrier, opened};
-use super::group::Group;
-use super::mail::{self, Address, Found, Receive};
-use super::result_slots::Wait;
+use super::barrier::{RankBarrier, RankInput, RankOutput, opened};
+use super::group::ThreadsGroup;
+use super::mail::{self, MessageAddress, Receive, ReceiveOutcome};
+use super::result_slots::WaitEnd;
 use super::world::Liveness;
-use crate::front::{Front, Member};
+use crate::front::{Front, GroupMember};
 use crate::patience::Timeout;
 use crate::signature::{Operation, Signature};
-use crate::stats::{Held, Traffic};
+use crate::stats::{HeldMemory, Traffic};
 use crate::{AllBytes, CommError, CommResult, Communicator, InFlight, Pending};
 use zeropp_core::device::{hand_over, take_over};
 
 /// The communicator of one rank and group in the threads engine.
 pub(crate) struct ThreadsCommunicator {
-    group: Arc<Group>,
+    group: Arc<ThreadsGroup>,
     place: usize,
     liveness: Arc<Liveness>,
     sequence: AtomicU64,
@@ -27,7 +27,7 @@ pub(crate) struct ThreadsCommunicator {
 }
 
 impl ThreadsCommunicator {
-    pub(crate) fn new(group: Arc<Group>, place: usize, liveness: Arc<Liveness>) -> Self {
+    pub(crate) fn new(group: Arc<ThreadsGroup>, place: usize, liveness: Arc<Liveness>) -> Self {
         let sequence = AtomicU64::new(0);
         Self { group, place, liveness, sequence, traffic: Traffic::default() }
     }
@@ -36,23 +36,28 @@ impl ThreadsCommunicator {
     fn collective<T: 'static>(
         &self,
         signature: Signature,
-        input: Input,
-        open: fn(Output) -> T,
+        input: RankInput,
+        open: fn(RankOutput) -> T,
     ) -> Pending<T> {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         match self.group.join(self.place, sequence, signature, input) {
             Err(error) => Pending::ready(Err(error)),
             Ok(barrier) => {
                 let group = self.group.clone();
-                Pending::in_flight(Box::new(Ticket { group, place: self.place, barrier, open }))
+                Pending::in_flight(Box::new(CollectiveTicket {
+                    group,
+                    place: self.place,
+                    barrier,
+                    open,
+                }))
             }
         }
     }
 }
 
 impl Front for ThreadsCommunicator {
-    fn member(&self) -> Member<'_> {
-        Member {
+    fn member(&self) -> GroupMember<'_> {
+        GroupMember {
             name: &self.group.name,
             place: self.place,
             size: self.group.size(),
@@ -64,9 +69,9 @@ impl Front for ThreadsCommunicator {
         &self.traffic
     }
 
-    fn held(&self) -> Held {
+    fn held(&self) -> HeldMemory {
         let buffers = &self.group.buffers;
-        Held {
+        HeldMemory {
             fresh_buffers: buffers.fresh(),
             early_bytes: self.group.mail.lock().early_bytes(self.place),
             idle_bytes: if self.place == 0 { buffers.idle_bytes() } else { 0 },
@@ -86,40 +91,40 @@ impl Front for ThreadsCommunicator {
     }
 
     fn on_buffer(&self, call: Signature, buffer: Tensor<1>) -> Pending<Tensor<1>> {
-        self.collective(call, Input::Buffer(hand_over(buffer)), opened(call.operation))
+        self.collective(call, RankInput::Buffer(hand_over(buffer)), opened(call.operation))
     }
 
     fn on_bytes(&self, call: Signature, bytes: Vec<u8>) -> Pending<AllBytes> {
-        self.collective(call, Input::Bytes(bytes), Output::bytes)
+        self.collective(call, RankInput::Bytes(bytes), RankOutput::bytes)
     }
 
     fn post(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()> {
-        let address = Address { from: self.place, to, tag };
+        let address = MessageAddress { from: self.place, to, tag };
         Pending::ready(mail::send(&self.group, address, hand_over(buffer)))
     }
 
     fn fetch(&self, from: usize, tag: u64, call: Signature) -> Pending<Tensor<1>> {
-        let address = Address { from, to: self.place, tag };
+        let address = MessageAddress { from, to: self.place, tag };
         match mail::recv(&self.group, address, call.buffer.expect("a receive says its buffer")) {
             Err(error) => Pending::ready(Err(error)),
-            Ok(Found::Message(message)) => Pending::ready(Ok(take_over(message))),
-            Ok(Found::Waiting(receive)) => {
+            Ok(ReceiveOutcome::Message(message)) => Pending::ready(Ok(take_over(message))),
+            Ok(ReceiveOutcome::Waiting(receive)) => {
                 let group = self.group.clone();
-                Pending::in_flight(Box::new(Envelope { group, receive }))
+                Pending::in_flight(Box::new(ReceiveTicket { group, receive }))
             }
         }
     }
 
     fn meet(&self) -> CommResult<()> {
-        self.collective(Signature::bare(Operation::Barrier), Input::Nothing, |_| ()).wait()
+        self.collective(Signature::bare(Operation::Barrier), RankInput::Nothing, |_| ()).wait()
     }
 
     fn part(&self, name: &str, color: usize, key: usize) -> CommResult<Arc<dyn Communicator>> {
         let open = |output| match output {
-            Output::Group(group, place) => (group, place),
+            RankOutput::Group(group, place) => (group, place),
             _ => unreachable!("a split gives a group"),
         };
-        let input = Input::Split(name.to_owned(), color, key);
+        let input = RankInput::Split(name.to_owned(), color, key);
         let signature = Signature::bare(Operation::Split);
         let (group, place) = self.collective(signature, input, open).wait()?;
         Ok(Arc::new(Self::new(group, place, self.liveness.clone())))
@@ -127,14 +132,14 @@ impl Front for ThreadsCommunicator {
 }
 
 /// A rank's request on its result of a collective.
-struct Ticket<T> {
-    group: Arc<Group>,
+struct CollectiveTicket<T> {
+    group: Arc<ThreadsGroup>,
     place: usize,
     barrier: Arc<RankBarrier>,
-    open: fn(Output) -> T,
+    open: fn(RankOutput) -> T,
 }
 
-impl<T> InFlight<T> for Ticket<T> {
+impl<T> InFlight<T> for CollectiveTicket<T> {
     fn is_done(&mut self) -> bool {
         let rank = self.group.members[self.place];
         self.barrier.slots.has(self.place) || self.group.world.error(rank).is_some()
@@ -148,9 +153,9 @@ impl<T> InFlight<T> for Ticket<T> {
         let world = &self.group.world;
         let (rank, timeout) = (self.group.members[self.place], world.timeout.get());
         match self.barrier.slots.wait(self.place, rank, world, timeout) {
-            Wait::Done(output) => Ok((self.open)(output)),
-            Wait::Failed(error) => Err(error),
-            Wait::Expired => {
+            WaitEnd::Done(output) => Ok((self.open)(output)),
+            WaitEnd::Failed(error) => Err(error),
+            WaitEnd::Expired => {
                 let error = CommError::Timeout {
                     group: self.group.name.clone(),
                     operation: self.barrier.signature.to_string(),
@@ -165,12 +170,12 @@ impl<T> InFlight<T> for Ticket<T> {
 }
 
 /// A rank's request on a message.
-struct Envelope {
-    group: Arc<Group>,
+struct ReceiveTicket {
+    group: Arc<ThreadsGroup>,
     receive: Arc<Receive>,
 }
 
-impl InFlight<Tensor<1>> for Envelope {
+impl InFlight<Tensor<1>> for ReceiveTicket {
     fn is_done(&mut self) -> bool {
         let rank = self.group.members[self.receive.address.to];
         self.receive.slot.has(0) || self.group.world.error(rank).is_some()
@@ -187,9 +192,9 @@ impl InFlight<Tensor<1>> for Envelope {
         let (world, address) = (&self.group.world, self.receive.address);
         let (rank, timeout) = (self.group.members[address.to], world.timeout.get());
         match self.receive.slot.wait(0, rank, world, timeout) {
-            Wait::Done(message) => Ok(take_over(message)),
-            Wait::Failed(error) => Err(error),
-            Wait::Expired => {
+            WaitEnd::Done(message) => Ok(take_over(message)),
+            WaitEnd::Failed(error) => Err(error),
+            WaitEnd::Expired => {
                 let error = CommError::Timeout {
                     group: self.group.name.clone(),
                     operation: Operation::Recv.to_string(),

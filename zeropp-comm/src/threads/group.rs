@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::barrier::{Input, RankBarrier};
+use super::barrier::{RankBarrier, RankInput};
 use super::collective;
 use super::mail::Mail;
-use super::world::World;
+use super::world::ThreadsState;
 use crate::buffers::Buffers;
 use crate::signature::{Operation, Signature};
 use crate::sync::Mutex;
 use crate::{CommError, CommResult};
 
 /// The state that the ranks of one group share.
-pub(crate) struct Group {
-    pub(crate) world: Arc<World>,
+pub(crate) struct ThreadsGroup {
+    pub(crate) world: Arc<ThreadsState>,
     pub(crate) name: String,
     /// World ranks, in the group's order.
     pub(crate) members: Vec<usize>,
@@ -25,9 +25,9 @@ pub(crate) struct Group {
     barriers: Mutex<HashMap<u64, Arc<RankBarrier>>>,
 }
 
-impl Group {
+impl ThreadsGroup {
     /// Makes a group and lets the world know it.
-    pub(crate) fn new(world: Arc<World>, name: String, members: Vec<usize>) -> Arc<Self> {
+    pub(crate) fn new(world: Arc<ThreadsState>, name: String, members: Vec<usize>) -> Arc<Self> {
         let group = Arc::new(Self {
             world,
             name,
@@ -57,7 +57,7 @@ impl Group {
         place: usize,
         sequence: u64,
         signature: Signature,
-        input: Input,
+        input: RankInput,
     ) -> CommResult<Arc<RankBarrier>> {
         self.enter_barrier(place, sequence, signature, input, |barrier, inputs| {
             collective::start(self, barrier, inputs);
@@ -71,8 +71,8 @@ impl Group {
         place: usize,
         sequence: u64,
         signature: Signature,
-        input: Input,
-        start: impl FnOnce(&Arc<RankBarrier>, Vec<Input>),
+        input: RankInput,
+        start: impl FnOnce(&Arc<RankBarrier>, Vec<RankInput>),
     ) -> CommResult<Arc<RankBarrier>> {
         if let Some(error) = self.world.error(self.members[place]) {
             return Err(error);
@@ -159,9 +159,9 @@ impl Group {
 }
 
 /// The buffers among `inputs`, which are all buffers by their signature.
-pub(crate) fn buffers_of(inputs: Vec<Input>) -> Vec<Tensor<1>> {
+pub(crate) fn buffers_of(inputs: Vec<RankInput>) -> Vec<Tensor<1>> {
     let buffer = |input| match input {
-        Input::Buffer(tensor) => tensor,
+        RankInput::Buffer(tensor) => tensor,
         _ => unreachable!("signatures are equal, so every rank passed a buffer"),
     };
     inputs.into_iter().map(buffer).collect()

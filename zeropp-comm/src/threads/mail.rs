@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 
-use super::group::Group;
+use super::group::ThreadsGroup;
 use super::result_slots::ResultSlots;
 use crate::signature::{Operation, Signature, bytes_of};
 use crate::{CommError, CommResult};
 
 /// Sender and receiver (places in the group), and the tag.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Address {
+pub(super) struct MessageAddress {
     pub(super) from: usize,
     pub(super) to: usize,
     pub(super) tag: u64,
@@ -21,27 +21,27 @@ pub(super) struct Address {
 /// All messages of one group that are not matched yet.
 #[derive(Default)]
 pub(super) struct Mail {
-    lanes: HashMap<Address, Lane>,
+    lanes: HashMap<MessageAddress, MailQueue>,
     /// By receiver: bytes of messages that have not been asked for, and the most of them so far.
     early: HashMap<usize, [u64; 2]>,
 }
 
 /// Messages of one address: never both kinds at once.
 #[derive(Default)]
-struct Lane {
+struct MailQueue {
     sent: VecDeque<Tensor<1>>,
     wanted: VecDeque<Arc<Receive>>,
 }
 
 /// A receive that waits for its message.
 pub(super) struct Receive {
-    pub(super) address: Address,
+    pub(super) address: MessageAddress,
     expected: (DType, usize),
     pub(super) slot: ResultSlots<Tensor<1>>,
 }
 
 /// The message that a receive found.
-pub(super) enum Found {
+pub(super) enum ReceiveOutcome {
     /// Its message was there.
     Message(Tensor<1>),
     /// It waits.
@@ -69,7 +69,11 @@ impl Mail {
     }
 
     /// Gives `message` to the receive that has waited longest, or keeps it for one to come.
-    fn post(&mut self, address: Address, message: Tensor<1>) -> Option<(Arc<Receive>, Tensor<1>)> {
+    fn post(
+        &mut self,
+        address: MessageAddress,
+        message: Tensor<1>,
+    ) -> Option<(Arc<Receive>, Tensor<1>)> {
         let lane = self.lanes.entry(address).or_default();
         let Some(receive) = lane.wanted.pop_front() else {
             let [now, most] = self.early.entry(address.to).or_default();
@@ -83,21 +87,21 @@ impl Mail {
     }
 
     /// Takes the oldest message, or waits for one.
-    fn want(&mut self, address: Address, expected: (DType, usize)) -> Found {
+    fn want(&mut self, address: MessageAddress, expected: (DType, usize)) -> ReceiveOutcome {
         let lane = self.lanes.entry(address).or_default();
         if let Some(message) = lane.sent.pop_front() {
             if let Some([now, _]) = self.early.get_mut(&address.to) {
                 *now -= bytes_of(&message) as u64;
             }
             self.forget_empty(address);
-            return Found::Message(message);
+            return ReceiveOutcome::Message(message);
         }
         let receive = Arc::new(Receive { address, expected, slot: ResultSlots::new(1) });
         lane.wanted.push_back(receive.clone());
-        Found::Waiting(receive)
+        ReceiveOutcome::Waiting(receive)
     }
 
-    fn forget_empty(&mut self, address: Address) {
+    fn forget_empty(&mut self, address: MessageAddress) {
         if self.lanes.get(&address).is_some_and(|l| l.sent.is_empty() && l.wanted.is_empty()) {
             self.lanes.remove(&address);
         }
@@ -105,7 +109,11 @@ impl Mail {
 }
 
 /// Sends `message`: the tensor is handed over, nothing is copied.
-pub(super) fn send(group: &Group, address: Address, message: Tensor<1>) -> CommResult<()> {
+pub(super) fn send(
+    group: &ThreadsGroup,
+    address: MessageAddress,
+    message: Tensor<1>,
+) -> CommResult<()> {
     let matched = group.mail.lock().post(address, message);
     if let Some((receive, message)) = matched {
         if let Err(error) = check(group, address, receive.expected, &message) {
@@ -119,11 +127,15 @@ pub(super) fn send(group: &Group, address: Address, message: Tensor<1>) -> CommR
 }
 
 /// Receives a message of `expected` type and length.
-pub(super) fn recv(group: &Group, address: Address, expected: (DType, usize)) -> CommResult<Found> {
+pub(super) fn recv(
+    group: &ThreadsGroup,
+    address: MessageAddress,
+    expected: (DType, usize),
+) -> CommResult<ReceiveOutcome> {
     let found = group.mail.lock().want(address, expected);
     match &found {
-        Found::Message(message) => check(group, address, expected, message)?,
-        Found::Waiting(receive) => {
+        ReceiveOutcome::Message(message) => check(group, address, expected, message)?,
+        ReceiveOutcome::Waiting(receive) => {
             let sender = group.members[address.from];
             // It may have sent the message since, and left.
             if group.world.has_departed(sender) && !receive.slot.has(0) {
@@ -136,8 +148,8 @@ pub(super) fn recv(group: &Group, address: Address, expected: (DType, usize)) ->
 
 /// Fails the world where the receiver did not expect what the sender sent.
 fn check(
-    group: &Group,
-    address: Address,
+    group: &ThreadsGroup,
+    address: MessageAddress,
     (dtype, len): (DType, usize),
     message: &Tensor<1>,
 ) -> CommResult<()> {
@@ -164,7 +176,7 @@ mod tests {
     use crate::threads::{ThreadsOptions, ThreadsWorld};
 
     #[test]
-    fn messages_that_nobody_asked_for_yet_are_counted_by_their_receiver() {
+    fn messages_without_a_receive_yet_are_counted_by_their_receiver() {
         let ranks = ThreadsWorld::new(2, ThreadsOptions::default()).communicators();
         let early = |rank: usize| ranks[rank].stats().early_bytes;
         let recv = |tag| ranks[1].recv(0, tag, 8, DType::F32);

@@ -25,8 +25,8 @@ use std::time::Duration;
 
 use super::Communicator;
 use communicator::ThreadsCommunicator;
-use group::Group;
-use world::{Liveness, World};
+use group::ThreadsGroup;
+use world::{Liveness, ThreadsState};
 
 /// Settings of the threads engine.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,8 +61,8 @@ impl ThreadsWorld {
     /// Panics if `world_size` is 0.
     pub fn new(world_size: usize, options: ThreadsOptions) -> Self {
         assert!(world_size > 0, "world_size must be at least 1");
-        let world = Arc::new(World::new(0, world_size, options));
-        let group = Group::new(world.clone(), "world".into(), (0..world_size).collect());
+        let world = Arc::new(ThreadsState::new(0, world_size, options));
+        let group = ThreadsGroup::new(world.clone(), "world".into(), (0..world_size).collect());
         let communicator = |rank| {
             let liveness = Arc::new(Liveness { world: world.clone(), rank });
             let end = ThreadsCommunicator::new(group.clone(), rank, liveness);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::world::World;
+use super::world::ThreadsState;
 use crate::CommError;
 use crate::patience::Deadline;
 use crate::sync::{self, Condvar, Mutex};
@@ -14,7 +14,7 @@ pub(crate) struct ResultSlots<T> {
 }
 
 /// How a wait ended.
-pub(crate) enum Wait<T> {
+pub(crate) enum WaitEnd<T> {
     /// With the result.
     Done(T),
     /// With the world's first error.
@@ -60,21 +60,21 @@ impl<T> ResultSlots<T> {
         &self,
         slot: usize,
         rank: usize,
-        world: &World,
+        world: &ThreadsState,
         timeout: Duration,
-    ) -> Wait<T> {
+    ) -> WaitEnd<T> {
         let deadline = Deadline::after(timeout);
         let mut results = self.results.lock();
         let mut expired = false;
         loop {
             if let Some(value) = results[slot].take() {
-                return Wait::Done(value);
+                return WaitEnd::Done(value);
             }
             if expired {
-                return Wait::Expired;
+                return WaitEnd::Expired;
             }
             if let Some(error) = world.error(rank) {
-                return Wait::Failed(error);
+                return WaitEnd::Failed(error);
             }
             expired = sync::wait(&self.bells[slot], &mut results, deadline);
         }

@@ -9,13 +9,13 @@ use crate::sync::{Condvar, Mutex, thread};
 /// A piece of work. It must not panic: the code that makes one catches panics.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
-struct Queue {
-    state: Mutex<State>,
+struct WorkerQueue {
+    state: Mutex<JobQueue>,
     bell: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct JobQueue {
     jobs: VecDeque<Job>,
     closed: bool,
 }
@@ -23,14 +23,14 @@ struct State {
 /// A fixed set of threads that take jobs in the order they were submitted, and sleep in between.
 /// They end, after the jobs they still have, when this is dropped.
 pub(crate) struct Workers {
-    queue: Arc<Queue>,
+    queue: Arc<WorkerQueue>,
     count: usize,
 }
 
 impl Workers {
     /// Starts `count` threads, or as many as the system grants.
     pub(super) fn start(count: usize) -> Self {
-        let queue = Arc::new(Queue { state: Mutex::default(), bell: Condvar::new() });
+        let queue = Arc::new(WorkerQueue { state: Mutex::default(), bell: Condvar::new() });
         let started = (0..count).map_while(|i| {
             let queue = queue.clone();
             let thread = thread::Builder::new().name(format!("{THREADS}-{i}"));
@@ -63,7 +63,7 @@ impl Drop for Workers {
     }
 }
 
-impl Queue {
+impl WorkerQueue {
     fn work(&self) {
         while let Some(job) = self.next() {
             job();

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::ThreadsOptions;
-use super::group::Group;
+use super::group::ThreadsGroup;
 use super::workers::Workers;
 use crate::CommError;
 use crate::patience::Timeout;
@@ -15,26 +15,26 @@ use crate::sync::{AtomicBool, Mutex};
 pub(crate) type OnFailure = Box<dyn Fn(usize, &CommError) + Send + Sync>;
 
 /// State of the world. Lock order: `groups`, then a group's locks, then a slot's.
-pub(crate) struct World {
+pub(crate) struct ThreadsState {
     pub(crate) options: ThreadsOptions,
     /// How long one operation may be waited for.
     pub(crate) timeout: Timeout,
     pub(crate) workers: Workers,
     /// World rank of the first rank here; other processes may have others.
     first: usize,
-    failure: OnceLock<Failure>,
+    failure: OnceLock<FirstFailure>,
     on_failure: OnceLock<OnFailure>,
     departed: Box<[AtomicBool]>,
-    groups: Mutex<Vec<Weak<Group>>>,
+    groups: Mutex<Vec<Weak<ThreadsGroup>>>,
 }
 
 /// The first error, and the world rank that saw it.
-struct Failure {
+struct FirstFailure {
     rank: usize,
     error: CommError,
 }
 
-impl World {
+impl ThreadsState {
     /// `size` ranks, numbered from `first`.
     pub(crate) fn new(first: usize, size: usize, options: ThreadsOptions) -> Self {
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -53,7 +53,7 @@ impl World {
 
     /// Reports failures to `group` from now on. Those of the past it finds by asking for
     /// [`error`](Self::error).
-    pub(super) fn register(&self, group: &Arc<Group>) {
+    pub(super) fn register(&self, group: &Arc<ThreadsGroup>) {
         let mut groups = self.groups.lock();
         groups.retain(|old| old.strong_count() > 0);
         groups.push(Arc::downgrade(group));
@@ -61,7 +61,7 @@ impl World {
 
     /// The error that every operation of `rank` ends with since the world failed.
     pub(crate) fn error(&self, rank: usize) -> Option<CommError> {
-        let Failure { rank: first, error } = self.failure.get()?;
+        let FirstFailure { rank: first, error } = self.failure.get()?;
         Some(error.as_seen_by(rank, *first))
     }
 
@@ -73,7 +73,7 @@ impl World {
 
     /// Fails the world with `error`, unless it has failed before, and wakes every waiting rank.
     pub(crate) fn fail(&self, rank: usize, error: CommError) {
-        if self.failure.set(Failure { rank, error: error.clone() }).is_ok() {
+        if self.failure.set(FirstFailure { rank, error: error.clone() }).is_ok() {
             if let Some(tell) = self.on_failure.get() {
                 tell(rank, &error);
             }
@@ -98,14 +98,14 @@ impl World {
         }
     }
 
-    fn live_groups(&self) -> Vec<Arc<Group>> {
+    fn live_groups(&self) -> Vec<Arc<ThreadsGroup>> {
         self.groups.lock().iter().filter_map(Weak::upgrade).collect()
     }
 }
 
 /// A rank that can still take part: shared by its communicators, gone with the last of them.
 pub(crate) struct Liveness {
-    pub(crate) world: Arc<World>,
+    pub(crate) world: Arc<ThreadsState>,
     pub(crate) rank: usize,
 }
 

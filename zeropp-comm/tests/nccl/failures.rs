@@ -33,7 +33,7 @@ fn until_it_fails(all: &Group) -> CommError {
 }
 
 /// Keeps a communicator until the world has failed.
-fn until_told(all: &Group) -> CommError {
+fn until_reported(all: &Group) -> CommError {
     let start = Instant::now();
     loop {
         // An operation that is complete at once where the world is well.
@@ -51,9 +51,9 @@ fn until_told(all: &Group) -> CommError {
 fn a_rank_that_does_not_join_is_named() {
     let errors = on_ranks(3, impatient(), |all, _| {
         all.all_reduce(floats_of(10)).wait().unwrap();
-        if all.rank() == 1 { until_told(&all) } else { until_it_fails(&all) }
+        if all.rank() == 1 { until_reported(&all) } else { until_it_fails(&all) }
     });
-    let told = |error: &CommError| match error {
+    let reported = |error: &CommError| match error {
         CommError::Timeout { missing, sequence, group, after_s, operation } => {
             assert_eq!((group.as_str(), *sequence, *after_s), ("world", 1, 1.0), "{error}");
             assert_eq!(operation, "all_reduce of 100 f32");
@@ -63,7 +63,7 @@ fn a_rank_that_does_not_join_is_named() {
     };
     // One of the two sees it first; the others are notified.
     let first = errors.iter().find(|e| matches!(e, CommError::Timeout { .. })).expect("a timeout");
-    assert_eq!(told(first), [1]);
+    assert_eq!(reported(first), [1]);
     for error in &errors {
         assert!(error.to_string().contains("rank 1 has not arrived"), "{error}");
     }
@@ -88,20 +88,20 @@ fn a_rank_whose_device_is_busy_for_ever_is_named() {
 }
 
 #[test]
-fn a_message_that_nobody_sends_is_told() {
+fn a_message_that_is_never_sent_is_reported() {
     let errors = on_ranks(2, impatient(), |all, _| match all.rank() {
         0 => all.recv(1, 5, 10, DType::F32).wait().unwrap_err(),
-        _ => until_told(&all),
+        _ => until_reported(&all),
     });
     assert_eq!(errors[0].to_string(), "world: recv #5 timed out after 1 s; rank 1 has not arrived");
     assert!(matches!(&errors[1], CommError::Aborted { rank: 0, .. }), "{}", errors[1]);
 }
 
 #[test]
-fn an_exchange_that_a_rank_does_not_join_is_told() {
+fn an_exchange_that_a_rank_does_not_join_is_reported() {
     let errors = on_ranks(3, impatient(), |all, _| match all.rank() {
         // The first rank of the group, which would send the result.
-        0 => until_told(&all),
+        0 => until_reported(&all),
         _ => all.exchange(vec![1]).wait().unwrap_err(),
     });
     let found = errors.iter().any(
@@ -111,7 +111,7 @@ fn an_exchange_that_a_rank_does_not_join_is_told() {
 }
 
 #[test]
-fn different_calls_are_told_though_nccl_hangs() {
+fn different_calls_are_reported_though_nccl_hangs() {
     let start = Instant::now();
     let errors = on_ranks(2, patient(), |all, _| match all.rank() {
         0 => all.all_reduce(floats_of(10)).wait().unwrap_err(),
@@ -131,11 +131,11 @@ fn different_calls_are_told_though_nccl_hangs() {
 }
 
 #[test]
-fn a_message_of_another_length_is_told() {
+fn a_message_of_another_length_is_reported() {
     let errors = on_ranks(2, patient(), |all, _| {
         if all.rank() == 0 {
             all.send(1, 4, floats_of(10)).wait().unwrap();
-            return until_told(&all);
+            return until_reported(&all);
         }
         all.recv(0, 4, 12, DType::F32).wait().unwrap_err()
     });
@@ -172,28 +172,28 @@ fn a_peer_s_own_word_comes_before_nccl_s_guess() {
         }
         std::thread::sleep(Duration::from_millis(200));
         all.abort("the loss is not finite");
-        until_told(&all)
+        until_reported(&all)
     });
     let aborted = CommError::Aborted { rank: 1, reason: "the loss is not finite".into() };
     assert_eq!(errors, [aborted.clone(), aborted]);
 }
 
 #[test]
-fn nccl_s_guess_is_told_where_the_peer_says_nothing() {
+fn nccl_s_guess_is_reported_where_the_peer_says_nothing() {
     let errors = on_ranks(2, patient(), |all, device| {
         all.all_reduce(floats_of(10)).wait().unwrap();
         if all.rank() == 0 {
             device.fail.store(REMOTE, Ordering::Relaxed);
             return until_it_fails(&all);
         }
-        until_told(&all)
+        until_reported(&all)
     });
     let is_remote = |e: &CommError| matches!(e, CommError::Backend { code: 6, .. });
     assert!(errors.iter().all(is_remote), "{errors:?}");
 }
 
 #[test]
-fn buffers_that_cannot_be_pinned_are_told() {
+fn buffers_that_cannot_be_pinned_are_reported() {
     let errors = on_ranks(2, patient(), |all, device| {
         device.broken.store(all.rank() == 0, Ordering::Relaxed);
         all.all_gather(floats_of(3)).wait().unwrap_err()
@@ -228,7 +228,7 @@ fn an_abort_ends_what_is_on_the_device() {
             std::thread::sleep(Duration::from_millis(50));
             all.abort("enough");
             all.abort("and again");
-            return until_told(&all);
+            return until_reported(&all);
         }
         // Begun, and waiting for its peer on the device.
         all.all_gather(floats_of(100_000)).wait().unwrap_err()
@@ -238,10 +238,10 @@ fn an_abort_ends_what_is_on_the_device() {
 }
 
 #[test]
-fn calls_that_cannot_be_carried_out_are_told() {
+fn calls_that_cannot_be_carried_out_are_reported() {
     let errors = on_ranks(2, patient(), |all, _| match all.rank() {
         0 => all.reduce_scatter(floats_of(5)).wait().unwrap_err(),
-        _ => until_told(&all),
+        _ => until_reported(&all),
     });
     let text = "world: rank 0 called reduce_scatter with 5 elements, which 2 ranks cannot share \
                 equally; pad to 6";
@@ -273,7 +273,7 @@ impl Rendezvous for Used {
 }
 
 #[test]
-fn the_rendezvous_own_words_are_told() {
+fn the_rendezvous_own_words_are_reported() {
     let used = Used(Local::default());
     let started = rank(patient(), (0, 2), &used, Arc::new(Host::new()), |_, _| ());
     assert!(started.unwrap_err().to_string().contains("nccl/address/0 is set already"));

@@ -36,7 +36,7 @@ fn another_library_and_none_are_refused() {
 }
 
 #[test]
-fn the_version_is_told() {
+fn the_version_is_reported() {
     let device = Arc::new(Host::new());
     let world = NcclWorld::start(patient(), 0, 1, device, &Local::default()).unwrap();
     assert_eq!((world.version(), world.rank(), world.failed_rank()), ("2.27.3", 0, None));

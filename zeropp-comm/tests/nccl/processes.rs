@@ -64,14 +64,15 @@ fn as_a_process() {
             scope.spawn(move || {
                 let options = if role == "check" { patient() } else { impatient() };
                 let device = Arc::new(Host::new());
-                let told = rank(options, (place, size), rendezvous, device, |all, _| match role {
-                    "check" => {
-                        results::check(&all, &[0, 7, 20_000]);
-                        "done".to_owned()
-                    }
-                    _ => run_on(&all, folder).to_string(),
-                });
-                fs::write(folder.join(format!("told-{place}")), told.unwrap()).unwrap();
+                let reported =
+                    rank(options, (place, size), rendezvous, device, |all, _| match role {
+                        "check" => {
+                            results::check(&all, &[0, 7, 20_000]);
+                            "done".to_owned()
+                        }
+                        _ => run_on(&all, folder).to_string(),
+                    });
+                fs::write(folder.join(format!("told-{place}")), reported.unwrap()).unwrap();
             });
         }
     });
@@ -157,8 +158,8 @@ impl Drop for Job {
 fn processes_and_threads_of_processes_agree() {
     for counts in [vec![1, 1, 1], vec![2, 2]] {
         let mut job = Job::start("check", &counts);
-        let told = job.wait_for("told", 0..job.size);
-        assert!(told.iter().all(|text| text == "done"), "{told:?}");
+        let reported = job.wait_for("told", 0..job.size);
+        assert!(reported.iter().all(|text| text == "done"), "{reported:?}");
         for process in &mut job.processes {
             assert!(process.wait().unwrap().success());
         }
@@ -182,8 +183,8 @@ fn a_frozen_process_is_named_by_the_others() {
         job.wait_for("going", 0..3);
         job.signal(frozen, "-STOP");
         let others: Vec<usize> = (0..3).filter(|rank| *rank != frozen).collect();
-        let told = job.wait_for("told", others.into_iter());
+        let reported = job.wait_for("told", others.into_iter());
         let named = format!("rank {frozen} has not arrived");
-        assert!(told.iter().any(|text| text.contains(&named)), "{told:?}");
+        assert!(reported.iter().any(|text| text.contains(&named)), "{reported:?}");
     }
 }

@@ -58,10 +58,14 @@ fn collectives(group: &Group, round: u64, part: usize, kind: DType) {
     }
     same("broadcast", cast.wait().unwrap(), &inputs[root], kind);
     let reduced = reduced.wait().unwrap();
-    let told = group.exchange(bits(reduced.clone()).iter().flat_map(|b| b.to_le_bytes()).collect());
+    let reported =
+        group.exchange(bits(reduced.clone()).iter().flat_map(|b| b.to_le_bytes()).collect());
     sum("all_reduce", reduced, &inputs, 0..whole, kind);
-    let told = told.wait().unwrap();
-    assert!(told.iter().all(|bytes| *bytes == told[0]), "an all_reduce is the same everywhere");
+    let reported = reported.wait().unwrap();
+    assert!(
+        reported.iter().all(|bytes| *bytes == reported[0]),
+        "an all_reduce is the same everywhere"
+    );
     let mine = me * part..(me + 1) * part;
     sum("reduce_scatter", scattered.wait().unwrap(), &inputs, mine, kind);
     same("all_gather", gathered.wait().unwrap(), &concatenated, kind);

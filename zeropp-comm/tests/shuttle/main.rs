@@ -51,11 +51,11 @@ fn collectives_give_what_they_should_in_every_order() {
             let sum = world.all_reduce(numbers(&[me, 1.0]));
             let all = world.all_gather(numbers(&[10.0 * me]));
             let part = world.reduce_scatter(numbers(&[me, 2.0, 3.0]));
-            let told = world.exchange(vec![world.rank() as u8]);
+            let reported = world.exchange(vec![world.rank() as u8]);
             assert_eq!(values(part.wait().unwrap()).len(), 1);
             assert_eq!(values(all.wait().unwrap()), [0.0, 10.0, 20.0]);
             assert_eq!(values(sum.wait().unwrap()), [3.0, 3.0]);
-            assert_eq!(told.wait().unwrap().concat(), [0, 1, 2]);
+            assert_eq!(reported.wait().unwrap().concat(), [0, 1, 2]);
             world.barrier().unwrap();
         };
         match workers {
@@ -148,8 +148,8 @@ fn groups_are_parted_in_every_order() {
             let alone = world.rank() == 2;
             let part =
                 world.split(if alone { "one" } else { "two" }, usize::from(alone), 0).unwrap();
-            let told = part.exchange(vec![world.rank() as u8]).wait().unwrap().concat();
-            assert_eq!(told, if alone { vec![2] } else { vec![0, 1] });
+            let reported = part.exchange(vec![world.rank() as u8]).wait().unwrap().concat();
+            assert_eq!(reported, if alone { vec![2] } else { vec![0, 1] });
             assert_eq!(world.exchange(vec![1]).wait().unwrap().concat(), [1, 1, 1]);
         });
     });

@@ -5,7 +5,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{ExpSum, Rows, empty, lane_of_unit};
+use super::rows::{ExpSum, StridedRows, empty, lane_of_unit};
 
 /// The gradient of `weight` times the sum takes the place of the logits if `gradient`; a target
 /// that is no column makes the row's loss `unknown`, which WGSL has no literal for.
@@ -82,7 +82,7 @@ pub(super) fn cross_entropy(
     weight: f32,
 ) -> (CubeTensor, CubeTensor) {
     let logits = if gradient { own(logits) } else { logits };
-    let logits = Rows::of(logits);
+    let logits = StridedRows::of(logits);
     let targets = into_contiguous(targets);
     let losses = empty(&logits.tensor, Shape::new([logits.n]), DType::F32);
     let at = logits.launch();

@@ -64,7 +64,7 @@ impl KernelsOfRows for CubeBackend {
 }
 
 #[backend_extension(Cube, Fusion)]
-trait Kernels: Backend {
+trait CubeKernels: Backend {
     #[fusion(meta = product_of)]
     fn matmul_f32(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self>;
 
@@ -132,7 +132,7 @@ trait Kernels: Backend {
     ) -> FloatTensor<Self>;
 }
 
-impl Kernels for CubeBackend {
+impl CubeKernels for CubeBackend {
     fn matmul_f32(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
         matmul(x, y, None, MatmulStrategy::default(), DType::F32).expect("shapes were checked")
     }
@@ -274,7 +274,7 @@ pub(crate) fn matmul_f32<const D: usize>(x: Tensor<D>, y: Tensor<D>) -> Tensor<D
     let fits = xs[..D - 2] == ys[..D - 2] && xs[D - 1] == ys[D - 2] && x.dtype() == y.dtype();
     assert!(fits, "factors {xs:?} of {:?} and {ys:?} of {:?}", x.dtype(), y.dtype());
     let (x, y) = (x.into_dispatch(), y.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as Kernels>::matmul_f32(x, y))
+    Tensor::from_dispatch(<Dispatch as CubeKernels>::matmul_f32(x, y))
 }
 
 /// The softmax of scale·scores in `dtype` and the fp32 logarithms of the rows' sums of
@@ -290,7 +290,7 @@ pub(crate) fn causal_softmax(
 ) -> (Tensor<3>, Tensor<2>) {
     check_block(&scores, first, queries);
     let scores = scores.into_dispatch();
-    let (p, sums) = <Dispatch as Kernels>::causal_softmax(scores, first, queries, scale, dtype);
+    let (p, sums) = <Dispatch as CubeKernels>::causal_softmax(scores, first, queries, scale, dtype);
     (Tensor::from_dispatch(p), Tensor::from_dispatch(sums))
 }
 
@@ -309,7 +309,7 @@ pub(crate) fn causal_softmax_backward(
     assert_eq!((scores.dims(), &scores.dims()[..2]), (dp.dims(), &sums.dims()[..]));
     assert_eq!([dp.dtype(), sums.dtype()], [DType::F32; 2]);
     let (scores, dp, sums) = (scores.into_dispatch(), dp.into_dispatch(), sums.into_dispatch());
-    let (p, ds) = <Dispatch as Kernels>::causal_softmax_backward(
+    let (p, ds) = <Dispatch as CubeKernels>::causal_softmax_backward(
         scores, dp, sums, first, queries, scale, dtype,
     );
     (Tensor::from_dispatch(p), Tensor::from_dispatch(ds))
@@ -331,7 +331,7 @@ pub(crate) fn add_first_rows(sum: Tensor<3>, part: Tensor<3>) -> Tensor<3> {
     assert!(n == m && d == c && r <= s, "{:?} onto {:?}", part.dims(), sum.dims());
     assert_eq!([sum.dtype(), part.dtype()], [DType::F32; 2]);
     let (sum, part) = (sum.into_dispatch(), part.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as Kernels>::add_first_rows(sum, part))
+    Tensor::from_dispatch(<Dispatch as CubeKernels>::add_first_rows(sum, part))
 }
 
 /// fp32 `sum: [V·h]` with row i of `rows: [n, h]` added to its h elements from h · `ids[i]` on, in
@@ -362,7 +362,8 @@ pub(crate) fn cross_entropy(
     assert_eq!(logits.dims()[0], targets.dims()[0], "rows of logits and targets");
     let (logits, targets) = (logits.into_dispatch(), targets.into_dispatch());
     let (gradient, weight) = (weight.is_some(), weight.unwrap_or_default());
-    let (losses, logits) = <Dispatch as Kernels>::cross_entropy(logits, targets, gradient, weight);
+    let (losses, logits) =
+        <Dispatch as CubeKernels>::cross_entropy(logits, targets, gradient, weight);
     (Tensor::from_dispatch(losses), Tensor::from_dispatch(logits))
 }
 
@@ -376,7 +377,7 @@ pub(crate) fn layer_norm(
 ) -> (Tensor<2>, Tensor<1>, Tensor<1>) {
     check_columns(&x, &[&gamma, &beta]);
     let (x, gamma, beta) = (x.into_dispatch(), gamma.into_dispatch(), beta.into_dispatch());
-    let (y, means, rstds) = <Dispatch as Kernels>::layer_norm(x, gamma, beta, eps as f32);
+    let (y, means, rstds) = <Dispatch as CubeKernels>::layer_norm(x, gamma, beta, eps as f32);
     (Tensor::from_dispatch(y), Tensor::from_dispatch(means), Tensor::from_dispatch(rstds))
 }
 
@@ -390,7 +391,7 @@ pub(crate) fn layer_norm_backward(
 ) -> Tensor<2> {
     check_columns(&x, &[&gamma]);
     check_gradient(&dy, &x, &[&means, &rstds]);
-    Tensor::from_dispatch(<Dispatch as Kernels>::layer_norm_backward(
+    Tensor::from_dispatch(<Dispatch as CubeKernels>::layer_norm_backward(
         dy.into_dispatch(),
         x.into_dispatch(),
         gamma.into_dispatch(),
@@ -404,7 +405,7 @@ pub(crate) fn layer_norm_backward(
 pub(crate) fn rms_norm(x: Tensor<2>, gamma: Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
     check_columns(&x, &[&gamma]);
     let (x, gamma) = (x.into_dispatch(), gamma.into_dispatch());
-    let (y, rrms) = <Dispatch as Kernels>::rms_norm(x, gamma, eps as f32);
+    let (y, rrms) = <Dispatch as CubeKernels>::rms_norm(x, gamma, eps as f32);
     (Tensor::from_dispatch(y), Tensor::from_dispatch(rrms))
 }
 
@@ -417,7 +418,7 @@ pub(crate) fn rms_norm_backward(
 ) -> Tensor<2> {
     check_columns(&x, &[&gamma]);
     check_gradient(&dy, &x, &[&rrms]);
-    Tensor::from_dispatch(<Dispatch as Kernels>::rms_norm_backward(
+    Tensor::from_dispatch(<Dispatch as CubeKernels>::rms_norm_backward(
         dy.into_dispatch(),
         x.into_dispatch(),
         gamma.into_dispatch(),

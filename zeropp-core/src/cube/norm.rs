@@ -5,7 +5,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{Rows, empty, kernel_for, lane_of_unit, row_sum};
+use super::rows::{StridedRows, empty, kernel_for, lane_of_unit, row_sum};
 
 /// With `centered` a layer norm; without, an RMS norm, which has neither means nor beta.
 #[cube(launch_unchecked)]
@@ -127,7 +127,7 @@ pub(super) fn forward(
     beta: Option<CubeTensor>,
     eps: f32,
 ) -> (CubeTensor, CubeTensor, CubeTensor) {
-    let x = Rows::of(x);
+    let x = StridedRows::of(x);
     let gamma = into_contiguous(gamma);
     let centered = beta.is_some();
     let beta = beta.map_or_else(|| gamma.clone(), into_contiguous);
@@ -168,7 +168,7 @@ pub(super) fn backward(
     means: Option<CubeTensor>,
     scales: CubeTensor,
 ) -> CubeTensor {
-    let (dy, x) = (Rows::of(dy), Rows::of(x));
+    let (dy, x) = (StridedRows::of(dy), StridedRows::of(x));
     let (gamma, scales) = (into_contiguous(gamma), into_contiguous(scales));
     let centered = means.is_some();
     let means = means.map_or_else(|| scales.clone(), into_contiguous);

@@ -24,7 +24,7 @@ const LONG: usize = 2048;
 const LOWEST: f32 = f32::MIN;
 
 /// How a kernel on rows is launched.
-pub(super) struct Launch {
+pub(super) struct RowsLaunch {
     pub(super) client: Client,
     pub(super) count: CubeCount,
     /// Lanes of a row, and rows.
@@ -55,7 +55,7 @@ pub(super) fn lane_of_unit() -> (usize, usize, usize) {
 }
 
 /// The sum of `value` over the lanes of a row, or the `largest`, for all of them. Every unit of a
-/// cube must come here. `dim` as in [`Launch`].
+/// cube must come here. `dim` as in [`RowsLaunch`].
 #[cube]
 fn row_fold(value: f32, #[comptime] largest: bool, #[comptime] dim: CubeDim) -> f32 {
     let mut shared = Shared::new_slice(comptime!(dim.num_elems() as usize));
@@ -117,7 +117,7 @@ impl ExpSum {
 }
 
 /// A tensor whose rows lie at a constant distance.
-pub(super) struct Rows {
+pub(super) struct StridedRows {
     pub(super) tensor: CubeTensor,
     /// Number of rows.
     pub(super) n: usize,
@@ -127,7 +127,7 @@ pub(super) struct Rows {
     pub(super) pitch: usize,
 }
 
-impl Rows {
+impl StridedRows {
     /// Copies only what lies otherwise.
     pub(super) fn of(tensor: CubeTensor) -> Self {
         let tensor = if pitch(&tensor).is_some() { tensor } else { into_contiguous(tensor) };
@@ -144,7 +144,7 @@ impl Rows {
     }
 
     /// How a kernel on these rows is launched.
-    pub(super) fn launch(&self) -> Launch {
+    pub(super) fn launch(&self) -> RowsLaunch {
         let client = self.tensor.client.clone();
         let hardware = &client.properties().hardware;
         let most = hardware.max_units_per_cube.min(hardware.max_cube_dim.0);
@@ -154,7 +154,7 @@ impl Rows {
         let dim = CubeDim::new_2d(lanes, units / lanes);
         let units = self.n.div_ceil(dim.y as usize) * dim.num_elems() as usize;
         let count = cubecl::calculate_cube_count_elemwise(&client, units, dim);
-        Launch { client, count, dim }
+        RowsLaunch { client, count, dim }
     }
 }
 

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{ExpSum, Rows, empty, kernel_for, lane_of_unit, row_sum};
+use super::rows::{ExpSum, StridedRows, empty, kernel_for, lane_of_unit, row_sum};
 
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
@@ -59,7 +59,7 @@ pub(super) fn forward(
     scale: f32,
     dtype: DType,
 ) -> (CubeTensor, CubeTensor) {
-    let scores = Rows::of(scores);
+    let scores = StridedRows::of(scores);
     let (rows, keys) = (scores.n, scores.width);
     let p = scores.empty_like(dtype).tensor;
     let shape = p.meta.shape();
@@ -148,7 +148,7 @@ pub(super) fn backward(
     scale: f32,
     dtype: DType,
 ) -> (CubeTensor, CubeTensor) {
-    let (scores, dp) = (Rows::of(scores), Rows::of(dp));
+    let (scores, dp) = (StridedRows::of(scores), StridedRows::of(dp));
     let sums = burn_cubecl::kernel::into_contiguous(sums);
     let (rows, keys) = (scores.n, scores.width);
     let (p, ds) = (scores.empty_like(dtype).tensor, scores.empty_like(dtype).tensor);

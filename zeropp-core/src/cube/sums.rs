@@ -3,7 +3,7 @@
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::Rows;
+use super::rows::StridedRows;
 
 #[cube(launch_unchecked)]
 fn add_kernel(
@@ -28,7 +28,7 @@ fn add_kernel(
 pub(super) fn add_first_rows(sum: CubeTensor, part: CubeTensor) -> CubeTensor {
     let sum = burn_cubecl::kernel::into_contiguous(sum);
     let sum = if sum.can_mut() { sum } else { sum.copy() };
-    let part = Rows::of(part);
+    let part = StridedRows::of(part);
     let (rows, all_rows) = (part.tensor.meta.shape()[1], sum.meta.shape()[1]);
     let elements = part.n * part.width;
     let client = sum.client.clone();

@@ -9,7 +9,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{Rows, empty};
+use super::rows::{StridedRows, empty};
 
 /// For each of `n` tokens the next one with its id, `n` where there is none; then for each whether
 /// one with its id came before, 1 or 0.
@@ -73,7 +73,7 @@ fn token_rows_kernel<F: Float, I: Int>(
 pub(super) fn add(sum: CubeTensor, ids: CubeTensor, rows: CubeTensor) -> CubeTensor {
     let sum = into_contiguous(sum);
     let sum = if sum.can_mut() { sum } else { sum.copy() };
-    let (ids, rows) = (into_contiguous(ids), Rows::of(rows));
+    let (ids, rows) = (into_contiguous(ids), StridedRows::of(rows));
     let (n, height) = (rows.n, sum.meta.num_elements() / rows.width.max(1));
     let chains = empty(&sum, Shape::new([2 * n]), DType::U32);
     let client = sum.client.clone();

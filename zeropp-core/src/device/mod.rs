@@ -38,7 +38,7 @@ impl Devices {
             DeviceKind::Cpu => vec![Device::flex()],
             #[cfg(feature = "cuda")]
             DeviceKind::Cuda => {
-                let count = preflight::check(&preflight::Places::default())
+                let count = preflight::check(&preflight::SearchPaths::default())
                     .map_err(|missing| unusable(kind, missing.problem, missing.help))?;
                 (0..count).map(Device::cuda).collect()
             }
@@ -98,7 +98,7 @@ pub fn gpus(kind: DeviceKind) -> &'static [Gpu] {
         #[cfg(feature = "cuda")]
         DeviceKind::Cuda => {
             static FOUND: std::sync::OnceLock<Vec<Gpu>> = std::sync::OnceLock::new();
-            let find = || preflight::gpus(&preflight::Places::default()).unwrap_or_default();
+            let find = || preflight::gpus(&preflight::SearchPaths::default()).unwrap_or_default();
             FOUND.get_or_init(find)
         }
         _ => &[],

@@ -41,7 +41,7 @@ impl Missing {
 
 /// Where parts are looked for.
 #[derive(Clone, Debug)]
-pub(super) struct Places {
+pub(super) struct SearchPaths {
     /// Folders of libraries in place of those the dynamic loader searches.
     pub(super) libraries: Option<Vec<PathBuf>>,
     /// `CUDA_PATH`.
@@ -50,7 +50,7 @@ pub(super) struct Places {
     pub(super) toolkits: Vec<PathBuf>,
 }
 
-impl Default for Places {
+impl Default for SearchPaths {
     fn default() -> Self {
         Self {
             libraries: None,
@@ -60,7 +60,7 @@ impl Default for Places {
     }
 }
 
-impl Places {
+impl SearchPaths {
     /// The first of `names` that can be opened.
     fn open(&self, names: &[&str]) -> Option<Library> {
         let folders = self.libraries.iter().flatten();
@@ -109,7 +109,7 @@ fn list(folders: &[PathBuf]) -> String {
 ///
 /// # Errors
 /// The first that is missing or does not fit, and where it was looked for.
-pub(super) fn check(places: &Places) -> Result<usize, Missing> {
+pub(super) fn check(places: &SearchPaths) -> Result<usize, Missing> {
     let driver = driver(places)?;
     nvrtc(places, driver.version)?;
     headers(&places.toolkit()?.join("include"))?;
@@ -117,10 +117,10 @@ pub(super) fn check(places: &Places) -> Result<usize, Missing> {
 }
 
 /// Name and memory of each device; none where the driver or a device does not report them.
-pub(super) fn gpus(places: &Places) -> Option<Vec<Gpu>> {
+pub(super) fn gpus(places: &SearchPaths) -> Option<Vec<Gpu>> {
     type OfDevice<T> = unsafe extern "C" fn(*mut T, c_int) -> c_int;
     type TextOf = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
-    let Driver { devices, library, .. } = driver(places).ok()?;
+    let CudaDriver { devices, library, .. } = driver(places).ok()?;
     // SAFETY: the signatures are those of the driver's API.
     let (get, total, name, bus) = unsafe {
         let get = symbol::<OfDevice<c_int>>(&library, c"cuDeviceGet").ok()?;
@@ -169,7 +169,7 @@ fn free(library: &Library, bus: &CStr) -> Option<u64> {
 }
 
 /// NVIDIA's driver, started.
-struct Driver {
+struct CudaDriver {
     /// The newest CUDA version that it knows: 13000 for 13.0.
     version: i32,
     devices: usize,
@@ -177,7 +177,7 @@ struct Driver {
 }
 
 /// Starts the driver.
-fn driver(places: &Places) -> Result<Driver, Missing> {
+fn driver(places: &SearchPaths) -> Result<CudaDriver, Missing> {
     let install = "install NVIDIA's driver, or use cpu";
     let Some(library) = places.open(&DRIVER) else {
         let problem = format!(
@@ -216,7 +216,7 @@ fn driver(places: &Places) -> Result<Driver, Missing> {
         let problem = format!("the NVIDIA driver reports no device{}", visible());
         return Err(Missing::new(problem, "check nvidia-smi, or use cpu"));
     }
-    Ok(Driver { version, devices: count as usize, library })
+    Ok(CudaDriver { version, devices: count as usize, library })
 }
 
 fn dotted(version: i32) -> String {
@@ -224,7 +224,7 @@ fn dotted(version: i32) -> String {
 }
 
 /// A run-time compiler that is new enough for the kernels, not too new for the driver, and whole.
-fn nvrtc(places: &Places, driver: i32) -> Result<(), Missing> {
+fn nvrtc(places: &SearchPaths, driver: i32) -> Result<(), Missing> {
     let help = "put the folder of libnvrtc.so.13 (the toolkit's, or the Python package \
                 nvidia-cuda-nvrtc's) on LD_LIBRARY_PATH";
     let Some(library) = places.open(&NVRTC) else {

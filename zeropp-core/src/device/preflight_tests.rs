@@ -10,13 +10,13 @@ use super::*;
 /// A folder in which a machine is put together part by part.
 struct Machine {
     folder: TempDir,
-    places: Places,
+    places: SearchPaths,
 }
 
 impl Machine {
     fn bare() -> Machine {
         let folder = tempfile::tempdir().unwrap();
-        let places = Places {
+        let places = SearchPaths {
             libraries: Some(vec![folder.path().join("lib")]),
             cuda_path: None,
             toolkits: vec![folder.path().join("toolkit")],

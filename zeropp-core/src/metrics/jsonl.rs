@@ -39,10 +39,10 @@ impl JsonLines {
     /// The line cannot be written.
     pub fn write_header(&mut self, run: &RunHeader) -> io::Result<()> {
         #[derive(Serialize)]
-        struct Line<'a> {
+        struct JsonLine<'a> {
             run: &'a RunHeader,
         }
-        self.line(&Line { run })
+        self.line(&JsonLine { run })
     }
 
     /// Writes one step and hands it to the operating system, so that a run can be watched and
@@ -65,15 +65,15 @@ impl JsonLines {
 /// later, or that has no end.
 fn bytes_up_to(mut lines: impl BufRead, step: u64) -> io::Result<u64> {
     #[derive(Deserialize)]
-    struct Run {
+    struct ResumedRun {
         resumed_step: Option<u64>,
     }
     #[derive(Deserialize)]
-    struct Line {
+    struct JsonLine {
         step: Option<u64>,
-        run: Option<Run>,
+        run: Option<ResumedRun>,
     }
-    let is_later = |line: Line| {
+    let is_later = |line: JsonLine| {
         let resumed = line.run.and_then(|run| run.resumed_step);
         line.step.is_some_and(|n| n > step) || resumed.is_some_and(|n| n >= step)
     };
@@ -200,11 +200,11 @@ mod tests {
             for step in steps {
                 file.write(&StepMetrics { step: *step, ..StepMetrics::default() }).unwrap();
             }
-            let told = |line: &String| match line.starts_with("{\"run\":") {
+            let reported = |line: &String| match line.starts_with("{\"run\":") {
                 true => "run".to_string(),
                 false => field(line, "step"),
             };
-            lines(&path).iter().map(told).collect::<Vec<_>>().join(" ")
+            lines(&path).iter().map(reported).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(write(None, &[1, 2, 3]), "run 1 2 3");
         assert_eq!(write(Some(2), &[]), "run 1 2 run");

@@ -18,7 +18,7 @@ use super::vjp::VjpBackend;
 pub(super) type PullBack = Box<dyn FnOnce(DispatchTensor) -> Vec<Option<DispatchTensor>> + Send>;
 
 /// A recorded tensor: an input of the forward, or the output of an operation.
-struct Entry {
+struct TapeEntry {
     id: NodeId,
     /// Where the operation's inputs stand on the tape.
     inputs: Vec<usize>,
@@ -28,7 +28,7 @@ struct Entry {
 
 /// The operations that a forward has recorded, in their order.
 #[derive(Default)]
-pub(super) struct Tape(Vec<Entry>);
+pub(super) struct Tape(Vec<TapeEntry>);
 
 thread_local! {
     static RECORDING: RefCell<Option<Tape>> = const { RefCell::new(None) };
@@ -53,7 +53,7 @@ pub(super) fn take() -> Tape {
 pub(super) fn begin_with(id: NodeId) {
     RECORDING.with_borrow_mut(|tape| {
         let Tape(entries) = tape.as_mut().expect("a tape was started");
-        entries.push(Entry { id, inputs: Vec::new(), pull: None });
+        entries.push(TapeEntry { id, inputs: Vec::new(), pull: None });
     });
 }
 
@@ -65,7 +65,7 @@ pub(super) fn record(id: NodeId, inputs: &[NodeId], pull: PullBack) {
     RECORDING.with_borrow_mut(|tape| {
         let tape = tape.as_mut().expect("a tape was started");
         let inputs = inputs.iter().map(|id| tape.place(*id)).collect();
-        tape.0.push(Entry { id, inputs, pull: Some(pull) });
+        tape.0.push(TapeEntry { id, inputs, pull: Some(pull) });
     });
 }
 
@@ -85,7 +85,7 @@ impl Tape {
         let mut gradients: Vec<Option<DispatchTensor>> = self.0.iter().map(|_| None).collect();
         *gradients.last_mut().expect("something was recorded") = Some(dy);
         // What a forward begins with comes before its operations, and has no pullback.
-        while let Some(Entry { inputs, pull: Some(pull), .. }) = self.0.pop() {
+        while let Some(TapeEntry { inputs, pull: Some(pull), .. }) = self.0.pop() {
             // What the output does not depend on has no gradient, and is dropped as it is.
             let Some(dy) = gradients.pop().flatten() else { continue };
             for (at, gradient) in inputs.into_iter().zip(pull(dy)) {

@@ -30,12 +30,12 @@ pub struct LayerWeights {
 struct Gathered {
     flat: Tensor<1>,
     frozen: Option<Tensor<1>>,
-    packed: HashMap<(Place, Side), Arc<PackedWeight>>,
+    packed: HashMap<(ParameterIndex, Side), Arc<PackedWeight>>,
 }
 
 /// Which parameter of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Place {
+enum ParameterIndex {
     Trained(usize),
     Frozen(usize),
 }
@@ -118,15 +118,17 @@ impl LayerWeights {
         self.frozen.as_ref()
     }
 
-    fn find(&self, name: &str) -> Option<Place> {
-        let frozen = || self.frozen.as_ref()?.find(name).map(Place::Frozen);
-        self.layout.find(name).map(Place::Trained).or_else(frozen)
+    fn find(&self, name: &str) -> Option<ParameterIndex> {
+        let frozen = || self.frozen.as_ref()?.find(name).map(ParameterIndex::Frozen);
+        self.layout.find(name).map(ParameterIndex::Trained).or_else(frozen)
     }
 
-    fn at(&self, place: Place) -> &ParamPlace {
+    fn at(&self, place: ParameterIndex) -> &ParamPlace {
         match place {
-            Place::Trained(param) => &self.layout.params[param],
-            Place::Frozen(param) => &self.frozen.as_ref().expect("found in it").params[param],
+            ParameterIndex::Trained(param) => &self.layout.params[param],
+            ParameterIndex::Frozen(param) => {
+                &self.frozen.as_ref().expect("found in it").params[param]
+            }
         }
     }
 
@@ -157,7 +159,7 @@ impl LayerWeights {
 #[derive(Clone)]
 pub struct Weight<const D: usize> {
     weights: LayerWeights,
-    place: Place,
+    place: ParameterIndex,
     shape: [usize; D],
 }
 
@@ -170,8 +172,8 @@ impl<const D: usize> Weight<D> {
         let offset = self.weights.at(self.place).offset;
         let n: usize = self.shape.iter().product();
         let buffer = |gathered: &Gathered| match self.place {
-            Place::Trained(_) => Some(gathered.flat.clone()),
-            Place::Frozen(_) => gathered.frozen.clone(),
+            ParameterIndex::Trained(_) => Some(gathered.flat.clone()),
+            ParameterIndex::Frozen(_) => gathered.frozen.clone(),
         };
         let flat = self.weights.gathered.lock().as_ref().and_then(buffer);
         let flat = flat.unwrap_or_else(|| panic!("weights of {} not gathered", self.weights.name));
@@ -215,7 +217,7 @@ impl<const D: usize> Weight<D> {
 
     /// Whether it trains: else it has no gradient, and there is nothing to keep for one.
     pub fn trains(&self) -> bool {
-        matches!(self.place, Place::Trained(_))
+        matches!(self.place, ParameterIndex::Trained(_))
     }
 
     /// Where its gradient goes.
@@ -223,7 +225,7 @@ impl<const D: usize> Weight<D> {
     /// # Panics
     /// Panics for a weight that does not train: an operation asks [`trains`](Self::trains) first.
     pub fn slot(&self) -> ParamSlot {
-        let Place::Trained(param) = self.place else {
+        let ParameterIndex::Trained(param) = self.place else {
             panic!("{} does not train", self.weights.at(self.place).spec.name)
         };
         ParamSlot { layer: self.weights.layer, param }

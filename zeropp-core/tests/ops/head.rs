@@ -181,7 +181,7 @@ fn head_in_bf16_is_close_to_f32() {
 /// A loss cannot be scaled once its gradients are made.
 #[test]
 #[should_panic(expected = "the loss's gradient is 2, but F was made for 0.5")]
-fn another_gradient_than_was_told_is_refused() {
+fn another_gradient_than_was_declared_is_refused() {
     let mut rng = Random(1);
     let p = Params::new(&mut rng, &[("w", &[7, 2])]);
     let (x, targets) = (rng.tensor([1, 2, 2]), rng.ids([1, 2], 7));

@@ -4,7 +4,7 @@ use std::path::Path;
 
 /// A kind of file that is not read as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Foreign {
+pub struct ForeignFile {
     /// Its kind.
     pub what: &'static str,
     /// The way that would work.
@@ -53,13 +53,13 @@ const MAGIC: [(&[u8], &str, &str); 20] = [
 ];
 
 /// Kind of a file that is no text by its name or the bytes it begins with.
-pub fn foreign(path: &Path, first: &[u8]) -> Option<Foreign> {
+pub fn foreign(path: &Path, first: &[u8]) -> Option<ForeignFile> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let by_bytes = MAGIC.iter().find(|(magic, ..)| first.starts_with(magic));
-    let by_bytes = by_bytes.map(|(_, what, help)| Foreign { what, help });
+    let by_bytes = by_bytes.map(|(_, what, help)| ForeignFile { what, help });
     let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
     let by_name = NAMES.iter().find(|(names, ..)| ends(names));
-    by_bytes.or(by_name.map(|(_, what, help)| Foreign { what, help }))
+    by_bytes.or(by_name.map(|(_, what, help)| ForeignFile { what, help }))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ mod whole;
 mod words;
 
 pub use escape::{escaped, escaped_line, excerpt};
-pub use foreign::{Foreign, foreign};
+pub use foreign::{ForeignFile, foreign};
 pub use kept::open_kept;
 pub use map::Mapped;
 pub use output::open_output;

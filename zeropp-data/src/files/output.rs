@@ -1,4 +1,4 @@
-//! Opening files to write, which never waits: a pipe that nobody reads is refused.
+//! Opening files to write, which never waits: a pipe without a reader is refused.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -22,7 +22,7 @@ pub fn open_output(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
             let problem = "it is a pipe (FIFO) that nobody reads; start its reader first";
             io::Error::new(io::ErrorKind::InvalidInput, problem)
         })?;
-        // Only opening is not to wait: whoever reads a pipe slowly is waited for.
+        // Only opening is not to wait: a slow reader of a pipe is waited for.
         let flags = rustix::fs::fcntl_getfl(&file)?;
         rustix::fs::fcntl_setfl(&file, flags - rustix::fs::OFlags::NONBLOCK)?;
         Ok(file)
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_that_nobody_reads_is_refused_at_once() {
+    fn a_pipe_without_a_reader_is_refused_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = fifo(dir.path());
         let begin = Instant::now();

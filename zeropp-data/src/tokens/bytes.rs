@@ -14,55 +14,55 @@ const MAPPED_BYTES_MIN: u64 = 64 << 10;
 
 /// Bytes in one row, in pieces.
 #[derive(Debug)]
-pub(super) struct Bytes {
-    pieces: Vec<Piece>,
+pub(super) struct JoinedBytes {
+    pieces: Vec<ByteSource>,
     /// Where each piece ends; that of the last is the length.
     ends: Vec<usize>,
 }
 
 #[derive(Debug)]
-enum Piece {
+enum ByteSource {
     Static(&'static [u8]),
     Read(Vec<u8>),
     Mapped(Mapped),
 }
 
-impl Piece {
+impl ByteSource {
     fn bytes(&self) -> &[u8] {
         match self {
-            Piece::Static(bytes) => bytes,
-            Piece::Read(bytes) => bytes,
-            Piece::Mapped(bytes) => bytes,
+            ByteSource::Static(bytes) => bytes,
+            ByteSource::Read(bytes) => bytes,
+            ByteSource::Mapped(bytes) => bytes,
         }
     }
 }
 
-impl Bytes {
-    pub(super) fn builtin(bytes: &'static [u8]) -> Bytes {
-        Bytes::new(vec![Piece::Static(bytes)])
+impl JoinedBytes {
+    pub(super) fn builtin(bytes: &'static [u8]) -> JoinedBytes {
+        JoinedBytes::new(vec![ByteSource::Static(bytes)])
     }
 
-    pub(super) fn in_memory(bytes: Vec<u8>) -> Bytes {
-        Bytes::new(vec![Piece::Read(bytes)])
+    pub(super) fn in_memory(bytes: Vec<u8>) -> JoinedBytes {
+        JoinedBytes::new(vec![ByteSource::Read(bytes)])
     }
 
     /// A file, mapped.
-    pub(super) fn file(path: &Path) -> Result<Bytes, DataError> {
+    pub(super) fn file(path: &Path) -> Result<JoinedBytes, DataError> {
         let failed = |source| DataError::Read { path: path.into(), source };
         let file = open_regular(path).map_err(failed)?;
-        Ok(Bytes::new(vec![Piece::Mapped(Mapped::new(&file).map_err(failed)?)]))
+        Ok(JoinedBytes::new(vec![ByteSource::Mapped(Mapped::new(&file).map_err(failed)?)]))
     }
 
     /// A file of text, mapped.
-    pub(super) fn text(path: &Path) -> Result<Bytes, DataError> {
-        let bytes = Bytes::file(path)?;
-        let first = bytes.pieces.first().map_or(&[][..], Piece::bytes);
+    pub(super) fn text(path: &Path) -> Result<JoinedBytes, DataError> {
+        let bytes = JoinedBytes::file(path)?;
+        let first = bytes.pieces.first().map_or(&[][..], ByteSource::bytes);
         check_text(path, first)?;
         Ok(bytes)
     }
 
     /// All files of a folder in the order of their paths, with a line feed after each but the last.
-    pub(super) fn folder(folder: &Path) -> Result<Bytes, DataError> {
+    pub(super) fn folder(folder: &Path) -> Result<JoinedBytes, DataError> {
         let unreadable = |e: WalkError| DataError::Read { path: e.path, source: e.source };
         let files = files_below(folder).map_err(unreadable)?;
         if files.is_empty() {
@@ -82,23 +82,23 @@ impl Bytes {
                 check_text(path, &read[start..])?;
                 continue;
             }
-            pieces.push(Piece::Read(std::mem::take(&mut read)));
+            pieces.push(ByteSource::Read(std::mem::take(&mut read)));
             let mapped = Mapped::new(&file).map_err(failed)?;
             check_text(path, &mapped)?;
-            pieces.push(Piece::Mapped(mapped));
+            pieces.push(ByteSource::Mapped(mapped));
         }
-        pieces.push(Piece::Read(read));
-        Ok(Bytes::new(pieces))
+        pieces.push(ByteSource::Read(read));
+        Ok(JoinedBytes::new(pieces))
     }
 
-    fn new(mut pieces: Vec<Piece>) -> Bytes {
+    fn new(mut pieces: Vec<ByteSource>) -> JoinedBytes {
         pieces.retain(|piece| !piece.bytes().is_empty());
         let mut end = 0;
         let ends = pieces.iter().map(|piece| {
             end += piece.bytes().len();
             end
         });
-        Bytes { ends: ends.collect(), pieces }
+        JoinedBytes { ends: ends.collect(), pieces }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -160,8 +160,8 @@ mod tests {
 
     #[test]
     fn pieces_are_one_row() {
-        let pieces = ["ab", "", "c", "defg"].map(|text| Piece::Read(text.into()));
-        let bytes = Bytes::new(pieces.into());
+        let pieces = ["ab", "", "c", "defg"].map(|text| ByteSource::Read(text.into()));
+        let bytes = JoinedBytes::new(pieces.into());
         assert_eq!(bytes.len(), 7);
         for start in 0..7 {
             for end in start..=7 {
@@ -170,7 +170,7 @@ mod tests {
                 assert_eq!(out, &b"abcdefg"[start..end]);
             }
         }
-        assert_eq!(Bytes::new(Vec::new()).len(), 0);
+        assert_eq!(JoinedBytes::new(Vec::new()).len(), 0);
     }
 
     #[test]
@@ -182,7 +182,7 @@ mod tests {
         for (name, content) in files {
             std::fs::write(dir.path().join(name), content).unwrap();
         }
-        let bytes = Bytes::folder(dir.path()).unwrap();
+        let bytes = JoinedBytes::folder(dir.path()).unwrap();
         assert_eq!(bytes.pieces.len(), 5, "small ones and line feeds together");
         let mut all = vec![0; bytes.len()];
         bytes.read(0, &mut all);
@@ -203,11 +203,11 @@ mod tests {
                 let mut ids = vec![7u16; n];
                 ids[place] = 65_535;
                 let raw: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-                let bytes = Bytes::in_memory([vec![255; 10], raw].concat());
+                let bytes = JoinedBytes::in_memory([vec![255; 10], raw].concat());
                 assert_eq!(bytes.largest_id(10, 2), Some(65_535), "{place} of {n}");
             }
         }
-        assert_eq!(Bytes::in_memory(Vec::new()).largest_id(0, 2), None);
-        assert_eq!(Bytes::in_memory(vec![255; 4]).largest_id(4, 4), None);
+        assert_eq!(JoinedBytes::in_memory(Vec::new()).largest_id(0, 2), None);
+        assert_eq!(JoinedBytes::in_memory(vec![255; 4]).largest_id(4, 4), None);
     }
 }

@@ -7,15 +7,15 @@ use super::DataError;
 use super::fingerprint::Fingerprint;
 use super::megatron;
 use super::sample::Hidden;
-use super::source::Source;
-use super::turns::Turns;
+use super::source::TokenStore;
+use super::turns::SourceTurns;
 use crate::choices::Tokenizer;
 
 /// Tokens of one source or several. Those of files are read as they are asked for.
 #[derive(Clone, Debug)]
 pub struct Dataset {
-    sources: Vec<Source>,
-    turns: Arc<Turns>,
+    sources: Vec<TokenStore>,
+    turns: Arc<SourceTurns>,
     /// Of several sources; worked out when it is first asked for.
     fingerprint: OnceLock<Fingerprint>,
     weights: Vec<f64>,
@@ -33,12 +33,12 @@ pub enum SplitPart {
 impl Dataset {
     /// The built-in text, 47 KB of English prose, as bytes.
     pub fn builtin() -> Dataset {
-        Dataset::of(Source::builtin())
+        Dataset::of(TokenStore::builtin())
     }
 
     /// These bytes as tokens.
     pub fn from_bytes(bytes: Vec<u8>) -> Dataset {
-        Dataset::of(Source::from_bytes(bytes))
+        Dataset::of(TokenStore::from_bytes(bytes))
     }
 
     /// Opens a file, or all files of a folder in the order of the paths inside it. A `.bin` with
@@ -48,7 +48,7 @@ impl Dataset {
     /// # Errors
     /// Data that cannot be read, is neither file nor folder, or is not what the tokenizer reads.
     pub fn open(path: &Path, tokenizer: Tokenizer) -> Result<Dataset, DataError> {
-        Source::open(path, tokenizer).map(Dataset::of)
+        TokenStore::open(path, tokenizer).map(Dataset::of)
     }
 
     /// Whether there is a Megatron index for what [`open`](Self::open) would read at `path`, which
@@ -57,9 +57,14 @@ impl Dataset {
         megatron::pair(path).is_some()
     }
 
-    fn of(source: Source) -> Dataset {
+    fn of(source: TokenStore) -> Dataset {
         let (weights, fingerprint) = (vec![1.0], OnceLock::new());
-        Dataset { sources: vec![source], turns: Arc::new(Turns::new(&[1.0])), fingerprint, weights }
+        Dataset {
+            sources: vec![source],
+            turns: Arc::new(SourceTurns::new(&[1.0])),
+            fingerprint,
+            weights,
+        }
     }
 
     /// Samples of all of these, as many of each as its weight says, in turns that depend on the
@@ -75,7 +80,7 @@ impl Dataset {
             weights.extend(data.weights.iter().map(|w| w / total * weight));
             sources.extend(data.sources);
         }
-        let turns = Arc::new(Turns::new(&weights));
+        let turns = Arc::new(SourceTurns::new(&weights));
         Dataset { sources, turns, fingerprint: OnceLock::new(), weights }
     }
 
@@ -85,7 +90,7 @@ impl Dataset {
     /// # Panics
     /// Panics where both shares are 0.
     pub fn split(self, training: u64, validation: u64, part: SplitPart) -> Dataset {
-        let cut = |source: Source| {
+        let cut = |source: TokenStore| {
             let len = source.len();
             let whole = u128::from(training) + u128::from(validation);
             let share = (len as u128 * u128::from(training) / whole) as usize;
@@ -113,7 +118,7 @@ impl Dataset {
 
     /// Whether all its tokens are bytes of text.
     pub fn is_bytes(&self) -> bool {
-        self.sources.iter().all(Source::is_bytes)
+        self.sources.iter().all(TokenStore::is_bytes)
     }
 
     /// A source of bytes and one of token ids, where there are both: no model knows what both are.
@@ -124,17 +129,17 @@ impl Dataset {
 
     /// Whether all of it says where documents begin.
     pub fn has_documents(&self) -> bool {
-        self.sources.iter().all(Source::has_documents)
+        self.sources.iter().all(TokenStore::has_documents)
     }
 
     /// Whether some of it says which tokens are scored: the others' are all.
     pub fn has_loss_mask(&self) -> bool {
-        self.sources.iter().any(Source::has_loss_mask)
+        self.sources.iter().any(TokenStore::has_loss_mask)
     }
 
     /// Number of tokens.
     pub fn len(&self) -> usize {
-        self.sources.iter().map(Source::len).sum()
+        self.sources.iter().map(TokenStore::len).sum()
     }
 
     /// Whether there are no tokens.
@@ -145,13 +150,13 @@ impl Dataset {
     /// Number of token ids: what was given, else 256 for bytes and one more than the largest in a
     /// file of ids, all of which is read the first time.
     pub fn vocabulary(&self) -> usize {
-        self.sources.iter().map(Source::vocabulary).max().unwrap_or(0)
+        self.sources.iter().map(TokenStore::vocabulary).max().unwrap_or(0)
     }
 
     /// Where the data does not look like the tokenizer's: its look, and the setting that would
     /// read it: bytes that may be ids, ids that may be wider.
     pub fn doubt(&self) -> Option<String> {
-        self.sources.iter().find_map(Source::doubt)
+        self.sources.iter().find_map(TokenStore::doubt)
     }
 
     /// Files beside its files of ids that a run uses, in words.
@@ -184,7 +189,7 @@ impl Dataset {
         match self.sources.as_slice() {
             [one] => one.fingerprint(),
             sources => self.fingerprint.get_or_init(|| {
-                Fingerprint::joined(sources.iter().map(Source::fingerprint).zip(&self.weights))
+                Fingerprint::joined(sources.iter().map(TokenStore::fingerprint).zip(&self.weights))
             }),
         }
     }
@@ -200,7 +205,7 @@ impl Dataset {
     /// Whole samples of `seq` tokens, read one after another from the start of each source in its
     /// turns, before a token comes again.
     pub fn samples(&self, seq: usize) -> usize {
-        let whole = |source: &Source| source.len().saturating_sub(1) / seq.max(1);
+        let whole = |source: &TokenStore| source.len().saturating_sub(1) / seq.max(1);
         if let [one] = self.sources.as_slice() {
             return whole(one);
         }
@@ -228,7 +233,7 @@ impl Dataset {
     }
 
     /// The sources, in their order.
-    pub(super) fn sources(&self) -> &[Source] {
+    pub(super) fn sources(&self) -> &[TokenStore] {
         &self.sources
     }
 }

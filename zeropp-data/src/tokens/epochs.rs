@@ -16,12 +16,12 @@ pub(super) struct Epochs<'a> {
     len: usize,
     epoch: u64,
     /// How the epoch was cut so far, the coarsest first; not empty once samples were taken.
-    cuts: Vec<Cut>,
+    cuts: Vec<EpochSamples>,
 }
 
 /// Samples of one length that an epoch, or what was left of it, was cut into.
 #[derive(Clone, Copy, Debug)]
-struct Cut {
+struct EpochSamples {
     /// Tokens of a sample.
     seq: usize,
     /// How many samples there are.
@@ -53,7 +53,7 @@ impl<'a> Epochs<'a> {
         }
         let (n, places) = (n - left, self.places(seq));
         self.epoch += 1 + (n / places) as u64;
-        self.cuts = vec![Cut { seq, samples: places, taken: n % places }];
+        self.cuts = vec![EpochSamples { seq, samples: places, taken: n % places }];
     }
 
     fn cut(&mut self, seq: usize) {
@@ -64,10 +64,10 @@ impl<'a> Epochs<'a> {
         let samples =
             begun.map_or(0, |last| (last.samples - last.taken) * last.seq as u128 / seq as u128);
         if samples > 0 {
-            self.cuts.push(Cut { seq, samples, taken: 0 });
+            self.cuts.push(EpochSamples { seq, samples, taken: 0 });
         } else {
             self.epoch += u64::from(begun.is_some());
-            self.cuts = vec![Cut { seq, samples: self.places(seq), taken: 0 }];
+            self.cuts = vec![EpochSamples { seq, samples: self.places(seq), taken: 0 }];
         }
     }
 
@@ -83,7 +83,7 @@ impl<'a> Epochs<'a> {
     /// Adds where `tokens` of sample `at` of a cut are. What is left over at the end of an epoch is
     /// cut off at a place that moves, so that no token is always left out.
     fn find(&self, cut: usize, at: u128, tokens: Range<usize>, parts: &mut Vec<Range<usize>>) {
-        let Cut { seq, samples, .. } = self.cuts[cut];
+        let EpochSamples { seq, samples, .. } = self.cuts[cut];
         let at_random = permuted(self.key, self.epoch, at as u64, samples as u64);
         let Some(coarse) = cut.checked_sub(1) else {
             let left_over = self.len - 1 - samples as usize * seq;
@@ -97,7 +97,7 @@ impl<'a> Epochs<'a> {
             return;
         };
         // In tokens of what was left before this cut.
-        let Cut { seq: size, taken, .. } = self.cuts[coarse];
+        let EpochSamples { seq: size, taken, .. } = self.cuts[coarse];
         let first = u128::from(at_random) * seq as u128;
         let (mut now, end) = (first + tokens.start as u128, first + tokens.end as u128);
         while now < end {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::bytes::Bytes;
+use super::bytes::JoinedBytes;
 
 /// Places that are looked at, evenly spread from the first byte to the last.
 const SAMPLES: usize = 64;
@@ -23,7 +23,7 @@ pub struct Fingerprint {
 
 impl Fingerprint {
     /// Of the bytes after `header`.
-    pub(super) fn new(data: &Bytes, header: usize) -> Fingerprint {
+    pub(super) fn new(data: &JoinedBytes, header: usize) -> Fingerprint {
         let bytes = data.len() - header;
         let mut hasher = blake3::Hasher::new();
         sampled(&mut hasher, bytes, |start, sample| data.read(header + start, sample));
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     fn fingerprint(bytes: Vec<u8>) -> Fingerprint {
-        Fingerprint::new(&Bytes::in_memory(bytes), 0)
+        Fingerprint::new(&JoinedBytes::in_memory(bytes), 0)
     }
 
     #[test]
@@ -129,7 +129,7 @@ mod tests {
             other[at] = 4;
             assert_ne!(fingerprint(other), whole);
         }
-        let behind = Bytes::in_memory([vec![9; 10], data].concat());
+        let behind = JoinedBytes::in_memory([vec![9; 10], data].concat());
         assert_eq!(Fingerprint::new(&behind, 10), whole);
     }
 }

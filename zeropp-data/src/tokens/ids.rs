@@ -1,6 +1,6 @@
 //! Files of token ids: how wide an id is, what llm.c writes before them, the largest of them.
 
-use super::bytes::Bytes;
+use super::bytes::JoinedBytes;
 use crate::choices::Tokenizer;
 
 /// llm.c's header: 256 little-endian i32, {magic, version, tokens, 0…}.
@@ -21,7 +21,7 @@ pub(super) fn token_bytes(tokenizer: Tokenizer) -> usize {
 }
 
 /// The i-th number of a header.
-fn number(bytes: &Bytes, i: usize) -> Option<i32> {
+fn number(bytes: &JoinedBytes, i: usize) -> Option<i32> {
     let mut raw = [0; 4];
     (bytes.len() >= 4 * i + 4).then(|| {
         bytes.read(4 * i, &mut raw);
@@ -34,7 +34,7 @@ fn number(bytes: &Bytes, i: usize) -> Option<i32> {
 ///
 /// # Errors
 /// A file that is not whole, or holds ids of another width.
-pub(super) fn header_bytes(bytes: &Bytes, tokenizer: Tokenizer) -> Result<usize, String> {
+pub(super) fn header_bytes(bytes: &JoinedBytes, tokenizer: Tokenizer) -> Result<usize, String> {
     let first = number(bytes, 0);
     let Some((_, version, holds)) = LLM_C.into_iter().find(|known| first == Some(known.0)) else {
         let (width, len) = (token_bytes(tokenizer), bytes.len());
@@ -66,7 +66,7 @@ pub(super) fn header_bytes(bytes: &Bytes, tokenizer: Tokenizer) -> Result<usize,
 }
 
 /// A reason in the beginning of the data against `tokenizer`, and the one that would read it.
-pub(super) fn doubt(bytes: &Bytes, header: usize, tokenizer: Tokenizer) -> Option<String> {
+pub(super) fn doubt(bytes: &JoinedBytes, header: usize, tokenizer: Tokenizer) -> Option<String> {
     let mut probe = vec![0; PROBE_BYTES.min(bytes.len() - header)];
     bytes.read(header, &mut probe);
     match tokenizer {
@@ -107,18 +107,20 @@ fn ends_in_zero_u16(probe: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn of(ids: &[u32], width: usize) -> Bytes {
-        Bytes::in_memory(ids.iter().flat_map(|id| id.to_le_bytes()[..width].to_vec()).collect())
+    fn of(ids: &[u32], width: usize) -> JoinedBytes {
+        JoinedBytes::in_memory(
+            ids.iter().flat_map(|id| id.to_le_bytes()[..width].to_vec()).collect(),
+        )
     }
 
     #[test]
     fn other_token_formats_are_named_with_their_setting() {
         let ids: Vec<u32> = (0..1000).map(|i| i * 37 % 50_257).collect();
-        let tokenizer = |bytes: &Bytes, read_as| {
+        let tokenizer = |bytes: &JoinedBytes, read_as| {
             let said = doubt(bytes, 0, read_as)?;
             Some(said.split("tokenizer = ").nth(1)?.to_owned())
         };
-        let text = Bytes::in_memory("text, ünïcode and code\n".repeat(100).into_bytes());
+        let text = JoinedBytes::in_memory("text, ünïcode and code\n".repeat(100).into_bytes());
         let (u16s, u32s) = (of(&ids, 2), of(&ids, 4));
         assert_eq!(tokenizer(&text, Tokenizer::Bytes), None);
         assert_eq!(tokenizer(&u32s, Tokenizer::Bytes).as_deref(), Some("u32"));

@@ -16,7 +16,7 @@ const ARRAYS: usize = 34;
 
 /// An index that fits its file of ids.
 #[derive(Debug)]
-pub(super) struct Index {
+pub(super) struct MegatronIndex {
     map: Mapped,
     sequences: usize,
     documents: usize,
@@ -41,22 +41,22 @@ pub(super) fn pair(path: &Path) -> Option<(PathBuf, PathBuf)> {
     is_named(&index).then_some((bin, index))
 }
 
-impl Index {
+impl MegatronIndex {
     /// Opens the index and holds it against `bin_bytes`, the size of its file of ids. Looks at
     /// every number in it once.
-    pub(super) fn open(path: &Path, bin_bytes: usize) -> Result<Index, DataError> {
+    pub(super) fn open(path: &Path, bin_bytes: usize) -> Result<MegatronIndex, DataError> {
         let malformed = |problem| DataError::Malformed { path: path.into(), problem };
         let opened = open_regular(path).and_then(|file| Mapped::new(&file));
         let map = opened.map_err(|e| {
             let help = "restore it, or remove it to read the .bin without it";
             malformed(format!("the index cannot be read ({e}); {help}"))
         })?;
-        let index = Index::header(map).map_err(malformed)?;
+        let index = MegatronIndex::header(map).map_err(malformed)?;
         index.check(bin_bytes).map_err(malformed)?;
         Ok(index)
     }
 
-    fn header(map: Mapped) -> Result<Index, String> {
+    fn header(map: Mapped) -> Result<MegatronIndex, String> {
         if map.len() < ARRAYS || !map.starts_with(MAGIC) {
             return Err("it is not a Megatron index, which the .idx beside a .bin must be".into());
         }
@@ -86,7 +86,7 @@ impl Index {
             ));
         }
         let (sequences, documents) = (sequences as usize, documents as usize);
-        Ok(Index { map, sequences, documents, tokenizer })
+        Ok(MegatronIndex { map, sequences, documents, tokenizer })
     }
 
     /// Sequences follow each other without a gap and fill the file; documents go up.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::epochs::Epochs;
 use super::position::{Position, Stretch};
 use super::sample::{Hidden, Sample};
-use super::source::Source;
+use super::source::TokenStore;
 use crate::choices::Order;
 use crate::rng::Rng;
 use crate::tokens::{DataError, Dataset};
@@ -140,7 +140,7 @@ impl Sampler {
         data: &'a Dataset,
         step: u64,
         index: usize,
-    ) -> (&'a Source, Vec<Range<usize>>) {
+    ) -> (&'a TokenStore, Vec<Range<usize>>) {
         let (at, i) = data.turn(self.number(step, index));
         let source = &data.sources()[at];
         let len = source.len();
@@ -204,7 +204,7 @@ impl Sampler {
 
 /// Which of the `len` tokens from `start` on are the first of a document; after the last comes the
 /// first.
-fn starts(source: &Source, start: usize, len: usize) -> Vec<usize> {
+fn starts(source: &TokenStore, start: usize, len: usize) -> Vec<usize> {
     let before_the_end = len.min(source.len() - start);
     let mut starts = source.document_starts(start, before_the_end);
     let again = source.document_starts(0, len - before_the_end);

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use super::DataError;
-use super::bytes::{Bytes, id};
+use super::bytes::{JoinedBytes, id};
 use super::fingerprint::Fingerprint;
 use super::ids;
 use super::loss_mask::{self, LossMask};
-use super::megatron::{self, Index};
+use super::megatron::{self, MegatronIndex};
 use super::sample::Hidden;
 use crate::choices::Tokenizer;
 
@@ -18,10 +18,10 @@ static BUILTIN: &[u8] = include_bytes!("builtin.txt");
 
 /// Tokens in one row. Those of files are read as they are asked for.
 #[derive(Clone, Debug)]
-pub(super) struct Source {
-    bytes: Arc<Bytes>,
+pub(super) struct TokenStore {
+    bytes: Arc<JoinedBytes>,
     /// Where the documents begin, where that is known.
-    index: Option<Arc<Index>>,
+    index: Option<Arc<MegatronIndex>>,
     /// Which tokens are scored, where not all are.
     mask: Option<Arc<LossMask>>,
     /// Bytes before the first token.
@@ -36,19 +36,19 @@ pub(super) struct Source {
     fingerprint: OnceLock<Fingerprint>,
 }
 
-impl Source {
+impl TokenStore {
     /// The built-in text, 47 KB of English prose, as bytes.
-    pub(super) fn builtin() -> Source {
-        Source::of(Bytes::builtin(BUILTIN), "the built-in text".into())
+    pub(super) fn builtin() -> TokenStore {
+        TokenStore::of(JoinedBytes::builtin(BUILTIN), "the built-in text".into())
     }
 
     /// These bytes as tokens.
-    pub(super) fn from_bytes(bytes: Vec<u8>) -> Source {
-        Source::of(Bytes::in_memory(bytes), "bytes in memory".into())
+    pub(super) fn from_bytes(bytes: Vec<u8>) -> TokenStore {
+        TokenStore::of(JoinedBytes::in_memory(bytes), "bytes in memory".into())
     }
 
-    fn of(bytes: Bytes, origin: String) -> Source {
-        Source {
+    fn of(bytes: JoinedBytes, origin: String) -> TokenStore {
+        TokenStore {
             used: (0, bytes.len()),
             bytes: Arc::new(bytes),
             index: None,
@@ -67,17 +67,18 @@ impl Source {
     ///
     /// # Errors
     /// Data that cannot be read, is neither file nor folder, or is not what the tokenizer reads.
-    pub(super) fn open(path: &Path, tokenizer: Tokenizer) -> Result<Source, DataError> {
+    pub(super) fn open(path: &Path, tokenizer: Tokenizer) -> Result<TokenStore, DataError> {
         if let Some((bin, index)) = megatron::pair(path) {
-            return Source::indexed(&bin, &index, tokenizer);
+            return TokenStore::indexed(&bin, &index, tokenizer);
         }
         let read_error = |source| DataError::Read { path: path.into(), source };
         let is_folder = fs::metadata(path).map_err(read_error)?.is_dir();
         let origin = path.display().to_string();
         match tokenizer {
             Tokenizer::Bytes => {
-                let bytes = if is_folder { Bytes::folder(path)? } else { Bytes::text(path)? };
-                Ok(Source::of(bytes, origin))
+                let bytes =
+                    if is_folder { JoinedBytes::folder(path)? } else { JoinedBytes::text(path)? };
+                Ok(TokenStore::of(bytes, origin))
             }
             Tokenizer::U16 | Tokenizer::U32 => {
                 let malformed =
@@ -87,30 +88,30 @@ impl Source {
                         "is a folder; tokenizer = {tokenizer} reads one .bin file"
                     )));
                 }
-                let bytes = Bytes::file(path)?;
+                let bytes = JoinedBytes::file(path)?;
                 let header = ids::header_bytes(&bytes, tokenizer).map_err(malformed)?;
                 let vocabulary = OnceLock::new();
                 let used = (0, (bytes.len() - header) / ids::token_bytes(tokenizer));
-                let mask = Source::mask_beside(path, used.1)?;
-                let of = Source::of(bytes, origin);
-                Ok(Source { header, tokenizer, vocabulary, used, mask, ..of })
+                let mask = TokenStore::mask_beside(path, used.1)?;
+                let of = TokenStore::of(bytes, origin);
+                Ok(TokenStore { header, tokenizer, vocabulary, used, mask, ..of })
             }
         }
     }
 
     /// A file of ids with Megatron's index, which knows what they are.
-    fn indexed(bin: &Path, index: &Path, tokenizer: Tokenizer) -> Result<Source, DataError> {
-        let bytes = Bytes::file(bin)?;
-        let index = Index::open(index, bytes.len())?;
+    fn indexed(bin: &Path, index: &Path, tokenizer: Tokenizer) -> Result<TokenStore, DataError> {
+        let bytes = JoinedBytes::file(bin)?;
+        let index = MegatronIndex::open(index, bytes.len())?;
         let known = index.tokenizer;
         if tokenizer != Tokenizer::Bytes && tokenizer != known {
             let problem = format!("its index says tokenizer = {known}; leave {tokenizer} out");
             return Err(DataError::Malformed { path: bin.into(), problem });
         }
         let (used, vocabulary) = ((0, bytes.len() / ids::token_bytes(known)), OnceLock::new());
-        let (index, mask) = (Some(Arc::new(index)), Source::mask_beside(bin, used.1)?);
-        let of = Source::of(bytes, bin.display().to_string());
-        Ok(Source { index, mask, tokenizer: known, vocabulary, used, ..of })
+        let (index, mask) = (Some(Arc::new(index)), TokenStore::mask_beside(bin, used.1)?);
+        let of = TokenStore::of(bytes, bin.display().to_string());
+        Ok(TokenStore { index, mask, tokenizer: known, vocabulary, used, ..of })
     }
 
     /// Which of the tokens of a file of ids are scored, where a file beside it says so.
@@ -120,8 +121,8 @@ impl Source {
     }
 
     /// The tokens `first..first + len` of these alone.
-    pub(super) fn part(self, first: usize, len: usize) -> Source {
-        Source { used: (self.used.0 + first, len), fingerprint: OnceLock::new(), ..self }
+    pub(super) fn part(self, first: usize, len: usize) -> TokenStore {
+        TokenStore { used: (self.used.0 + first, len), fingerprint: OnceLock::new(), ..self }
     }
 
     /// Where a cut at token `at` is moved to, so that it lies between two documents: where the last
@@ -221,8 +222,8 @@ impl Source {
 
     /// The same data, whose ids have to be below `vocabulary`: looked at as they are read, so that
     /// a file of ids need not be searched for its largest.
-    pub(super) fn with_vocabulary(self, vocabulary: usize) -> Source {
-        Source { vocabulary: OnceLock::from(vocabulary), ..self }
+    pub(super) fn with_vocabulary(self, vocabulary: usize) -> TokenStore {
+        TokenStore { vocabulary: OnceLock::from(vocabulary), ..self }
     }
 
     /// Number of token ids: what was given, else 256 for bytes and one more than the largest in a
@@ -325,13 +326,13 @@ mod tests {
         dir
     }
 
-    fn all(data: &Source) -> Vec<u32> {
+    fn all(data: &TokenStore) -> Vec<u32> {
         data.tokens(0, data.len()).unwrap()
     }
 
     #[test]
     fn the_built_in_text_stays_as_it_is() {
-        let data = Source::builtin();
+        let data = TokenStore::builtin();
         let text: Vec<u8> = all(&data).iter().map(|t| *t as u8).collect();
         let digest = blake3::hash(&text).to_hex();
         assert!(text.is_ascii());
@@ -349,7 +350,7 @@ mod tests {
             (".hidden", b"never"),
             ("c/b", b"\xff"),
         ]);
-        let data = Source::open(dir.path(), Tokenizer::Bytes).unwrap();
+        let data = TokenStore::open(dir.path(), Tokenizer::Bytes).unwrap();
         let expected: Vec<u32> =
             b"first\n\nsecond\nthird\n\xff".iter().map(|b| u32::from(*b)).collect();
         assert_eq!(all(&data), expected);
@@ -382,7 +383,7 @@ mod tests {
             ("version.bin", &header(7, 0, &[])),
             ("cut.bin", &cut),
         ]);
-        let open = |name: &str, tokenizer| Source::open(&dir.path().join(name), tokenizer);
+        let open = |name: &str, tokenizer| TokenStore::open(&dir.path().join(name), tokenizer);
         for (name, tokenizer, largest) in [
             ("nano.bin", Tokenizer::U16, 7),
             ("llm.bin", Tokenizer::U16, 7),
@@ -410,7 +411,7 @@ mod tests {
             let error = open(name, tokenizer).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(message), "{error}");
         }
-        let error = Source::open(dir.path(), Tokenizer::U16).unwrap_err().to_string();
+        let error = TokenStore::open(dir.path(), Tokenizer::U16).unwrap_err().to_string();
         assert!(error.contains("is a folder"), "{error}");
     }
 
@@ -429,7 +430,7 @@ mod tests {
             ),
             ("llm.bin", Tokenizer::U16, 50_257, "token id 50257 at byte 1026"),
         ] {
-            let data = Source::open(&dir.path().join(name), tokenizer).unwrap();
+            let data = TokenStore::open(&dir.path().join(name), tokenizer).unwrap();
             let limited = data.clone().with_vocabulary(vocabulary);
             assert_eq!(limited.vocabulary(), vocabulary);
             let error = limited.tokens(0, 3).unwrap_err().to_string();
@@ -462,7 +463,7 @@ mod tests {
         file.write_at(b"found", far as u64).unwrap();
         let (before, start) = (resident_bytes(), std::time::Instant::now());
 
-        let data = Source::open(&path, Tokenizer::Bytes).unwrap();
+        let data = TokenStore::open(&path, Tokenizer::Bytes).unwrap();
         assert_eq!(data.len(), size);
         assert_eq!(data.tokens(far, 5).unwrap(), b"found".map(u32::from));
         assert_eq!(data.tokens(size - 1, 2).unwrap(), [0, 0], "the first token follows the last");
@@ -491,7 +492,7 @@ mod tests {
             [(fifo.as_path(), "a pipe (FIFO)"), (Path::new("/dev/zero"), "a device")]
         {
             for tokenizer in [Tokenizer::Bytes, Tokenizer::U16] {
-                let error = Source::open(path, tokenizer).unwrap_err().to_string();
+                let error = TokenStore::open(path, tokenizer).unwrap_err().to_string();
                 assert!(error.contains(&format!("it is {kind}, not a regular file")), "{error}");
             }
         }
@@ -512,7 +513,7 @@ mod tests {
             ("p", "p: it is a PNG picture"),
             ("texts", "texts/b.csv: it is a table, which is not read as text; write its texts as"),
         ] {
-            let opened = Source::open(&dir.path().join(name), Tokenizer::Bytes);
+            let opened = TokenStore::open(&dir.path().join(name), Tokenizer::Bytes);
             let error = opened.unwrap_err().to_string();
             assert!(error.contains(message), "{error}");
         }
@@ -529,12 +530,12 @@ mod tests {
             ("five", "five: 5 tokens are too short, since seq = 5 needs 6", "a seq of at most 4"),
         ];
         for (name, problem, help) in cases {
-            let opened = Source::open(&dir.path().join(name), Tokenizer::Bytes);
+            let opened = TokenStore::open(&dir.path().join(name), Tokenizer::Bytes);
             let error = opened.and_then(|data| data.require(5)).unwrap_err().to_string();
             assert!(error.starts_with("data = "), "{error}");
             assert!(error.contains(problem) && error.contains(help), "{error}");
         }
-        let five = Source::open(&dir.path().join("five"), Tokenizer::Bytes).unwrap();
+        let five = TokenStore::open(&dir.path().join("five"), Tokenizer::Bytes).unwrap();
         five.require(4).unwrap();
         assert_eq!(five.len(), 5);
     }

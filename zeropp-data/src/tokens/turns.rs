@@ -6,16 +6,16 @@ const PERIOD: usize = 10_000;
 
 /// A row of turns that repeats: as many of each source as its weight says.
 #[derive(Clone, Debug)]
-pub(super) struct Turns {
+pub(super) struct SourceTurns {
     /// Source of each turn, and how many turns it had before in the row.
     row: Vec<(usize, u64)>,
     /// Turns of each source in the row.
     each: Vec<u64>,
 }
 
-impl Turns {
+impl SourceTurns {
     /// Turns for sources of these weights, positive and finite.
-    pub(super) fn new(weights: &[f64]) -> Turns {
+    pub(super) fn new(weights: &[f64]) -> SourceTurns {
         let each = apportioned(weights);
         let period: u64 = each.iter().sum();
         let mut had = vec![0u64; each.len()];
@@ -30,7 +30,7 @@ impl Turns {
             (next, had[next] - 1)
         });
         let row = row.collect();
-        Turns { row, each }
+        SourceTurns { row, each }
     }
 
     /// How many of the first `n` samples of a run are those of `source`.
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(thirds.iter().sum::<u64>(), 10_000);
         assert!(thirds.iter().all(|n| [3333, 3334].contains(n)));
         assert_eq!(apportioned(&[1.0, 1e-9]), [10_000, 1], "none is left out");
-        let turns = Turns::new(&[0.7, 0.3]);
+        let turns = SourceTurns::new(&[0.7, 0.3]);
         let sources: Vec<usize> = (0..10).map(|n| turns.of(n).0).collect();
         assert_eq!(sources, [0, 1, 0, 0, 0, 1, 0, 0, 1, 0], "spread, not in two blocks");
     }
@@ -103,7 +103,7 @@ mod tests {
             weights in prop::collection::vec(1u32..100, 1..6), from in 0u64..50_000,
         ) {
             let weights: Vec<f64> = weights.into_iter().map(f64::from).collect();
-            let turns = Turns::new(&weights);
+            let turns = SourceTurns::new(&weights);
             let total: f64 = weights.iter().sum();
             let mut next: Vec<Option<u128>> = vec![None; weights.len()];
             for n in u128::from(from)..u128::from(from) + 2000 {

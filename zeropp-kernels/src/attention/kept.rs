@@ -3,7 +3,7 @@
 //! Query rows are taken in blocks; a block sees only the keys up to its own end, which saves
 //! close to half of the products. Scores of a block live in a scratch buffer of [block, s].
 
-use super::{Dims, Part};
+use super::{Dims, QkvPart};
 use crate::gemm::{MatMut, MatRef, StoreMode, gemm};
 use crate::math::exp;
 use crate::reduce::sum2;
@@ -17,15 +17,15 @@ const LANES: usize = 16;
 
 /// One query head of one sample.
 #[derive(Clone, Copy)]
-struct Head<'a> {
+struct QueryHead<'a> {
     d: Dims,
     index: usize,
     /// The sample's rows of qkv.
     qkv: &'a [f32],
 }
 
-impl<'a> Head<'a> {
-    fn part(&self, part: Part, from: usize, rows: usize) -> MatRef<'a> {
+impl<'a> QueryHead<'a> {
+    fn part(&self, part: QkvPart, from: usize, rows: usize) -> MatRef<'a> {
         let start = part.start(self.d, self.index, from);
         MatRef::strided(&self.qkv[start..], rows, self.d.d, self.d.width())
     }
@@ -39,7 +39,7 @@ impl<'a> Head<'a> {
     /// after its query.
     fn probabilities(&self, p: &mut [f32], from: usize, to: usize) {
         let s = self.d.s;
-        let (q, k) = (self.part(Part::Query, from, to - from), self.part(Part::Key, 0, to));
+        let (q, k) = (self.part(QkvPart::Query, from, to - from), self.part(QkvPart::Key, 0, to));
         gemm(MatMut::strided(p, to - from, to, s), StoreMode::Set, self.d.scale(), q, k.t());
         simd(
             #[inline(always)]
@@ -65,7 +65,7 @@ impl<'a> Head<'a> {
         let (s, rows) = (self.d.s, to - from);
         let first = to == s && self.index.is_multiple_of(self.d.heads / self.d.groups);
         let store = if first { StoreMode::Set } else { StoreMode::Add };
-        let v = self.part(Part::Value, 0, to);
+        let v = self.part(QkvPart::Value, 0, to);
         let seen = MatRef::strided(p, rows, to, s);
         gemm(dv, store, 1.0, seen.t(), dy);
         gemm(MatMut::strided(ds, rows, to, s), StoreMode::Set, 1.0, dy, v.t());
@@ -79,7 +79,7 @@ impl<'a> Head<'a> {
                 }
             },
         );
-        let (q, k) = (self.part(Part::Query, from, rows), self.part(Part::Key, 0, to));
+        let (q, k) = (self.part(QkvPart::Query, from, rows), self.part(QkvPart::Key, 0, to));
         let ds = MatRef::strided(ds, rows, to, s);
         let scale = self.d.scale();
         gemm(dq, StoreMode::Set, scale, ds, k);
@@ -131,12 +131,12 @@ pub fn attention(qkv: &[f32], d: Dims, keep: Option<&mut Vec<f32>>) -> Vec<f32> 
     let heads = d.heads_of(&mut out).zip(kept_heads).enumerate();
     each_with(heads, scratch, |p, (i, (mut out, mut kept))| {
         let (b, index) = (i / d.heads, i % d.heads);
-        let head = Head { d, index, qkv: &qkv[d.sample(b, d.width())] };
+        let head = QueryHead { d, index, qkv: &qkv[d.sample(b, d.width())] };
         for (from, to) in d.blocks(BLOCK) {
             head.probabilities(p, from, to);
             let seen = MatRef::strided(p, to - from, to, d.s);
             let out = out.part(from..to, 0..d.d);
-            gemm(out, StoreMode::Set, 1.0, seen, head.part(Part::Value, 0, to));
+            gemm(out, StoreMode::Set, 1.0, seen, head.part(QkvPart::Value, 0, to));
             if let Some(kept) = &mut kept {
                 kept.extend_from_slice(&p[..(to - from) * d.s]);
             }
@@ -167,7 +167,7 @@ pub fn attention_backward(dy: &[f32], qkv: &[f32], d: Dims, kept: Option<&[f32]>
             let dy = &dy[d.sample(b, width)];
             for place in 0..share {
                 let index = group * share + place;
-                let head = Head { d, index, qkv: &qkv[d.sample(b, d.width())] };
+                let head = QueryHead { d, index, qkv: &qkv[d.sample(b, d.width())] };
                 for (from, to) in d.blocks(BLOCK).rev() {
                     let p = match kept {
                         Some(kept) => &kept[((b * d.heads + index) * d.s + from) * d.s..],

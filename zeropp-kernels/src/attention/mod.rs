@@ -113,20 +113,20 @@ impl Dims {
 
 /// Which of the three matrices of a head.
 #[derive(Clone, Copy)]
-pub(crate) enum Part {
+pub(crate) enum QkvPart {
     Query,
     Key,
     Value,
 }
 
-impl Part {
+impl QkvPart {
     /// First element of query head `head`'s from row `from` of a sample.
     pub(crate) fn start(self, d: Dims, head: usize, from: usize) -> usize {
         let group = head / (d.heads / d.groups);
         let column = match self {
-            Part::Query => d.query(head),
-            Part::Key => d.key(group),
-            Part::Value => d.value(group),
+            QkvPart::Query => d.query(head),
+            QkvPart::Key => d.key(group),
+            QkvPart::Value => d.value(group),
         };
         from * d.width() + column
     }

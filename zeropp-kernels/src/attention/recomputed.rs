@@ -6,7 +6,7 @@
 
 mod buffers;
 
-use self::buffers::{Block, LANES, Panels};
+use self::buffers::{LANES, Panels, ScoreRows};
 use super::{Dims, Dropped, DroppedHead};
 use crate::mat_mut::MatMut;
 use crate::math::exp;
@@ -26,7 +26,7 @@ fn heads_of(d: Dims, group: usize) -> core::ops::Range<usize> {
 
 /// Rows `from..to` of a matrix with rows of `width` elements, the columns from `column` on.
 #[derive(Clone, Copy)]
-struct Rows<'a> {
+struct MatrixRows<'a> {
     data: &'a [f32],
     width: usize,
     column: usize,
@@ -34,7 +34,7 @@ struct Rows<'a> {
     to: usize,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> MatrixRows<'a> {
     /// The first `d` columns of every row.
     fn iter(self, d: usize) -> impl Iterator<Item = &'a [f32]> {
         (self.from..self.to).map(move |row| &self.data[row * self.width + self.column..][..d])
@@ -44,7 +44,7 @@ impl<'a> Rows<'a> {
 /// Turns the first `n` scores of row `i` of `p` into exp(score − max); the others become zero as
 /// far as products read. Returns the maximum and the sum.
 #[inline(always)]
-fn exponentials(p: &mut Block, i: usize, n: usize) -> (f32, f32) {
+fn exponentials(p: &mut ScoreRows, i: usize, n: usize) -> (f32, f32) {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
     p.hide(i, n, f32::NEG_INFINITY);
     let mut tops = [f32::NEG_INFINITY; LANES];
@@ -62,7 +62,7 @@ fn exponentials(p: &mut Block, i: usize, n: usize) -> (f32, f32) {
 /// Turns the first `n` scores of row `i` of `p` into exp(score − top) and returns their sum; the
 /// others become zero as far as products read.
 #[inline(always)]
-fn exponentials_from(p: &mut Block, i: usize, n: usize, top: f32) -> f32 {
+fn exponentials_from(p: &mut ScoreRows, i: usize, n: usize, top: f32) -> f32 {
     p.hide(i, n, f32::NEG_INFINITY);
     let mut sums = [0.0; LANES];
     for run in p.runs(i, n) {
@@ -79,7 +79,7 @@ fn exponentials_from(p: &mut Block, i: usize, n: usize, top: f32) -> f32 {
 /// `p` into the probabilities, of which it has the exponentials whose sum is `sum`: 1, but for the
 /// rounding of the logarithm that they were made with, which would be in all of them.
 #[inline(always)]
-fn softmax_backward(dp: &mut Block, p: &mut Block, i: usize, n: usize, sum: f32) {
+fn softmax_backward(dp: &mut ScoreRows, p: &mut ScoreRows, i: usize, n: usize, sum: f32) {
     dp.hide(i, n, 0.0);
     let inverse = 1.0 / sum;
     let mut means = [0.0; LANES];
@@ -125,7 +125,7 @@ impl Factors {
     }
 
     /// Multiplies the rows of the queries `from..to` in `p` by them.
-    fn multiply(&self, p: &mut Block, (from, to): (usize, usize)) {
+    fn multiply(&self, p: &mut ScoreRows, (from, to): (usize, usize)) {
         simd(
             #[inline(always)]
             || {
@@ -148,7 +148,13 @@ fn tiles(rows_there: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
 
 /// Scores of the queries `from..` in `left`, for the keys in `panels`: a tile for the keys up to
 /// its last query.
-fn scores(out: &mut Block, left: &Block, panels: &Panels, scale: f32, (from, to): (usize, usize)) {
+fn scores(
+    out: &mut ScoreRows,
+    left: &ScoreRows,
+    panels: &Panels,
+    scale: f32,
+    (from, to): (usize, usize),
+) {
     for panel in 0..to.div_ceil(PANEL) {
         for (first, end) in tiles(to - from).filter(|(_, end)| from + end > panel * PANEL) {
             let (c, stride) = out.tile(first, panel);
@@ -159,7 +165,7 @@ fn scores(out: &mut Block, left: &Block, panels: &Panels, scale: f32, (from, to)
 
 /// `out = scale·p·m` for the queries `from..to` in `p` and the keys in `m`, every tile for the keys
 /// up to its last query.
-fn weighted(out: &mut [f32], p: &Block, m: &Panels, scale: f32, (from, to): (usize, usize)) {
+fn weighted(out: &mut [f32], p: &ScoreRows, m: &Panels, scale: f32, (from, to): (usize, usize)) {
     let stride = m.columns();
     for panel in 0..stride / PANEL {
         for (first, end) in tiles(to - from) {
@@ -171,7 +177,7 @@ fn weighted(out: &mut [f32], p: &Block, m: &Panels, scale: f32, (from, to): (usi
 
 /// `out += scale·pᵀ·m` for the queries `from..to` in `p` and `m`: a tile of keys for the queries
 /// that see its first.
-fn transposed(out: &mut [f32], p: &Block, m: &Panels, scale: f32, (from, to): (usize, usize)) {
+fn transposed(out: &mut [f32], p: &ScoreRows, m: &Panels, scale: f32, (from, to): (usize, usize)) {
     let stride = m.columns();
     for run in (0..to).step_by(RUN) {
         for (first, end) in tiles(RUN.min(to - run)) {
@@ -188,8 +194,8 @@ fn transposed(out: &mut [f32], p: &Block, m: &Panels, scale: f32, (from, to): (u
 /// Scratch of a forward: a block of queries and its scores, and the keys and values of a group.
 struct Forward {
     d: Dims,
-    q: Block,
-    p: Block,
+    q: ScoreRows,
+    p: ScoreRows,
     keys: Panels,
     values: Panels,
     result: Vec<f32>,
@@ -203,8 +209,8 @@ impl Forward {
         Self {
             d,
             factors: Factors::new(d, dropped),
-            q: Block::new(rows, d.d),
-            p: Block::new(rows, d.s),
+            q: ScoreRows::new(rows, d.d),
+            p: ScoreRows::new(rows, d.s),
             keys: Panels::default(),
             values: Panels::default(),
             result: vec![0.0; rows * d.d.next_multiple_of(PANEL)],
@@ -215,7 +221,7 @@ impl Forward {
     /// One block of queries of a head: sets its rows of `out`; their logarithms of sums.
     fn block(
         &mut self,
-        q: Rows<'_>,
+        q: MatrixRows<'_>,
         out: &mut MatMut<'_>,
         sums: &mut [f32],
         dropped: Option<DroppedHead>,
@@ -265,14 +271,14 @@ pub fn attention(qkv: &[f32], d: Dims, dropped: Option<Dropped>) -> (Vec<f32>, V
         |scratch, (i, (out, sums))| {
             let (b, group) = (i / d.groups, i % d.groups);
             let data = &qkv[d.sample(b, width)];
-            let all = |column| Rows { data, width, column, from: 0, to: d.s };
+            let all = |column| MatrixRows { data, width, column, from: 0, to: d.s };
             scratch.keys.of_rows(all(d.key(group)), d.d);
             scratch.values.of_columns(all(d.value(group)), d.d);
             let heads = out.bands(d.d).zip(sums.chunks_mut(d.s));
             for (head, ((_, mut out), sums)) in heads_of(d, group).zip(heads) {
                 let dropped = dropped.map(|dropped| dropped.head(d, b, head));
                 for (from, to) in d.blocks(BLOCK) {
-                    let q = Rows { from, to, ..all(d.query(head)) };
+                    let q = MatrixRows { from, to, ..all(d.query(head)) };
                     scratch.block(q, &mut out, &mut sums[from..to], dropped);
                 }
             }
@@ -285,12 +291,12 @@ pub fn attention(qkv: &[f32], d: Dims, dropped: Option<Dropped>) -> (Vec<f32>, V
 struct Backward {
     d: Dims,
     /// Query and output gradient of a block, to be on the left of products and on the right.
-    q: Block,
-    dy: Block,
+    q: ScoreRows,
+    dy: ScoreRows,
     right_q: Panels,
     right_dy: Panels,
-    p: Block,
-    dp: Block,
+    p: ScoreRows,
+    dp: ScoreRows,
     dq: Vec<f32>,
     keys: Panels,
     values: Panels,
@@ -304,7 +310,7 @@ struct Backward {
 impl Backward {
     fn new(d: Dims, dropped: Option<Dropped>) -> Self {
         let (rows, columns) = (BLOCK.min(d.s), d.d.next_multiple_of(PANEL));
-        let block = |terms| Block::new(rows, terms);
+        let block = |terms| ScoreRows::new(rows, terms);
         Self {
             d,
             q: block(d.d),
@@ -323,7 +329,7 @@ impl Backward {
         }
     }
 
-    fn begin(&mut self, keys: Rows<'_>, values: Rows<'_>) {
+    fn begin(&mut self, keys: MatrixRows<'_>, values: MatrixRows<'_>) {
         let d = self.d.d;
         self.keys.of_rows(keys, d);
         self.right_keys.of_columns(keys, d);
@@ -333,7 +339,13 @@ impl Backward {
     }
 
     /// One block of queries of a head: adds to dk and dv, and sets dq.
-    fn block(&mut self, q: Rows<'_>, dy: Rows<'_>, sums: &[f32], dropped: Option<DroppedHead>) {
+    fn block(
+        &mut self,
+        q: MatrixRows<'_>,
+        dy: MatrixRows<'_>,
+        sums: &[f32],
+        dropped: Option<DroppedHead>,
+    ) {
         let (d, scale) = (self.d.d, self.d.scale());
         let at = (q.from, q.to);
         self.q.copy(q, d);
@@ -392,15 +404,15 @@ pub fn attention_backward(
         |scratch, (i, [dq, mut dk, mut dv])| {
             let (b, group) = (i / d.groups, i % d.groups);
             let data = &qkv[d.sample(b, width)];
-            let all = |column| Rows { data, width, column, from: 0, to: d.s };
+            let all = |column| MatrixRows { data, width, column, from: 0, to: d.s };
             scratch.begin(all(d.key(group)), all(d.value(group)));
             for (head, (_, mut dq)) in heads_of(d, group).zip(dq.bands(d.d)) {
                 let dropped = dropped.map(|dropped| dropped.head(d, b, head));
                 let dy = &dy[d.sample(b, out_width)];
                 let column = d.query(head);
                 for (from, to) in d.blocks(BLOCK) {
-                    let q = Rows { from, to, ..all(column) };
-                    let dy = Rows { data: dy, width: out_width, column, from, to };
+                    let q = MatrixRows { from, to, ..all(column) };
+                    let dy = MatrixRows { data: dy, width: out_width, column, from, to };
                     let sums = &sums[(b * d.heads + head) * d.s..][from..to];
                     scratch.block(q, dy, sums, dropped);
                     let rows = (to - from) * d.d.next_multiple_of(PANEL);

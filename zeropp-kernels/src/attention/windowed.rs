@@ -4,7 +4,7 @@
 //! so that work and scratch follow the window and not the sample. A query leaves the logarithm of
 //! the sum of its exponentials, from which the backward has the probabilities again.
 
-use super::{Dims, Dropped, DroppedHead, Part};
+use super::{Dims, Dropped, DroppedHead, QkvPart};
 use crate::gemm::{MatMut, MatRef, StoreMode, gemm};
 use crate::math::{exp, ln};
 use crate::reduce::{max, sum, sum2};
@@ -21,7 +21,7 @@ pub fn first_key(row: usize, window: usize) -> usize {
 
 /// A block of queries `from..to` of one head of a sample, which see keys from `first` on.
 #[derive(Clone, Copy)]
-struct Block<'a> {
+struct WindowBlock<'a> {
     d: Dims,
     window: usize,
     head: usize,
@@ -32,7 +32,7 @@ struct Block<'a> {
     first: usize,
 }
 
-impl<'a> Block<'a> {
+impl<'a> WindowBlock<'a> {
     fn new(
         (d, window): (Dims, usize),
         head: usize,
@@ -50,16 +50,16 @@ impl<'a> Block<'a> {
         self.to - self.first
     }
 
-    fn part(&self, part: Part, from: usize, to: usize) -> MatRef<'a> {
+    fn part(&self, part: QkvPart, from: usize, to: usize) -> MatRef<'a> {
         let start = part.start(self.d, self.head, from);
         MatRef::strided(&self.qkv[start..], to - from, self.d.d, self.d.width())
     }
 
     fn queries(&self) -> MatRef<'a> {
-        self.part(Part::Query, self.from, self.to)
+        self.part(QkvPart::Query, self.from, self.to)
     }
 
-    fn of_keys(&self, part: Part) -> MatRef<'a> {
+    fn of_keys(&self, part: QkvPart) -> MatRef<'a> {
         self.part(part, self.first, self.to)
     }
 
@@ -78,7 +78,7 @@ impl<'a> Block<'a> {
     /// Scores, scaled, into `p: [rows, keys]`.
     fn scores(&self, p: &mut [f32]) {
         let p = MatMut::new(p, self.rows(), self.keys());
-        gemm(p, StoreMode::Set, self.d.scale(), self.queries(), self.of_keys(Part::Key).t());
+        gemm(p, StoreMode::Set, self.d.scale(), self.queries(), self.of_keys(QkvPart::Key).t());
     }
 
     /// Probabilities into `p`, zero where a query does not see a key; the logarithms of the sums of
@@ -167,7 +167,7 @@ pub fn attention(
         let (b, head) = (i / d.heads, i % d.heads);
         let qkv = &qkv[d.sample(b, d.width())];
         for at in d.blocks(BLOCK) {
-            let block = Block::new((d, window), head, qkv, at);
+            let block = WindowBlock::new((d, window), head, qkv, at);
             let p = &mut p[..block.rows() * block.keys()];
             block.probabilities(p, |log| sums.push(log));
             if let Some(dropped) = dropped {
@@ -177,7 +177,7 @@ pub fn attention(
             }
             let p = MatRef::new(p, block.rows(), block.keys());
             let out = out.part(block.from..block.to, 0..d.d);
-            gemm(out, StoreMode::Set, 1.0, p, block.of_keys(Part::Value));
+            gemm(out, StoreMode::Set, 1.0, p, block.of_keys(QkvPart::Value));
         }
     });
     (out, sums.done())
@@ -203,13 +203,13 @@ pub fn attention_backward(
         let (qkv, dy) = (&qkv[d.sample(b, d.width())], &dy[d.sample(b, out_width)]);
         for (place, at) in (0..share).flat_map(|place| d.blocks(BLOCK).map(move |at| (place, at))) {
             let head = group * share + place;
-            let block = Block::new((d, window), head, qkv, at);
+            let block = WindowBlock::new((d, window), head, qkv, at);
             let (rows, keys) = (block.rows(), block.keys());
             let (p, ds) = (&mut p[..rows * keys], &mut ds[..rows * keys]);
             let dy = &dy[block.from * out_width + head * d.d..];
             let dy = MatRef::strided(dy, rows, d.d, out_width);
             block.scores(p);
-            let v = block.of_keys(Part::Value);
+            let v = block.of_keys(QkvPart::Value);
             gemm(MatMut::new(ds, rows, keys), StoreMode::Set, 1.0, dy, v.t());
             let sums = &sums[(b * d.heads + head) * d.s..][block.from..block.to];
             if let Some(dropped) = dropped {
@@ -227,7 +227,7 @@ pub fn attention_backward(
             gemm(dv, StoreMode::Add, 1.0, p.t(), dy);
             gemm(dk, StoreMode::Add, d.scale(), ds.t(), block.queries());
             let dq = dq.part(block.from..block.to, place * d.d..(place + 1) * d.d);
-            gemm(dq, StoreMode::Set, d.scale(), ds, block.of_keys(Part::Key));
+            gemm(dq, StoreMode::Set, d.scale(), ds, block.of_keys(QkvPart::Key));
         }
     });
     dqkv

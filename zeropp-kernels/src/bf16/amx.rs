@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use half::bf16;
 
 use super::driver::Kernel;
-use super::packed::{BLOCK, COLS, Line, Mat};
+use super::packed::{BLOCK, COLS, CacheLine, Mat};
 use super::transpose;
 
 /// Whether this CPU has the tiles, its system saves them, and this process may use them.
@@ -181,7 +181,7 @@ impl<'a> Kernel<'a> for Tiles<'a> {
         }
     }
 
-    fn tile(&self, row: usize, panels: [&[Line]; 2], c: &mut [f32], stride: usize, add: bool) {
+    fn tile(&self, row: usize, panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool) {
         let (left, left_stride) = match row.checked_sub(self.rows_in_place) {
             None => (&self.in_place.0[row * self.in_place.1..], self.in_place.1),
             Some(row) => (&self.copy[self.start + row * self.copy_stride..], self.copy_stride),
@@ -207,7 +207,7 @@ impl<'a> Kernel<'a> for Tiles<'a> {
 unsafe fn multiply(
     left: *const bf16,
     left_stride: usize,
-    panels: [&[Line]; 2],
+    panels: [&[CacheLine]; 2],
     blocks: usize,
     c: *mut f32,
     stride: usize,

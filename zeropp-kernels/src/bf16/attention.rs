@@ -9,7 +9,7 @@ use super::gemm::{add_product, product_into, product_set};
 use super::isa;
 use super::packed::{Mat, Packed};
 use crate::attention::windowed::first_key;
-use crate::attention::{Dims, Dropped, DroppedHead, Part};
+use crate::attention::{Dims, Dropped, DroppedHead, QkvPart};
 use crate::mat_mut::MatMut;
 use crate::math::{exp, ln};
 use crate::reduce::{max, sum, sum2};
@@ -21,14 +21,14 @@ const BLOCK: usize = 128;
 
 /// The queries of a block: `from..to` of a sample, with rows of `stride` scores.
 #[derive(Clone, Copy)]
-struct Block {
+struct QueryBlock {
     from: usize,
     to: usize,
     stride: usize,
     window: usize,
 }
 
-impl Block {
+impl QueryBlock {
     fn rows(&self) -> usize {
         self.to - self.from
     }
@@ -47,11 +47,11 @@ impl Block {
 }
 
 /// The blocks of queries of a sample.
-fn blocks(s: usize, window: usize) -> impl Iterator<Item = Block> {
+fn blocks(s: usize, window: usize) -> impl Iterator<Item = QueryBlock> {
     let stride = s.next_multiple_of(32);
     (0..s.div_ceil(BLOCK)).map(move |i| {
         let from = i * BLOCK;
-        Block { from, to: s.min(from + BLOCK), stride, window }
+        QueryBlock { from, to: s.min(from + BLOCK), stride, window }
     })
 }
 
@@ -60,7 +60,7 @@ fn part<'a>(
     qkv: &'a [bf16],
     d: Dims,
     b: usize,
-    (part, head): (Part, usize),
+    (part, head): (QkvPart, usize),
     rows: (usize, usize),
 ) -> Mat<'a> {
     let start = b * d.s * d.width() + part.start(d, head, rows.0);
@@ -68,7 +68,7 @@ fn part<'a>(
 }
 
 /// Rows `from..to` of head `head` in `[b, s, heads·d]`.
-fn of_output<'a>(y: &'a [bf16], d: Dims, b: usize, head: usize, block: Block) -> Mat<'a> {
+fn of_output<'a>(y: &'a [bf16], d: Dims, b: usize, head: usize, block: QueryBlock) -> Mat<'a> {
     let start = (b * d.s + block.from) * d.out_width() + head * d.d;
     Mat::strided(&y[start..], block.rows(), d.d, d.out_width())
 }
@@ -136,10 +136,10 @@ pub fn attention_in(
         |scratch, (i, (mut out, mut sums))| {
             let (b, head) = (i / d.heads, i % d.heads);
             let whole = |which| part(qkv, d, b, (which, head), (0, d.s));
-            let keys = Packed::on(isa, whole(Part::Key).t());
-            let values = Packed::on(isa, whole(Part::Value));
+            let keys = Packed::on(isa, whole(QkvPart::Key).t());
+            let values = Packed::on(isa, whole(QkvPart::Value));
             for block in blocks(d.s, window) {
-                let q = part(qkv, d, b, (Part::Query, head), (block.from, block.to));
+                let q = part(qkv, d, b, (QkvPart::Query, head), (block.from, block.to));
                 product_set(&mut scratch.scores, block.stride, q, keys.first(d.d, block.to));
                 softmax(scratch, block, d.scale(), &mut sums);
                 if let Some(dropped) = dropped {
@@ -157,7 +157,12 @@ pub fn attention_in(
 }
 
 /// Probabilities of a block from its scores; the logarithms of the sums go to the end of `sums`.
-fn softmax(scratch: &mut Scratch, block: Block, scale: f32, sums: &mut threads::Part<'_, f32>) {
+fn softmax(
+    scratch: &mut Scratch,
+    block: QueryBlock,
+    scale: f32,
+    sums: &mut threads::FreshPart<'_, f32>,
+) {
     simd(
         #[inline(always)]
         || {
@@ -181,14 +186,14 @@ fn softmax(scratch: &mut Scratch, block: Block, scale: f32, sums: &mut threads::
 }
 
 /// The factors of dropout of a block.
-fn factors(scratch: &mut Scratch, block: Block, of: DroppedHead) {
+fn factors(scratch: &mut Scratch, block: QueryBlock, of: DroppedHead) {
     let at = (block.from, 0);
     of.fill(&mut scratch.factors, block.stride, at, block.rows(), |row| block.seen(row));
 }
 
 /// Sets the probabilities of a block to those of `scores`, which [`softmax`] leaves as exponentials
 /// and [`slopes`] as probabilities, by their factors; rounded once.
-fn drop_probabilities(scratch: &mut Scratch, block: Block, are_exponentials: bool) {
+fn drop_probabilities(scratch: &mut Scratch, block: QueryBlock, are_exponentials: bool) {
     let Scratch { scores, factors, p, .. } = scratch;
     simd(
         #[inline(always)]
@@ -205,7 +210,7 @@ fn drop_probabilities(scratch: &mut Scratch, block: Block, are_exponentials: boo
 }
 
 /// Turns gradients of dropped probabilities into those of the probabilities.
-fn drop_slopes(scratch: &mut Scratch, block: Block) {
+fn drop_slopes(scratch: &mut Scratch, block: QueryBlock) {
     let Scratch { slopes, factors, .. } = scratch;
     simd(
         #[inline(always)]
@@ -244,15 +249,15 @@ pub fn attention_backward_in(
             let share = d.heads / d.groups;
             let first = group * share;
             let whole = |which| part(qkv, d, b, (which, first), (0, d.s));
-            let keys = Packed::on(isa, whole(Part::Key).t());
-            let values = Packed::on(isa, whole(Part::Value).t());
-            let key_rows = Packed::on(isa, whole(Part::Key));
+            let keys = Packed::on(isa, whole(QkvPart::Key).t());
+            let values = Packed::on(isa, whole(QkvPart::Value).t());
+            let key_rows = Packed::on(isa, whole(QkvPart::Key));
             scratch.dk.fill(0.0);
             scratch.dv.fill(0.0);
             let all = |place| blocks(d.s, window).map(move |block| (place, block));
             for (place, block) in (0..share).flat_map(all) {
                 let head = first + place;
-                let q = part(qkv, d, b, (Part::Query, head), (block.from, block.to));
+                let q = part(qkv, d, b, (QkvPart::Query, head), (block.from, block.to));
                 let dy = of_output(dy, d, b, head, block);
                 product_set(&mut scratch.scores, block.stride, q, keys.first(d.d, block.to));
                 product_set(&mut scratch.slopes, block.stride, dy, values.first(d.d, block.to));
@@ -286,7 +291,7 @@ pub fn attention_backward_in(
 }
 
 /// Probabilities of a block again, and the gradients of its unscaled scores.
-fn slopes(scratch: &mut Scratch, block: Block, scale: f32, sums: &[f32]) {
+fn slopes(scratch: &mut Scratch, block: QueryBlock, scale: f32, sums: &[f32]) {
     simd(
         #[inline(always)]
         || {

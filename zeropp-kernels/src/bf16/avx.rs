@@ -4,8 +4,8 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::left::{Chains, check, start};
-use super::packed::{BLOCK, Line, PANEL};
+use super::left::{TileChains, check, start};
+use super::packed::{BLOCK, CacheLine, PANEL};
 
 /// Rounding to nearest, no exception trapped, denormals flushed (FTZ) and read as zeros (DAZ).
 const FLUSHING: u32 = 0x1f80 | 0x8000 | 0x0040;
@@ -168,10 +168,10 @@ unsafe fn chains_256(
 
 pub(super) struct Avx512;
 
-impl Chains for Avx512 {
+impl TileChains for Avx512 {
     const ROWS: usize = TILE_ROWS;
 
-    fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize, add: bool) {
+    fn run(left: &[CacheLine], panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool) {
         let blocks = check::<Self>(left, panels, c, stride);
         let b = panels.map(|panel| panel.as_ptr().cast());
         // SAFETY: packed for this path, so that the CPU has it; the sizes were just checked. The
@@ -185,10 +185,10 @@ impl Chains for Avx512 {
 
 pub(super) struct Avx2;
 
-impl Chains for Avx2 {
+impl TileChains for Avx2 {
     const ROWS: usize = 6;
 
-    fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize, add: bool) {
+    fn run(left: &[CacheLine], panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool) {
         let blocks = check::<Self>(left, panels, c, stride);
         start::<Self>(c, stride, add);
         // SAFETY: as above; here a panel is two vectors of 8.

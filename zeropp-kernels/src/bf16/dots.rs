@@ -11,8 +11,8 @@ use std::sync::OnceLock;
 
 use super::avx::{KEPT_ROWS, TILE_ROWS, flushing, kernel_512};
 use super::convert::flush;
-use super::left::{Chains, check};
-use super::packed::{BLOCK, Line, Mat, PANEL, chain_place};
+use super::left::{TileChains, check};
+use super::packed::{BLOCK, CacheLine, Mat, PANEL, chain_place};
 use super::{scalar, transpose};
 
 /// Lines of a block of K in a panel, and lanes of a row of it.
@@ -75,12 +75,18 @@ fn agrees_on(a: u32, b: u32, c: f32) -> bool {
     got.to_bits() == step(step(flush(c), true), false).to_bits()
 }
 
-impl Chains for Dots {
+impl TileChains for Dots {
     const ROWS: usize = TILE_ROWS;
     const LINES: usize = LINES;
 
     #[inline(always)]
-    fn fill(lines: &mut [Line], a: Mat<'_>, corner: (usize, usize), height: usize, depth: usize) {
+    fn fill(
+        lines: &mut [CacheLine],
+        a: Mat<'_>,
+        corner: (usize, usize),
+        height: usize,
+        depth: usize,
+    ) {
         if depth == BLOCK && height == Self::ROWS {
             let lines = lines[..Self::ROWS].first_chunk_mut().expect("a row each");
             let start = |along, across| &a.data[along * a.stride + across..];
@@ -98,7 +104,7 @@ impl Chains for Dots {
         }
     }
 
-    fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize, add: bool) {
+    fn run(left: &[CacheLine], panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool) {
         let blocks = check::<Self>(left, panels, c, stride);
         let b = panels.map(|panel| panel.as_ptr().cast());
         // SAFETY: packed for this path, so that the CPU has it; the sizes were just checked. The

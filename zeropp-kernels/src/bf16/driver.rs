@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use half::bf16;
 
 use super::convert::down;
-use super::packed::{BLOCK, COLS, Line, Mat, Right};
+use super::packed::{BLOCK, COLS, CacheLine, Mat, Right};
 use crate::simd;
 
 /// Most rows of a tile.
@@ -24,7 +24,7 @@ pub(super) trait Kernel<'a> {
 
     /// `c = rows·panels`, or `c +=` if `add`, for the tile of the loaded rows that begins at `row`;
     /// the rows of `c` are `stride` apart, and there are `ROWS` of them, of 32 columns.
-    fn tile(&self, row: usize, panels: [&[Line]; 2], c: &mut [f32], stride: usize, add: bool);
+    fn tile(&self, row: usize, panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool);
 }
 
 /// Where a product goes: rows `stride` apart.
@@ -68,11 +68,11 @@ impl<'a> Sink<'a> {
 
 /// A tile of results on their way.
 #[repr(C, align(64))]
-struct Scratch([f32; ROWS_MAX * COLS]);
+struct TileScratch([f32; ROWS_MAX * COLS]);
 
 /// A tile's place in the product: its first row and column, and how much of it is inside.
 #[derive(Clone, Copy)]
-struct Place {
+struct TilePlace {
     row: usize,
     col: usize,
     rows: usize,
@@ -84,7 +84,7 @@ pub(super) fn run<'a, K: Kernel<'a>>(mut kernel: K, a: Mat<'a>, b: Right<'_>, mu
     let (_, n) = b.sizes();
     let block = ROWS_BYTES / (b.blocks() * BLOCK * 2).max(1) / K::ROWS * K::ROWS;
     let block = block.clamp(2 * K::ROWS, 8 * ROWS_MAX / K::ROWS * K::ROWS);
-    let mut scratch = Scratch([0.0; ROWS_MAX * COLS]);
+    let mut scratch = TileScratch([0.0; ROWS_MAX * COLS]);
     for from in (0..a.rows).step_by(block) {
         let rows = block.min(a.rows - from);
         kernel.load(a, from, rows);
@@ -92,7 +92,7 @@ pub(super) fn run<'a, K: Kernel<'a>>(mut kernel: K, a: Mat<'a>, b: Right<'_>, mu
             let panels = b.panels(col);
             for row in (0..rows).step_by(K::ROWS) {
                 let (height, cols) = (K::ROWS.min(rows - row), COLS.min(n - col));
-                let place = Place { row: from + row, col, rows: height, cols };
+                let place = TilePlace { row: from + row, col, rows: height, cols };
                 let whole = height == K::ROWS && cols == COLS;
                 match &mut sink {
                     Sink::Floats { c, stride, add } if whole => {
@@ -119,14 +119,14 @@ pub(super) fn run<'a, K: Kernel<'a>>(mut kernel: K, a: Mat<'a>, b: Right<'_>, mu
     }
 }
 
-fn fetch(scratch: &mut Scratch, c: &[f32], stride: usize, place: Place) {
+fn fetch(scratch: &mut TileScratch, c: &[f32], stride: usize, place: TilePlace) {
     for (i, to) in scratch.0.chunks_mut(COLS).enumerate().take(place.rows) {
         let from = (place.row + i) * stride + place.col;
         to[..place.cols].copy_from_slice(&c[from..from + place.cols]);
     }
 }
 
-fn give_floats(scratch: &Scratch, c: &mut [f32], stride: usize, place: Place) {
+fn give_floats(scratch: &TileScratch, c: &mut [f32], stride: usize, place: TilePlace) {
     for (i, from) in scratch.0.chunks(COLS).enumerate().take(place.rows) {
         let to = (place.row + i) * stride + place.col;
         c[to..to + place.cols].copy_from_slice(&from[..place.cols]);
@@ -135,11 +135,11 @@ fn give_floats(scratch: &Scratch, c: &mut [f32], stride: usize, place: Place) {
 
 /// Rounds a tile on its way out. Without a bias nothing is added: −0 stays what it is.
 fn give_halves(
-    scratch: &Scratch,
+    scratch: &TileScratch,
     c: &mut [MaybeUninit<bf16>],
     stride: usize,
     bias: &[f32],
-    place: Place,
+    place: TilePlace,
 ) {
     let bias = (!bias.is_empty()).then(|| &bias[place.col..place.col + place.cols]);
     simd(

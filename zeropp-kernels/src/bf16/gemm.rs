@@ -6,7 +6,7 @@ use half::bf16;
 
 use super::convert::widen;
 use super::driver::{Sink, run};
-use super::left::Rows;
+use super::left::PackedRows;
 use super::packed::{Mat, Right, reach};
 use super::scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
@@ -98,12 +98,12 @@ fn dispatch(a: Mat<'_>, b: Right<'_>, sink: Sink<'_>) {
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => run(amx::Tiles::new(b.blocks()), a, b, sink),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => run(Rows::<dots::Dots>::new(b.blocks()), a, b, sink),
+            Isa::Avx512Bf16 => run(PackedRows::<dots::Dots>::new(b.blocks()), a, b, sink),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => run(Rows::<avx::Avx512>::new(b.blocks()), a, b, sink),
+            Isa::Avx512 => run(PackedRows::<avx::Avx512>::new(b.blocks()), a, b, sink),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => run(Rows::<avx::Avx2>::new(b.blocks()), a, b, sink),
-            _ => run(Rows::<Scalar>::new(b.blocks()), a, b, sink),
+            Isa::Avx2 => run(PackedRows::<avx::Avx2>::new(b.blocks()), a, b, sink),
+            _ => run(PackedRows::<Scalar>::new(b.blocks()), a, b, sink),
         }
     });
 }

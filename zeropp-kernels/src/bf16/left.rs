@@ -6,11 +6,11 @@ use std::marker::PhantomData;
 
 use super::convert::up;
 use super::driver::Kernel;
-use super::packed::{BLOCK, COLS, Line, Mat, ZERO};
+use super::packed::{BLOCK, COLS, CacheLine, Mat, ZERO};
 use crate::simd;
 
 /// The two chains of sums of a tile of rows.
-pub(super) trait Chains {
+pub(super) trait TileChains {
     /// Rows of a tile.
     const ROWS: usize;
     /// Lines of a block of K in a panel. A row of the left factor takes one for each 16 of them.
@@ -22,20 +22,26 @@ pub(super) trait Chains {
     /// `ROW_LINES` lines. Where that is less than `ROWS` or a block, the lines come zeroed, and the
     /// rest of them stays so; otherwise they hold anything, and all are written.
     #[inline(always)]
-    fn fill(lines: &mut [Line], a: Mat<'_>, corner: (usize, usize), height: usize, depth: usize) {
+    fn fill(
+        lines: &mut [CacheLine],
+        a: Mat<'_>,
+        corner: (usize, usize),
+        height: usize,
+        depth: usize,
+    ) {
         fill_floats(lines, a, corner, height, depth);
     }
 
     /// `c = left·panels`, or `c +=` if `add`, for [`COLS`](super::packed::COLS) columns; `left`
     /// holds `ROWS` rows of 32 elements a block of K, `c` rows `stride` apart.
-    fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize, add: bool);
+    fn run(left: &[CacheLine], panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool);
 }
 
 /// Checks what the kernels rely on; the number of blocks.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn check<C: Chains>(
-    left: &[Line],
-    panels: [&[Line]; 2],
+pub(super) fn check<C: TileChains>(
+    left: &[CacheLine],
+    panels: [&[CacheLine]; 2],
     c: &[f32],
     stride: usize,
 ) -> usize {
@@ -47,25 +53,25 @@ pub(super) fn check<C: Chains>(
 }
 
 /// Prepares `c` for a path that adds each block to it.
-pub(super) fn start<C: Chains>(c: &mut [f32], stride: usize, add: bool) {
+pub(super) fn start<C: TileChains>(c: &mut [f32], stride: usize, add: bool) {
     if !add {
         c.chunks_mut(stride).take(C::ROWS).for_each(|row| row[..COLS].fill(0.0));
     }
 }
 
 thread_local! {
-    static SPARE: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+    static SPARE: Cell<Vec<CacheLine>> = const { Cell::new(Vec::new()) };
 }
 
 /// Rows of a left factor: tile, block of K, row, 32 elements. The memory goes back to the thread
 /// for the next product.
-pub(super) struct Rows<C> {
-    lines: Vec<Line>,
+pub(super) struct PackedRows<C> {
+    lines: Vec<CacheLine>,
     tile_lines: usize,
     chains: PhantomData<C>,
 }
 
-impl<C: Chains> Rows<C> {
+impl<C: TileChains> PackedRows<C> {
     /// Rows of `blocks` blocks of K.
     pub(super) fn new(blocks: usize) -> Self {
         let tile_lines = blocks * C::ROWS * C::ROW_LINES;
@@ -73,13 +79,13 @@ impl<C: Chains> Rows<C> {
     }
 }
 
-impl<C> Drop for Rows<C> {
+impl<C> Drop for PackedRows<C> {
     fn drop(&mut self) {
         SPARE.set(std::mem::take(&mut self.lines));
     }
 }
 
-impl<C: Chains> Kernel<'_> for Rows<C> {
+impl<C: TileChains> Kernel<'_> for PackedRows<C> {
     const ROWS: usize = C::ROWS;
 
     fn load(&mut self, a: Mat<'_>, from: usize, rows: usize) {
@@ -108,7 +114,7 @@ impl<C: Chains> Kernel<'_> for Rows<C> {
         );
     }
 
-    fn tile(&self, row: usize, panels: [&[Line]; 2], c: &mut [f32], stride: usize, add: bool) {
+    fn tile(&self, row: usize, panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool) {
         let first = row / C::ROWS * self.tile_lines;
         C::run(&self.lines[first..first + self.tile_lines], panels, c, stride, add);
     }
@@ -117,7 +123,7 @@ impl<C: Chains> Kernel<'_> for Rows<C> {
 /// `height` rows and `depth` columns of `a`, from `corner` on, into rows of two lines in fp32.
 #[inline(always)]
 fn fill_floats(
-    lines: &mut [Line],
+    lines: &mut [CacheLine],
     a: Mat<'_>,
     corner: (usize, usize),
     height: usize,

@@ -85,16 +85,16 @@ pub(super) fn reach(rows: usize, cols: usize, stride: usize) -> usize {
 /// the lower k is in the lower half, for chains in the upper one.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-pub(super) struct Line(pub(super) [u32; 16]);
+pub(super) struct CacheLine(pub(super) [u32; 16]);
 
-pub(super) const ZERO: Line = Line([0; 16]);
+pub(super) const ZERO: CacheLine = CacheLine([0; 16]);
 
 /// The lines of pairs of a block of K, not written yet.
-pub(super) type PairLines = [MaybeUninit<Line>; BLOCK / 2];
+pub(super) type PairLines = [MaybeUninit<CacheLine>; BLOCK / 2];
 
 /// How the panels hold their elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Layout {
+enum PanelLayout {
     /// A line for each two of K, of bf16 pairs: for tiles.
     Pairs,
     /// The same of pairs of a chain ([`chain_place`]), an even and an odd one in turns.
@@ -109,7 +109,7 @@ pub struct Packed {
     isa: Isa,
     k: usize,
     n: usize,
-    lines: Vec<Line>,
+    lines: Vec<CacheLine>,
 }
 
 impl Packed {
@@ -149,7 +149,7 @@ impl Packed {
     /// Bytes that each element takes when packed for the path that this thread's products take.
     /// Elements are counted with both sizes padded to multiples of 32.
     pub fn element_bytes() -> usize {
-        block_lines(isa::in_use()) * size_of::<Line>() / (BLOCK * PANEL)
+        block_lines(isa::in_use()) * size_of::<CacheLine>() / (BLOCK * PANEL)
     }
 
     /// The first `k` rows of the first `n` columns, where it lies.
@@ -170,7 +170,12 @@ impl Packed {
 }
 
 /// Writes panels of `depth` lines each, from panel `first` of `b` on.
-fn pack(isa: Isa, b: Mat<'_>, (first, depth): (usize, usize), lines: &mut [MaybeUninit<Line>]) {
+fn pack(
+    isa: Isa,
+    b: Mat<'_>,
+    (first, depth): (usize, usize),
+    lines: &mut [MaybeUninit<CacheLine>],
+) {
     let panels = lines.len() / depth;
     // Along the rows of the slice: down its columns is a walk from page to page.
     let places = |i: usize, j: usize| if b.turned { (j, i) } else { (i, j) };
@@ -180,11 +185,11 @@ fn pack(isa: Isa, b: Mat<'_>, (first, depth): (usize, usize), lines: &mut [Maybe
         let (block, panel) = places(i, j);
         let corner = (block * BLOCK, (first + panel) * PANEL);
         match layout(isa) {
-            layout @ (Layout::Pairs | Layout::Chains) => {
+            layout @ (PanelLayout::Pairs | PanelLayout::Chains) => {
                 let to = &mut lines[panel * depth + block * BLOCK / 2..];
                 pack_pairs(b, corner, layout, to.first_chunk_mut().expect("a block's lines"));
             }
-            Layout::Floats => {
+            PanelLayout::Floats => {
                 let to = &mut lines[panel * depth + block * BLOCK..];
                 to[..BLOCK].write_copy_of_slice(&pack_floats(b, corner));
             }
@@ -199,7 +204,7 @@ pub struct Right<'a> {
     k: usize,
     n: usize,
     depth: usize,
-    lines: &'a [Line],
+    lines: &'a [CacheLine],
 }
 
 impl<'a> From<&'a Packed> for Right<'a> {
@@ -224,7 +229,7 @@ impl<'a> Right<'a> {
     }
 
     /// The two panels of the 32 columns from `col`, a multiple of 32.
-    pub(super) fn panels(&self, col: usize) -> [&'a [Line]; 2] {
+    pub(super) fn panels(&self, col: usize) -> [&'a [CacheLine]; 2] {
         let (first, len) = (col / PANEL * self.depth, self.blocks() * block_lines(self.isa));
         let second = first + self.depth;
         [&self.lines[first..first + len], &self.lines[second..second + len]]
@@ -234,16 +239,16 @@ impl<'a> Right<'a> {
 /// Lines of a block of K in a panel.
 fn block_lines(isa: Isa) -> usize {
     match layout(isa) {
-        Layout::Pairs | Layout::Chains => BLOCK / 2,
-        Layout::Floats => BLOCK,
+        PanelLayout::Pairs | PanelLayout::Chains => BLOCK / 2,
+        PanelLayout::Floats => BLOCK,
     }
 }
 
-fn layout(isa: Isa) -> Layout {
+fn layout(isa: Isa) -> PanelLayout {
     match isa {
-        Isa::Amx => Layout::Pairs,
-        Isa::Avx512Bf16 => Layout::Chains,
-        Isa::Avx512 | Isa::Avx2 | Isa::Scalar => Layout::Floats,
+        Isa::Amx => PanelLayout::Pairs,
+        Isa::Avx512Bf16 => PanelLayout::Chains,
+        Isa::Avx512 | Isa::Avx2 | Isa::Scalar => PanelLayout::Floats,
     }
 }
 
@@ -255,10 +260,10 @@ pub(super) fn chain_place(k: usize) -> (usize, usize) {
 
 /// Writes the pairs of a block of K and of a panel, from (k, column) `corner` of `b` on.
 #[cfg(target_arch = "x86_64")]
-fn pack_pairs(b: Mat<'_>, corner: (usize, usize), layout: Layout, to: &mut PairLines) {
+fn pack_pairs(b: Mat<'_>, corner: (usize, usize), layout: PanelLayout, to: &mut PairLines) {
     use super::transpose::{pair, turn};
     let (first, from) = corner;
-    let chains = layout == Layout::Chains;
+    let chains = layout == PanelLayout::Chains;
     if from + PANEL <= b.cols && first + BLOCK <= b.rows {
         return match b.turned {
             true => turn(to, &b.data[from * b.stride + first..], b.stride, chains),
@@ -278,12 +283,12 @@ fn pack_pairs(b: Mat<'_>, corner: (usize, usize), layout: Layout, to: &mut PairL
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn pack_pairs(_: Mat<'_>, _: (usize, usize), _: Layout, _: &mut PairLines) {
+fn pack_pairs(_: Mat<'_>, _: (usize, usize), _: PanelLayout, _: &mut PairLines) {
     unreachable!("only x86-64 reads pairs")
 }
 
 /// A block of K and of a panel in fp32, from (k, column) `corner` of `b` on.
-fn pack_floats(b: Mat<'_>, corner: (usize, usize)) -> [Line; BLOCK] {
+fn pack_floats(b: Mat<'_>, corner: (usize, usize)) -> [CacheLine; BLOCK] {
     let ((first, from), mut lines) = (corner, [ZERO; BLOCK]);
     let (depth, cols) = (BLOCK.min(b.rows - first), PANEL.min(b.cols.saturating_sub(from)));
     if b.turned {

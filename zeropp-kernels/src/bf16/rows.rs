@@ -7,7 +7,7 @@ use super::convert::{down, up};
 use crate::dropout::{self, DropoutRule};
 use crate::reduce::{columns_apart, sum_blocks};
 use crate::rope::{ByPosition, Turned, turn_heads};
-use crate::threads::{Fresh, Part, each, piece};
+use crate::threads::{Fresh, FreshPart, each, piece};
 use crate::{GRAIN, each_part, norm, simd};
 
 /// Elements at a time.
@@ -21,7 +21,7 @@ fn widen_into(out: &mut Vec<f32>, x: &[bf16]) {
     );
 }
 
-fn append(out: &mut Part<'_, bf16>, x: &[f32]) {
+fn append(out: &mut FreshPart<'_, bf16>, x: &[f32]) {
     simd(
         #[inline(always)]
         || out.extend(x.iter().map(|x| down(*x))),

@@ -2,8 +2,8 @@
 //! neither the instruction set nor the floating-point state of the thread matters.
 
 use super::convert::flush;
-use super::left::{Chains, start};
-use super::packed::{BLOCK, Line, PANEL};
+use super::left::{TileChains, start};
+use super::packed::{BLOCK, CacheLine, PANEL};
 
 pub(super) struct Scalar;
 
@@ -31,12 +31,12 @@ pub(super) fn fused(a: f32, b: f32, c: f32) -> f32 {
     if tiny { f32::copysign(0.0, s as f32) } else { s as f32 }
 }
 
-impl Chains for Scalar {
+impl TileChains for Scalar {
     const ROWS: usize = 4;
 
-    fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize, add: bool) {
+    fn run(left: &[CacheLine], panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool) {
         start::<Self>(c, stride, add);
-        let value = |line: &Line, i: usize| flush(f32::from_bits(line.0[i]));
+        let value = |line: &CacheLine, i: usize| flush(f32::from_bits(line.0[i]));
         for (block, left) in left.chunks_exact(Self::ROWS * BLOCK / 16).enumerate() {
             for (row, left) in left.chunks_exact(BLOCK / 16).enumerate() {
                 for (panel, lines) in panels.iter().enumerate() {

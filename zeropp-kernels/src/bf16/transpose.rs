@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::packed::{Line, PairLines};
+use super::packed::{CacheLine, PairLines};
 
 /// Pairs of rows: lane c of line i is (row 2i, row 2i + 1) of column c, for 32 rows of 16 elements
 /// `stride` apart; or pairs of `chains`, as [`super::packed::chain_place`] has them.
@@ -25,14 +25,14 @@ pub(super) fn turn(lines: &mut PairLines, rows: &[bf16], stride: usize, chains: 
 }
 
 /// The pairs of the chains of each of 16 rows of 32 elements, `stride` apart: a line a row.
-pub(super) fn chain_rows(lines: &mut [Line; 16], rows: &[bf16], stride: usize) {
+pub(super) fn chain_rows(lines: &mut [CacheLine; 16], rows: &[bf16], stride: usize) {
     assert!(rows.len() >= 15 * stride + 32);
     // SAFETY: as in `pair`; the 16 rows lie in the slice.
     unsafe { chains_of_16_rows(rows.as_ptr(), stride, lines.as_mut_ptr().cast()) }
 }
 
 /// The same of the columns of 32 rows of 16 elements.
-pub(super) fn chain_columns(lines: &mut [Line; 16], rows: &[bf16], stride: usize) {
+pub(super) fn chain_columns(lines: &mut [CacheLine; 16], rows: &[bf16], stride: usize) {
     assert!(rows.len() >= 31 * stride + 16);
     // SAFETY: as in `pair`; the 32 rows lie in the slice.
     unsafe { of_32_rows(rows.as_ptr(), stride, lines.as_mut_ptr().cast(), 32, true, true) }

@@ -9,7 +9,7 @@ use crate::bf16::convert::{narrow, widen};
 use crate::bf16::{self, Mat, Packed, rows};
 use crate::dropout::{self, DropoutRule};
 use crate::gemm::{MatMut, MatRef, StoreMode, affine, gemm, product};
-use crate::head_norm::{Heads, head_norm, head_norm_backward};
+use crate::head_norm::{HeadRow, head_norm, head_norm_backward};
 use crate::rope::{ByPosition, Turned, angles, inverse_frequencies, rope};
 use crate::{activation, adamw, lion, loss, muon, norm, reduce, sgd};
 
@@ -196,7 +196,7 @@ proptest! {
     fn any_heads(
         n in 1..300_usize, heads in 1..5_usize, groups in 1..4_usize, pairs in 1..20_usize,
     ) {
-        let (d, at) = (2 * pairs, Heads { heads, groups });
+        let (d, at) = (2 * pairs, HeadRow { heads, groups });
         let width = (heads + 2 * groups) * d;
         let (x, dy) = (numbers(2 * n * width, 1), numbers(2 * n * width, 2));
         let (q, k) = (numbers(d, 3), numbers(d, 4));

@@ -17,10 +17,10 @@ impl<T: Copy> Fresh<T> {
     }
 
     /// Its parts of `piece` elements, the last one shorter. To be asked for once.
-    pub(crate) fn parts(&mut self, piece: usize) -> impl Iterator<Item = Part<'_, T>> {
+    pub(crate) fn parts(&mut self, piece: usize) -> impl Iterator<Item = FreshPart<'_, T>> {
         self.written = AtomicUsize::new(0);
         let (slots, written) = (&mut self.data.spare_capacity_mut()[..self.len], &self.written);
-        slots.chunks_mut(piece.max(1)).map(move |slots| Part { slots, next: 0, written })
+        slots.chunks_mut(piece.max(1)).map(move |slots| FreshPart { slots, next: 0, written })
     }
 
     /// The vector.
@@ -36,13 +36,13 @@ impl<T: Copy> Fresh<T> {
 }
 
 /// A part of a [`Fresh`] vector, written from its beginning to its end.
-pub(crate) struct Part<'a, T> {
+pub(crate) struct FreshPart<'a, T> {
     slots: &'a mut [MaybeUninit<T>],
     next: usize,
     written: &'a AtomicUsize,
 }
 
-impl<T: Copy> Part<'_, T> {
+impl<T: Copy> FreshPart<'_, T> {
     /// Elements of the part, written or not.
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
@@ -74,7 +74,7 @@ impl<T: Copy> Part<'_, T> {
     }
 }
 
-impl<T> Drop for Part<'_, T> {
+impl<T> Drop for FreshPart<'_, T> {
     fn drop(&mut self) {
         if self.next == self.slots.len() {
             self.written.fetch_add(self.next, Ordering::Relaxed);

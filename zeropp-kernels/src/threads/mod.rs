@@ -16,7 +16,7 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
 
-pub(crate) use self::fresh::{Fresh, Part};
+pub(crate) use self::fresh::{Fresh, FreshPart};
 use self::pool::Pool;
 
 /// Pieces that work of many equal elements is cut into for each thread: where a core is taken away
@@ -101,7 +101,7 @@ pub(crate) fn each_with<S, T: Send>(
     let is_shared = first[1].is_some();
     let items = first.into_iter().flatten().chain(items);
     // Taken away while it works: within the work, kernels are alone.
-    let pool = if is_shared { Taken(INSTALLED.take()) } else { Taken(None) };
+    let pool = if is_shared { BorrowedThreads(INSTALLED.take()) } else { BorrowedThreads(None) };
     let Some(threads) = &pool.0 else {
         let mut own = None;
         items.for_each(|item| f(own.get_or_insert_with(&scratch), item));
@@ -120,9 +120,9 @@ pub(crate) fn each_with<S, T: Send>(
 }
 
 /// Threads that were taken away from their place, and go back to it.
-struct Taken(Option<Arc<Pool>>);
+struct BorrowedThreads(Option<Arc<Pool>>);
 
-impl Drop for Taken {
+impl Drop for BorrowedThreads {
     fn drop(&mut self) {
         if let Some(pool) = self.0.take() {
             INSTALLED.set(Some(pool));

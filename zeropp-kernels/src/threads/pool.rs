@@ -21,7 +21,7 @@ struct Erased(*const Work<'static>);
 unsafe impl Send for Erased {}
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     /// A thread is in [`Pool::run`]: longer than there is work to take part in, as it waits for
     /// helpers that are still at theirs.
     in_use: bool,
@@ -34,8 +34,8 @@ struct State {
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct PoolShared {
+    state: Mutex<PoolState>,
     /// Grows with every piece of work, and at the end.
     round: AtomicUsize,
     /// Helpers that take part. Grows under the lock only, while there is work.
@@ -49,8 +49,8 @@ struct Shared {
     looked: AtomicUsize,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl PoolShared {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         // Nothing that panics runs under the lock.
         self.state.lock().expect("whole, as nothing panics that holds it")
     }
@@ -101,7 +101,7 @@ impl Shared {
 
 /// The helpers of one thread.
 pub(super) struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     helpers: Vec<JoinHandle<()>>,
 }
 
@@ -114,7 +114,7 @@ impl Pool {
         begin: impl Fn(usize) + Send + Sync + 'static,
     ) -> Self {
         let looks = if eager { LOOKS } else { 0 };
-        let shared = Arc::new(Shared { looks, ..Shared::default() });
+        let shared = Arc::new(PoolShared { looks, ..PoolShared::default() });
         let begin = Arc::new(begin);
         let start = |number| {
             let (shared, begin) = (shared.clone(), begin.clone());

@@ -98,7 +98,7 @@ fn threads_at_work_are_refused_to_others() {
 fn a_fresh_vector_is_written_in_parts() {
     let mut fresh = Fresh::new(10);
     let parts: Vec<_> = fresh.parts(4).collect();
-    assert_eq!(parts.iter().map(Part::len).collect::<Vec<_>>(), [4, 4, 2]);
+    assert_eq!(parts.iter().map(FreshPart::len).collect::<Vec<_>>(), [4, 4, 2]);
     for (i, mut part) in parts.into_iter().enumerate().rev() {
         part.push(i);
         let rest = vec![i * 10; part.len() - 1];
@@ -120,9 +120,9 @@ fn a_part_that_is_not_written_is_noticed() {
 #[test]
 fn threads_begin_with_their_numbers() {
     let begun = Arc::new(Mutex::new(HashMap::new()));
-    let told = begun.clone();
+    let reported = begun.clone();
     let begin = move |i| {
-        told.lock().unwrap().insert(std::thread::current().id(), i);
+        reported.lock().unwrap().insert(std::thread::current().id(), i);
     };
     let (threads, together) = (Threads::begun_by(3, false, begin), Barrier::new(3));
     let _in_use = threads.install();

@@ -1,15 +1,15 @@
 //! The experts that a `config.json` describes.
 
-use super::Family;
+use super::LlamaFamily;
 use super::fields::{Fault, Fields};
 use crate::decoder::Moe;
 
 impl Fields<'_> {
     /// The experts of a family that has some. What is not said is as in transformers.
-    pub(super) fn moe(self, family: Family) -> Result<Option<Moe>, Fault> {
+    pub(super) fn moe(self, family: LlamaFamily) -> Result<Option<Moe>, Fault> {
         let (experts, chosen) = ("num_local_experts", "num_experts_per_tok");
         let moe = match family {
-            Family::Mixtral => Moe {
+            LlamaFamily::Mixtral => Moe {
                 experts: self.optional_size(experts)?.unwrap_or(8),
                 chosen: self.optional_size(chosen)?.unwrap_or(2),
                 inner: self.size("intermediate_size")?,
@@ -17,7 +17,7 @@ impl Fields<'_> {
                 first: 0,
                 every: 1,
             },
-            Family::Qwen3Moe => Moe {
+            LlamaFamily::Qwen3Moe => Moe {
                 experts: self.qwen_experts()?,
                 chosen: self.optional_size(chosen)?.unwrap_or(8),
                 inner: self.size("moe_intermediate_size")?,

@@ -15,7 +15,7 @@ pub(super) type Fault = (String, String);
 
 /// The type of a field's value; null is a field that is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FieldType {
     /// A whole number from 1.
     Size,
     /// A whole number from 0.
@@ -39,7 +39,7 @@ pub(super) enum Kind {
 }
 
 /// The fields that an object may have.
-pub(super) type Known<'a> = &'a [(&'a str, Kind)];
+pub(super) type Known<'a> = &'a [(&'a str, FieldType)];
 
 /// The fields of an object, each with what is wrong with it.
 #[derive(Clone, Copy)]
@@ -76,18 +76,18 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    fn check_type(self, field: &str, kind: Kind) -> Result<(), Fault> {
+    fn check_type(self, field: &str, kind: FieldType) -> Result<(), Fault> {
         match kind {
-            Kind::Size => self.optional_size(field).map(drop),
-            Kind::Count => self.optional_count(field, 0).map(drop),
-            Kind::Number => self.optional_number(field).map(drop),
-            Kind::Share => self.share(field).map(drop),
-            Kind::Switch => self.switch(field, false).map(drop),
-            Kind::Word => self.word(field).map(drop),
-            Kind::Object => self.object(field).map(drop),
-            Kind::List => self.list(field).map(drop),
-            Kind::Ids => self.ids(field).map(drop),
-            Kind::Any => Ok(()),
+            FieldType::Size => self.optional_size(field).map(drop),
+            FieldType::Count => self.optional_count(field, 0).map(drop),
+            FieldType::Number => self.optional_number(field).map(drop),
+            FieldType::Share => self.share(field).map(drop),
+            FieldType::Switch => self.switch(field, false).map(drop),
+            FieldType::Word => self.word(field).map(drop),
+            FieldType::Object => self.object(field).map(drop),
+            FieldType::List => self.list(field).map(drop),
+            FieldType::Ids => self.ids(field).map(drop),
+            FieldType::Any => Ok(()),
         }
     }
 

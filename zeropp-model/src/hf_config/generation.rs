@@ -1,11 +1,14 @@
 //! The `generation_config.json` of a Hugging Face folder, of which only the end of a text is used:
 //! how tokens are chosen is for the command that writes them.
 
-use super::fields::{Fault, Fields, Kind, Known};
+use super::fields::{Fault, FieldType, Fields, Known};
 
 /// Read.
-const TOKENS: Known<'_> =
-    &[("bos_token_id", Kind::Ids), ("eos_token_id", Kind::Ids), ("pad_token_id", Kind::Ids)];
+const TOKENS: Known<'_> = &[
+    ("bos_token_id", FieldType::Ids),
+    ("eos_token_id", FieldType::Ids),
+    ("pad_token_id", FieldType::Ids),
+];
 
 /// Change nothing of the model and of where its text ends.
 const HARMLESS: [&str; 70] = [
@@ -83,6 +86,6 @@ const HARMLESS: [&str; 70] = [
 
 /// Ids that end a text, by a `generation_config.json`.
 pub(super) fn ends(fields: Fields<'_>) -> Result<Vec<u32>, Fault> {
-    fields.check(&[TOKENS, &HARMLESS.map(|field| (field, Kind::Any))])?;
+    fields.check(&[TOKENS, &HARMLESS.map(|field| (field, FieldType::Any))])?;
     fields.ids("eos_token_id")
 }

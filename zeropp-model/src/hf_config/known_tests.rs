@@ -6,7 +6,7 @@ use std::fs;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-use super::fields::{Kind, Known};
+use super::fields::{FieldType, Known};
 use super::keys::{EVERY, GPT2, HARMLESS, LLAMA, MOE, ROPE};
 use super::*;
 
@@ -41,15 +41,15 @@ fn with(object: &Value, field: &str, value: Value) -> Value {
 }
 
 /// A value that is not of this kind.
-fn wrong(kind: Kind) -> Option<Value> {
+fn wrong(kind: FieldType) -> Option<Value> {
     match kind {
-        Kind::Size | Kind::Count => Some(json!(1.5)),
-        Kind::Number => Some(json!("many")),
-        Kind::Share => Some(json!(2)),
-        Kind::Switch => Some(json!(1)),
-        Kind::Word | Kind::Object | Kind::List => Some(json!(3)),
-        Kind::Ids => Some(json!([1, "two"])),
-        Kind::Any => None,
+        FieldType::Size | FieldType::Count => Some(json!(1.5)),
+        FieldType::Number => Some(json!("many")),
+        FieldType::Share => Some(json!(2)),
+        FieldType::Switch => Some(json!(1)),
+        FieldType::Word | FieldType::Object | FieldType::List => Some(json!(3)),
+        FieldType::Ids => Some(json!([1, "two"])),
+        FieldType::Any => None,
     }
 }
 

@@ -129,7 +129,7 @@ fn windows_are_found_where_they_slide() {
 }
 
 #[test]
-fn dropout_is_told() {
+fn dropout_is_reported() {
     let gpt2 = r#"{"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12,
         "n_positions": 1024, "n_ctx": 1024, "layer_norm_epsilon": 1e-05, "vocab_size": 50257,
         "activation_function": "gelu_new", "resid_pdrop": 0.1, "embd_pdrop": 0.1,

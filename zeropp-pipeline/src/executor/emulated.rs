@@ -6,7 +6,7 @@
 //! time at which each rank came to it. Its result counts as there once the given time has passed
 //! since the last one came. The rules are those of [`simulate`](crate::simulate): what a measured
 //! run takes longer than a simulated one is the runtime's own cost, and what the machine was late
-//! for and could not make up ([`Clock`]).
+//! for and could not make up ([`EmulatedClock`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -53,7 +53,7 @@ pub struct Spent {
 /// next wait, as a device with work in its queue does not care when its host wakes up. So what the
 /// runtime does costs its real time, and what other programs on the machine do costs none, as long
 /// as waits are longer than ranks are late. The clock is never ahead of the real time.
-pub struct Clock {
+pub struct EmulatedClock {
     epoch: Instant,
     state: Mutex<ClockState>,
 }
@@ -65,10 +65,10 @@ struct ClockState {
     spent: Spent,
 }
 
-impl Clock {
+impl EmulatedClock {
     /// A clock whose times count from `epoch`.
-    pub fn new(epoch: Instant) -> Arc<Clock> {
-        Arc::new(Clock { epoch, state: Mutex::default() })
+    pub fn new(epoch: Instant) -> Arc<EmulatedClock> {
+        Arc::new(EmulatedClock { epoch, state: Mutex::default() })
     }
 
     fn real(&self) -> u64 {
@@ -147,7 +147,7 @@ fn own_place(group: &dyn Communicator, copies: usize, time: u64) -> Tensor<1> {
 
 /// A collective that the ZeRO-3 group has under way; they run one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Collective {
+enum EmulatedCollective {
     Gather(usize),
     Reduce(usize),
 }
@@ -155,11 +155,11 @@ enum Collective {
 /// Runs the stages of one rank in name only.
 pub struct EmulatedWorker {
     costs: Arc<Costs>,
-    clock: Arc<Clock>,
+    clock: Arc<EmulatedClock>,
     groups: Groups,
     stages: usize,
     /// Collectives of the ZeRO-3 group whose end is not known yet, in order.
-    queue: VecDeque<(Collective, Pending<Tensor<1>>)>,
+    queue: VecDeque<(EmulatedCollective, Pending<Tensor<1>>)>,
     /// Ends of those that are known and not waited for yet.
     ends: HashMap<usize, u64>,
     zero3_free: u64,
@@ -172,7 +172,7 @@ pub struct EmulatedWorker {
 
 impl EmulatedWorker {
     /// A worker of one rank of a pipeline with these costs, which are those of every stage.
-    pub fn new(costs: Arc<Costs>, clock: Arc<Clock>, groups: Groups) -> Self {
+    pub fn new(costs: Arc<Costs>, clock: Arc<EmulatedClock>, groups: Groups) -> Self {
         let stages = costs.stages.len();
         Self {
             costs,
@@ -199,16 +199,16 @@ impl EmulatedWorker {
 
     /// Works out the ends of the ZeRO-3 group's collectives up to `wanted`: one begins when the one
     /// before it is done and the last rank has come.
-    fn resolve(&mut self, wanted: Collective) -> CommResult<()> {
+    fn resolve(&mut self, wanted: EmulatedCollective) -> CommResult<()> {
         while let Some((collective, pending)) = self.queue.pop_front() {
             let start = latest(self.clock.blocked(pending)?).max(self.zero3_free);
             let costs = &self.costs.stages;
             match collective {
-                Collective::Gather(stage) => {
+                EmulatedCollective::Gather(stage) => {
                     self.zero3_free = start + costs[stage].all_gather_ns;
                     self.ends.insert(stage, self.zero3_free);
                 }
-                Collective::Reduce(stage) => {
+                EmulatedCollective::Reduce(stage) => {
                     self.zero3_free = start + costs[stage].reduce_scatter_ns;
                     if let Some((end, _)) = self.reducing.get_mut(&stage) {
                         *end = Some(self.zero3_free);
@@ -267,11 +267,12 @@ impl Worker for EmulatedWorker {
 
     fn start_gather(&mut self, stage: usize) {
         let stamp = tensor(encode(self.clock.now()).to_vec());
-        self.queue.push_back((Collective::Gather(stage), self.groups.zero3.all_gather(stamp)));
+        self.queue
+            .push_back((EmulatedCollective::Gather(stage), self.groups.zero3.all_gather(stamp)));
     }
 
     fn finish_gather(&mut self, stage: usize) -> CommResult<()> {
-        let gather = Collective::Gather(stage);
+        let gather = EmulatedCollective::Gather(stage);
         if self.queue.iter().any(|(c, _)| *c == gather) {
             self.resolve(gather)?;
         }
@@ -294,14 +295,14 @@ impl Worker for EmulatedWorker {
     fn start_reduce(&mut self, stage: usize) {
         let group = &*self.groups.zero3;
         let full = own_place(group, group.size(), self.clock.now());
-        self.queue.push_back((Collective::Reduce(stage), group.reduce_scatter(full)));
+        self.queue.push_back((EmulatedCollective::Reduce(stage), group.reduce_scatter(full)));
         self.reducing.insert(stage, (None, false));
     }
 
     fn finish_reduce(&mut self, stage: usize) -> CommResult<()> {
         let Some((end, _)) = self.reducing.get(&stage) else { return Ok(()) };
         if end.is_none() {
-            self.resolve(Collective::Reduce(stage))?;
+            self.resolve(EmulatedCollective::Reduce(stage))?;
         }
         let (end, replicas) = self.reducing.remove(&stage).expect("it was there");
         self.clock.wait_until(end.expect("it has been resolved"));
@@ -385,14 +386,14 @@ impl Worker for EmulatedWorker {
 pub struct EmulatedLinks {
     inner: Arc<dyn Communicator>,
     costs: Arc<Costs>,
-    clock: Arc<Clock>,
+    clock: Arc<EmulatedClock>,
     /// When each of this rank's links is free; empty without a limit.
     links: Mutex<Vec<u64>>,
 }
 
 impl EmulatedLinks {
     /// Wraps `inner`, whose messages are those of an executor with an [`EmulatedWorker`].
-    pub fn new(inner: Arc<dyn Communicator>, costs: Arc<Costs>, clock: Arc<Clock>) -> Self {
+    pub fn new(inner: Arc<dyn Communicator>, costs: Arc<Costs>, clock: Arc<EmulatedClock>) -> Self {
         // More links than messages that are ever under way at once make no difference.
         let links = vec![0; costs.link.parallel_max.map_or(0, |n| n.min(LINKS_MAX))];
         Self { inner, costs, clock, links: Mutex::new(links) }
@@ -471,7 +472,7 @@ impl Communicator for EmulatedLinks {
 /// A message on an emulated link.
 struct Travelling {
     message: Pending<Tensor<1>>,
-    clock: Arc<Clock>,
+    clock: Arc<EmulatedClock>,
 }
 
 impl InFlight<Tensor<1>> for Travelling {
@@ -502,7 +503,7 @@ mod tests {
 
     #[test]
     fn a_wait_is_over_at_its_time_and_accounted_for() {
-        let clock = Clock::new(Instant::now());
+        let clock = EmulatedClock::new(Instant::now());
         clock.wait_until(0);
         assert_eq!(clock.spent(), Spent::default(), "what is past is not waited for");
         let until = clock.now() + 300_000;
@@ -516,7 +517,7 @@ mod tests {
     /// The rank's time stands still while it waits for others, and never runs ahead.
     #[test]
     fn a_late_rank_catches_up_in_its_next_wait() {
-        let clock = Clock::new(Instant::now());
+        let clock = EmulatedClock::new(Instant::now());
         clock.wait_until(100_000);
         let late = clock.now();
         std::thread::sleep(Duration::from_millis(2));

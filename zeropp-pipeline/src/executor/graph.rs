@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 use zeropp_core::split::{Recorded, Recording, Saved};
 
 /// The output of a stage.
-pub(super) enum Output {
+pub(super) enum StageOutput {
     /// `[b, s, h]`.
     Hidden(Tensor<3>),
     /// Of the last stage: `[1]`.
@@ -27,16 +27,16 @@ impl Graph {
     pub(super) fn new(
         recording: Recording<3>,
         input: Option<Saved<3>>,
-        output: Output,
-    ) -> (Graph, Output) {
+        output: StageOutput,
+    ) -> (Graph, StageOutput) {
         let (recorded, plain) = match output {
-            Output::Hidden(y) => {
+            StageOutput::Hidden(y) => {
                 let (y, recorded) = recording.finish(y);
-                (RecordedStage::Hidden(recorded), Output::Hidden(y))
+                (RecordedStage::Hidden(recorded), StageOutput::Hidden(y))
             }
-            Output::Loss(loss) => {
+            StageOutput::Loss(loss) => {
                 let (loss, recorded) = recording.finish(loss);
-                (RecordedStage::Loss(recorded), Output::Loss(loss))
+                (RecordedStage::Loss(recorded), StageOutput::Loss(loss))
             }
         };
         (Graph { input, recorded }, plain)

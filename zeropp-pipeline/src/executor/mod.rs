@@ -82,7 +82,7 @@ enum Next {
     FirstAction,
 }
 
-struct Arriving {
+struct IncomingTensor {
     tensor: Pending<Tensor<1>>,
     span: usize,
     _hold: Hold,
@@ -126,7 +126,7 @@ enum Collective {
 #[derive(Default)]
 struct Flight {
     spans: Vec<Span>,
-    arriving: HashMap<Key, Arriving>,
+    arriving: HashMap<Key, IncomingTensor>,
     /// Produced here: for a stage that lives here too (counted until it is taken), or about to be
     /// sent.
     local: HashMap<Key, (Tensor<1>, Option<Hold>)>,
@@ -469,6 +469,6 @@ impl<W: Worker> Executor<W> {
         let hold = self.hold_message();
         let from = self.stages.placement[from];
         let tensor = self.pipeline.recv(from, tag(key), len, dtype);
-        f.arriving.insert(key, Arriving { tensor, span, _hold: hold });
+        f.arriving.insert(key, IncomingTensor { tensor, span, _hold: hold });
     }
 }

@@ -20,8 +20,8 @@ mod pieces;
 
 use super::Worker;
 use super::error::StepError;
-use super::graph::{Graph, Output};
-use super::not_finite::{NotFinite, Search, Value};
+use super::graph::{Graph, StageOutput};
+use super::not_finite::{NotFinite, NotFiniteSearch, Value};
 use super::tokens::TokenSource;
 
 /// The facts that a worker needs besides its stages.
@@ -44,7 +44,7 @@ pub struct WorkerOptions {
     pub selective: Vec<usize>,
 }
 
-struct Stage {
+struct WorkerStage {
     parts: Vec<Part>,
     /// What is whole at a time where the stage is redone.
     pieces: Vec<Range<usize>>,
@@ -56,7 +56,7 @@ struct Stage {
     grads: BTreeMap<usize, Arc<Mutex<Grads>>>,
 }
 
-impl Stage {
+impl WorkerStage {
     /// The stage of these layers and of the worker's shards number `shards`.
     fn new(parts: Vec<Part>, weights: Vec<LayerWeights>, shards: usize) -> Self {
         let split = parts.iter().all(Part::is_split);
@@ -72,7 +72,7 @@ pub struct ModelWorker {
     tokens: TokenSource,
     meter: Arc<Meter>,
     step: u64,
-    stages: HashMap<usize, Stage>,
+    stages: HashMap<usize, WorkerStage>,
     sharded: Vec<ShardedStage>,
     optimizer: Optimizer,
     /// Inputs of the pieces of stages that are still to be redone; the first is the stage's.
@@ -83,7 +83,7 @@ pub struct ModelWorker {
     /// Set while forwards alone are run: their tokens, and the batch.
     evaluated: Option<(TokenSource, u64)>,
     /// Set while a step is run again to find what was not finite first.
-    search: Option<Search>,
+    search: Option<NotFiniteSearch>,
     /// Set while a step's layers are looked at: their outputs, by stage and layer.
     watched: Option<Mutex<HashMap<(usize, usize), LayerSums>>>,
 }
@@ -102,7 +102,7 @@ impl ModelWorker {
             .into_iter()
             .zip(&sharded)
             .enumerate()
-            .map(|(i, (parts, shard))| (shard.index(), Stage::new(parts, shard.weights(), i)))
+            .map(|(i, (parts, shard))| (shard.index(), WorkerStage::new(parts, shard.weights(), i)))
             .collect();
         Self {
             options,
@@ -168,12 +168,12 @@ impl ModelWorker {
     /// In the next step looks for the first outputs and gradients that are not finite. That reads
     /// all of them, so it is for running a step again that has gone wrong.
     pub fn search_not_finite(&mut self) {
-        self.search = Some(Search::default());
+        self.search = Some(NotFiniteSearch::default());
     }
 
     /// The values that the search has found on this rank, the first ones first; ends it.
     pub fn take_not_finite(&mut self) -> Vec<NotFinite> {
-        self.search.take().map(Search::found).unwrap_or_default()
+        self.search.take().map(NotFiniteSearch::found).unwrap_or_default()
     }
 
     /// In the next step looks at what each layer gives, at its gradient and at its update.
@@ -219,7 +219,7 @@ impl ModelWorker {
         range: Range<usize>,
         x: Option<Tensor<3>>,
         (op, output_wanted): (&OpCx, bool),
-    ) -> Result<Output, StepError> {
+    ) -> Result<StageOutput, StepError> {
         let (this, (source, step)) = (&self.stages[&stage], self.source());
         let mut x = x;
         for i in range.clone() {
@@ -237,7 +237,7 @@ impl ModelWorker {
                     let (_, targets) = (source.tokens)(step, micro_batch)?;
                     let loss = head.loss(hidden(x), targets, &cx);
                     check_shape(part.name(), loss.dims(), [1])?;
-                    return Ok(Output::Loss(loss));
+                    return Ok(StageOutput::Loss(loss));
                 }
             }
             if let Some(y) = &x {
@@ -247,7 +247,7 @@ impl ModelWorker {
                 watched.lock().entry((stage, i)).or_default().add_output(y);
             }
         }
-        Ok(Output::Hidden(x.expect("a stage has at least one layer")))
+        Ok(StageOutput::Hidden(x.expect("a stage has at least one layer")))
     }
 
     /// The gradients that a micro-batch of a stage is added to.
@@ -306,19 +306,24 @@ impl ModelWorker {
         (&self.options.device, self.options.compute)
     }
 
-    fn deliver(&mut self, stage: usize, micro_batch: usize, output: Output) -> Option<Tensor<1>> {
+    fn deliver(
+        &mut self,
+        stage: usize,
+        micro_batch: usize,
+        output: StageOutput,
+    ) -> Option<Tensor<1>> {
         if let Some(search) = &mut self.search {
             let finite = match &output {
-                Output::Hidden(y) => is_finite(y),
-                Output::Loss(loss) => is_finite(loss),
+                StageOutput::Hidden(y) => is_finite(y),
+                StageOutput::Loss(loss) => is_finite(loss),
             };
             if !finite {
                 search.note(Value::Output, (micro_batch, stage, 0), String::new());
             }
         }
         match output {
-            Output::Hidden(y) => Some(flat(y)),
-            Output::Loss(loss) => {
+            StageOutput::Hidden(y) => Some(flat(y)),
+            StageOutput::Loss(loss) => {
                 self.losses.push((micro_batch, loss));
                 None
             }

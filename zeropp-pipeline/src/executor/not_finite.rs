@@ -39,9 +39,9 @@ impl NotFinite {
 
 /// Keeps the first of each kind that one rank sees.
 #[derive(Default)]
-pub(super) struct Search(Vec<NotFinite>);
+pub(super) struct NotFiniteSearch(Vec<NotFinite>);
 
-impl Search {
+impl NotFiniteSearch {
     pub(super) fn note(
         &mut self,
         value: Value,
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn outputs_appear_along_the_stages_and_gradients_against_them() {
-        let mut search = Search::default();
+        let mut search = NotFiniteSearch::default();
         for value in [Value::Gradient, Value::Output] {
             for (micro_batch, stage, layer) in
                 [(1, 1, 0), (0, 1, 0), (0, 2, 1), (0, 2, 0), (1, 3, 0)]

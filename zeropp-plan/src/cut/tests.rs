@@ -6,13 +6,14 @@ use super::*;
 
 /// Every stage takes the same for the same groups.
 fn balance(times: &[u64], stages: usize, limit: Option<&StageLimits>) -> Option<Vec<usize>> {
-    let units = Units { kept: times.to_vec(), recomputed: times.to_vec(), recomputing: 0 };
+    let units = IntTimes { kept: times.to_vec(), recomputed: times.to_vec(), recomputing: 0 };
     super::balance(&units, stages, limit)
 }
 
 fn in_units(times: &[f64]) -> Vec<u64> {
     let same = times.to_vec();
-    Units::of(&GroupTimes { kept: same.clone(), recomputed: same, recomputing: 0, tail: 0.0 }).kept
+    IntTimes::of(&GroupTimes { kept: same.clone(), recomputed: same, recomputing: 0, tail: 0.0 })
+        .kept
 }
 
 fn largest(values: &[u64], cuts: &[usize]) -> u64 {
@@ -98,7 +99,7 @@ proptest! {
             };
             want = (0..=groups.len()).map(to).collect();
         }
-        let units = Units { kept: kept.clone(), recomputed: recomputed.clone(), recomputing };
+        let units = IntTimes { kept: kept.clone(), recomputed: recomputed.clone(), recomputing };
         let cuts = super::balance(&units, stages, None).unwrap();
         let longest = cuts.windows(2).enumerate().map(|(s, w)| of_stage(s, w[0], w[1])).max();
         prop_assert_eq!(longest, want[groups.len()]);
@@ -153,9 +154,9 @@ fn many_blocks_take_no_time() {
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
 }
 
-fn groups(blocks: usize) -> Groups {
+fn groups(blocks: usize) -> BlockGroups {
     let begins = (0..=blocks).map(|g| if g == 0 { 0 } else { g + 2 }).collect();
-    Groups { begins, tail: None }
+    BlockGroups { begins, tail: None }
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn uneven_and_messages(job: &Job, layout: &Layout, split: &Split) -> f64 {
 }
 
 /// All stages as long as the mean one, the head among them.
-fn equal(job: &Job, layout: &Layout, model: &mut Model, blocks: &[usize]) -> Split {
+fn equal(job: &Job, layout: &Layout, model: &mut ModelCosts, blocks: &[usize]) -> Split {
     let mut stages = model.stages(job, layout, blocks);
     let n = stages.len() as u64;
     let mean = |of: fn(&StageCosts) -> u64| stages.iter().map(|s| of(&s.costs)).sum::<u64>() / n;
@@ -76,7 +76,7 @@ fn a_split_head_costs_little_beside_equal_stages() {
             [((4, 4, 32), 0.02, 0.015), ((8, 4, 32), 0.02, 0.015), ((16, 2, 64), 0.035, 0.065)]
         {
             let (job, layout) = llama(ids, shape);
-            let mut model = Model::new(&job, 1);
+            let mut model = ModelCosts::new(&job, 1);
             let blocks = vec![1; layout.stages()];
             let blocks = if layout.stages() == 16 { vec![2; 16] } else { blocks };
             let equal = loss(&equal(&job, &layout, &mut model, &blocks));
@@ -108,7 +108,7 @@ fn a_split_head_costs_little_beside_equal_stages() {
 fn busy(
     job: &Job,
     layout: &Layout,
-    model: &mut Model,
+    model: &mut ModelCosts,
     blocks: &[usize],
 ) -> (Vec<usize>, Vec<f64>, f64) {
     let pp = layout.pp;

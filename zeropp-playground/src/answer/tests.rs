@@ -64,7 +64,7 @@ fn the_last_step_of_a_trace_gives_its_shape_and_its_times() {
     let mut whole = wanted("zb-v");
     (whole["lower"], whole["costs"]["t_f"]) = (true.into(), 2.into());
     (whole["costs"]["t_step"], whole["costs"]["t_reduce"]) = (5.into(), 1.into());
-    let made = serde_json::from_value::<Wanted>(whole).unwrap().make("zb-v").unwrap();
+    let made = serde_json::from_value::<WantedSchedule>(whole).unwrap().make("zb-v").unwrap();
     let mut run = simulate_steps(&made.schedule, &made.costs, 3).unwrap();
     run.title = "zb-v · pp 4 x zero3 1 x dp 1".into();
     run.facts = vec!["4 ranks share 2 cores".into()];

@@ -74,7 +74,7 @@ pub enum Cost {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Partners {
     /// Its own rank alone.
-    Nobody,
+    NoRank,
     /// The rank of a neighbouring stage, or the one that it names.
     Neighbour,
     /// The ranks of a stage: of its ZeRO-3 group, or of all replicas.
@@ -85,7 +85,7 @@ pub enum Partners {
 
 /// A kind of memory, as [`MemoryBytes`](crate::memory::MemoryBytes) counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum HeldKind {
     /// Gathered weights.
     Gathered,
     /// Copies of them as products read them.
@@ -130,7 +130,7 @@ pub enum Texture {
 
 /// How an action looks in pictures. Actions may share a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct ActionStyle {
     /// Its place in legends, from 0.
     pub place: usize,
     /// Its name in legends.
@@ -162,7 +162,7 @@ pub struct ActionRow {
     /// The lane of its span.
     pub lane: Lane,
     /// How it looks.
-    pub look: Look,
+    pub look: ActionStyle,
     /// Which duration it takes.
     pub cost: Cost,
     /// Who takes part.
@@ -170,9 +170,9 @@ pub struct ActionRow {
     /// Whether forwards alone need it: it may stand before a validation, and in a validation loss.
     pub is_forward: bool,
     /// The kinds of memory that a rank may hold more of after it.
-    pub takes: &'static [Held],
+    pub takes: &'static [HeldKind],
     /// The kinds of memory that a rank may hold less of after it.
-    pub gives: &'static [Held],
+    pub gives: &'static [HeldKind],
     /// What lowering does with it.
     pub lowering: Lowering,
     /// Where lowering puts several at one place, the lowest first: what other ranks wait for, then
@@ -207,7 +207,7 @@ macro_rules! actions {
             file: $file,
             torch: Torch::$torch,
             lane: Lane::$lane,
-            look: Look {
+            look: ActionStyle {
                 place: $place,
                 name: $name,
                 about: $about,
@@ -217,8 +217,8 @@ macro_rules! actions {
             cost: Cost::$cost,
             partners: Partners::$partners,
             is_forward: $forward,
-            takes: &[$(Held::$takes),*],
-            gives: &[$(Held::$gives),*],
+            takes: &[$(HeldKind::$takes),*],
+            gives: &[$(HeldKind::$gives),*],
             lowering: Lowering::$lowering,
             order: $order,
         }),*];
@@ -229,27 +229,27 @@ macro_rules! actions {
 // name in traces, in zeropp's short spelling, in files, and if PyTorch knows it; memory; looks.
 // The playground's page knows actions by the numbers of their rows: new ones go to the end.
 actions! {
-    F: MicroBatch, Compute, F, Nobody, true, Keeps at 5;
+    F: MicroBatch, Compute, F, NoRank, true, Keeps at 5;
         spelled "F" "F" "F" Same;
         takes [Activation, Packed, Gradient, GradientShard, Communication] gives [Communication];
         looks 0 "F" "forward" 0x0072b2 Solid.
-    B: MicroBatch, Compute, B, Nobody, false, Keeps at 5;
+    B: MicroBatch, Compute, B, NoRank, false, Keeps at 5;
         spelled "B" "B" "I" Same;
         takes [Stash, Packed, Communication] gives [Activation, Communication];
         looks 1 "B" "gradient of the input" 0xe69f00 Solid.
-    W: MicroBatch, Compute, W, Nobody, false, Keeps at 5;
+    W: MicroBatch, Compute, W, NoRank, false, Keeps at 5;
         spelled "W" "W" "W" Same;
         takes [Gradient, GradientShard] gives [Stash];
         looks 2 "W" "gradients of the weights" 0x009e73 Diagonal.
-    BW: MicroBatch, Compute, BW, Nobody, false, Keeps at 5;
+    BW: MicroBatch, Compute, BW, NoRank, false, Keeps at 5;
         spelled "BW" "BW" "B" Same;
         takes [Packed, Gradient, GradientShard, Communication] gives [Activation, Communication];
         looks 3 "BW" "whole backward" 0xd55e00 Horizontal.
-    R: MicroBatch, Compute, R, Nobody, false, Recomputes at 5;
+    R: MicroBatch, Compute, R, NoRank, false, Recomputes at 5;
         spelled "R" "R" "R" Unknown;
         takes [Activation, Packed, Gradient, GradientShard] gives [Communication];
         looks 4 "R" "recomputation" 0x56b4e9 Dots.
-    Overlap: Pair, Compute, Pair, Nobody, false, Keeps at 5;
+    Overlap: Pair, Compute, Pair, NoRank, false, Keeps at 5;
         spelled "F&BW" "&" "OVERLAP_F_B" Same;
         takes [Activation, Packed, Gradient, GradientShard, Communication]
         gives [Activation, Communication];
@@ -274,7 +274,7 @@ actions! {
         spelled "all-gather" "AG" "UNSHARD" Same;
         takes [Gathered, Communication] gives [];
         looks 8 "all-gather" "all-gather of the weights" 0xf0e442 Solid.
-    Free: Stage, Communication, Nothing, Nobody, true, Gathers at 1;
+    Free: Stage, Communication, Nothing, NoRank, true, Gathers at 1;
         spelled "free" "FREE" "RESHARD" Same;
         takes [] gives [Gathered, Packed, Communication];
         looks 9 "free" "free the weights" 0x999999 Solid.
@@ -294,7 +294,7 @@ actions! {
         spelled "validate update" "VALID" "VALIDATE_UPDATE" Unknown;
         takes [] gives [];
         looks 13 "validate update" "waiting for the norm of the step before" 0xb2182b Solid.
-    Retire: Stage, Communication, Nothing, Nobody, false, Makes at 3;
+    Retire: Stage, Communication, Nothing, NoRank, false, Makes at 3;
         spelled "retire" "END" "RETIRE_GRAD" Unknown;
         takes [GradientShard] gives [Gradient, Communication];
         looks 14 "retire" "end of a reduction, whose buffer goes" 0xb3a2c7 Solid.

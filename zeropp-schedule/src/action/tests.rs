@@ -3,13 +3,13 @@ use std::collections::HashSet;
 use super::*;
 use crate::exchange::{parse, spell};
 
-fn place(names: Names) -> Place {
+fn place(names: Names) -> Operand {
     match names {
-        Names::Nothing => Place::Nothing,
-        Names::Stage => Place::Stage(3),
-        Names::MicroBatch => Place::MicroBatch(3, 17),
-        Names::Peer => Place::Peer(3, 17, 2),
-        Names::Pair => Place::Pair((3, 17), (10, 4)),
+        Names::Nothing => Operand::Nothing,
+        Names::Stage => Operand::Stage(3),
+        Names::MicroBatch => Operand::MicroBatch(3, 17),
+        Names::Peer => Operand::Peer(3, 17, 2),
+        Names::Pair => Operand::Pair((3, 17), (10, 4)),
     }
 }
 

@@ -240,7 +240,7 @@ mod tests {
         let us: Vec<_> = costs.stages.iter().map(|s| [s.f_ns, s.b_ns, s.all_gather_ns]).collect();
         assert_eq!(us, [[45_000, 40_000, 4_000], [90_000, 60_000, 6_000]]);
         assert_eq!(costs.memory[0].activation, 0, "those bytes were other stages'");
-        // The same stages, and stages that nobody knows: as they stand.
+        // The same stages, and stages that are not known: as they stand.
         assert_eq!(table.for_blocks(&[2, 4, 3, 1], &[EVEN; 10]).unwrap(), table);
         assert_eq!(table.of(4, ALONE, None).unwrap().stages[3].f_ns, 40_000);
         let plain = self::table("t_f = 1\nt_b = 1\nt_w = 1");

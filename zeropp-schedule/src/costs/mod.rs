@@ -1,8 +1,8 @@
 //! What everything costs, as a file: one form for all who need times.
 //!
-//! A file is a table of costs with the keys of [`json::Costs`]: times in µs, fractions allowed, and
-//! memory in bytes or any other unit. A key with an entry for each stage may be one number for all
-//! of them. JSON is read here; of another form, such as TOML, whoever reads it gives the keys
+//! A file is a table of costs with the keys of [`json::JsonCosts`]: times in µs, fractions allowed,
+//! and memory in bytes or any other unit. A key with an entry for each stage may be one number for
+//! all of them. JSON is read here; of another form, such as TOML, whoever reads it gives the keys
 //! ([`Table::of_keys`]):
 //!
 //! ```toml
@@ -121,7 +121,7 @@ pub struct Table {
 /// The costs of every stage.
 impl From<&simulate::Costs> for Table {
     fn from(costs: &simulate::Costs) -> Table {
-        let keys = match serde_json::to_value(json::Costs::from(costs)) {
+        let keys = match serde_json::to_value(json::JsonCosts::from(costs)) {
             Ok(Value::Object(keys)) => keys,
             other => unreachable!("costs are an object: {other:?}"),
         };

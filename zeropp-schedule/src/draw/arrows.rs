@@ -21,7 +21,7 @@ pub(super) struct Arrow {
 /// same name came before (one a step).
 type Name = (usize, Message, usize, usize, usize);
 
-/// All arrows, in the order of the sends. A send that nobody in its group takes has none.
+/// All arrows, in the order of the sends. A send without a receive in its group has none.
 pub(super) fn arrows(timeline: &Timeline) -> Vec<Arrow> {
     let mut received = HashMap::new();
     let mut consumed = HashMap::new();

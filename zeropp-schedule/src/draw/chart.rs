@@ -10,9 +10,9 @@ mod parts;
 use std::fmt::Write;
 
 use super::{escape, palette};
-use head::Head;
+use head::PanelHeader;
 use labels::{Area, RADIUS, SIZE, placed};
-pub use look::Look;
+pub use look::CurveStyle;
 use parts::{Axis, short};
 pub use parts::{Curve, Dot, Mark, Panel, Scale};
 
@@ -28,7 +28,8 @@ const POINTS_MAX: usize = 1600;
 
 /// All panels as one picture that is so wide.
 pub fn svg(panels: &[Panel], wide: f64) -> String {
-    let heads: Vec<Head> = panels.iter().map(|panel| Head::new(panel, wide)).collect();
+    let heads: Vec<PanelHeader> =
+        panels.iter().map(|panel| PanelHeader::new(panel, wide)).collect();
     let height: f64 = heads.iter().map(|head| HEIGHT + head.height()).sum();
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"chart\" role=\"img\" \
@@ -41,7 +42,7 @@ pub fn svg(panels: &[Panel], wide: f64) -> String {
         let _ = writeln!(out, "<g transform=\"translate(0 {top})\">");
         head.draw(&mut out);
         let _ = writeln!(out, "<g transform=\"translate(0 {})\">", head.height());
-        Frame::new(panel, wide).draw(&mut out);
+        PanelAxes::new(panel, wide).draw(&mut out);
         out.push_str("</g></g>\n");
         top += HEIGHT + head.height();
     }
@@ -73,7 +74,7 @@ fn style() -> String {
 }
 
 /// A panel's axes in a picture.
-struct Frame<'a> {
+struct PanelAxes<'a> {
     panel: &'a Panel,
     axes: [Axis; 2],
     /// The right end of the axis.
@@ -83,11 +84,11 @@ struct Frame<'a> {
 /// Where the axis to the right lies.
 const BASE: f64 = HEIGHT - BOTTOM;
 
-impl Frame<'_> {
-    fn new(panel: &Panel, wide: f64) -> Frame<'_> {
+impl PanelAxes<'_> {
+    fn new(panel: &Panel, wide: f64) -> PanelAxes<'_> {
         let x = Axis::new(panel.x, panel.points().map(|p| p.0), wide / 108.0);
         let y = Axis::new(panel.y, panel.points().map(|p| p.1), 5.0);
-        Frame { panel, axes: [x, y], end: wide - RIGHT }
+        PanelAxes { panel, axes: [x, y], end: wide - RIGHT }
     }
 
     fn x(&self, value: f64) -> f64 {
@@ -230,7 +231,7 @@ mod tests {
     use super::*;
 
     fn curve(points: Vec<(f64, f64)>, mark: Mark) -> Curve {
-        Curve { name: "a <b>".into(), points, mark, look: Look::one_of(0, 1) }
+        Curve { name: "a <b>".into(), points, mark, look: CurveStyle::one_of(0, 1) }
     }
 
     #[test]
@@ -253,7 +254,7 @@ mod tests {
             name: name.into(),
             about: format!("about {name}"),
             at,
-            look: Look::one_of(0, 1),
+            look: CurveStyle::one_of(0, 1),
         };
         let dots = vec![dot("a", (1.0, 2.0)), dot("b", (3.0, 4.0)), dot("c", (1.0, 2.0))];
         let panel = Panel { dots, covers: vec![(0.0, 0.0)], ..Panel::new("bubble, %", "memory") };

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{Placed, arrows::arrows, place};
-use crate::action::{ActionRow, Place};
+use crate::action::{ActionRow, Operand};
 use crate::ir::Action;
 use crate::timeline::{Lane, RankTimeline, SaveSpan, Span, Timeline};
 
@@ -98,12 +98,12 @@ fn name(action: &Action) -> String {
     let of = if let Action::Recv { .. } = action { "for" } else { "of" };
     let way = if let Action::SendHead { .. } = action { "to" } else { "from" };
     match place {
-        Place::Pair(..) => action.to_string(),
-        Place::MicroBatch(..) if *lane == Lane::Compute => action.to_string(),
-        Place::MicroBatch(stage, i) => format!("{words} {of} stage {stage}, micro-batch {i}"),
-        Place::Peer(_, i, peer) => format!("{words} of micro-batch {i} {way} rank {peer}"),
-        Place::Stage(stage) => format!("{words} {of} stage {stage}"),
-        Place::Nothing => words.to_string(),
+        Operand::Pair(..) => action.to_string(),
+        Operand::MicroBatch(..) if *lane == Lane::Compute => action.to_string(),
+        Operand::MicroBatch(stage, i) => format!("{words} {of} stage {stage}, micro-batch {i}"),
+        Operand::Peer(_, i, peer) => format!("{words} of micro-batch {i} {way} rank {peer}"),
+        Operand::Stage(stage) => format!("{words} {of} stage {stage}"),
+        Operand::Nothing => words.to_string(),
     }
 }
 
@@ -170,10 +170,12 @@ impl<W: Write> Events<W> {
         let (action, place) = span.action.parts();
         let kind = action.row().words;
         let backward = match place {
-            Place::Pair(_, backward) => Some(backward),
-            Place::Nothing | Place::Stage(_) | Place::MicroBatch(..) | Place::Peer(..) => None,
+            Operand::Pair(_, backward) => Some(backward),
+            Operand::Nothing | Operand::Stage(_) | Operand::MicroBatch(..) | Operand::Peer(..) => {
+                None
+            }
         };
-        let peer = if let Place::Peer(.., peer) = place { Some(peer) } else { None };
+        let peer = if let Operand::Peer(.., peer) = place { Some(peer) } else { None };
         let category = match span.lane {
             Lane::Compute => "compute",
             Lane::Communication => "communication",

@@ -6,7 +6,7 @@
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::action::{ACTIONS, Names, Place};
+use crate::action::{ACTIONS, Names, Operand};
 use crate::ir::Action;
 use crate::timeline::{Lane, MemoryPoint, MemoryUnit, RankTimeline, SaveSpan, Span, Timeline};
 
@@ -28,18 +28,18 @@ pub enum TraceError {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Raw {
+struct RawTrace {
     #[serde(rename = "displayTimeUnit")]
     _unit: IgnoredAny,
     #[serde(rename = "otherData")]
-    other: Other,
+    other: TraceHeader,
     #[serde(rename = "traceEvents")]
-    events: Vec<Event>,
+    events: Vec<TraceEvent>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Other {
+struct TraceHeader {
     title: String,
     #[serde(default)]
     facts: Vec<String>,
@@ -57,7 +57,7 @@ fn bytes() -> MemoryUnit {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Event {
+struct TraceEvent {
     ph: String,
     name: String,
     pid: usize,
@@ -109,8 +109,9 @@ pub fn is_trace(text: &str) -> bool {
 /// # Errors
 /// Names the first event that [`chrome::write`](super::chrome::write) would not have written.
 pub fn read(text: &str) -> Result<Timeline, TraceError> {
-    let raw: Raw = serde_json::from_str(text).map_err(|e| TraceError::Syntax(e.to_string()))?;
-    let Other { title, facts, memory: memory_unit, placement, ranks } = raw.other;
+    let raw: RawTrace =
+        serde_json::from_str(text).map_err(|e| TraceError::Syntax(e.to_string()))?;
+    let TraceHeader { title, facts, memory: memory_unit, placement, ranks } = raw.other;
     let empty = |(pp, group)| RankTimeline { pp, group, ..Default::default() };
     let ranks = ranks.into_iter().map(empty).collect();
     let mut timeline = Timeline { title, facts, memory_unit, placement, ranks };
@@ -124,7 +125,7 @@ pub fn read(text: &str) -> Result<Timeline, TraceError> {
     Ok(timeline)
 }
 
-fn add(timeline: &mut Timeline, event: &Event) -> Result<(), String> {
+fn add(timeline: &mut Timeline, event: &TraceEvent) -> Result<(), String> {
     let (stages, ranks) = (timeline.placement.len(), timeline.ranks.len());
     let Some(rank) = timeline.ranks.get_mut(event.pid) else {
         return Err(format!("pid = {}: otherData has ranks 0..{ranks}", event.pid));
@@ -147,7 +148,7 @@ fn add(timeline: &mut Timeline, event: &Event) -> Result<(), String> {
     Ok(())
 }
 
-fn span(name: &str, event: &Event, stages: usize) -> Result<Span, String> {
+fn span(name: &str, event: &TraceEvent, stages: usize) -> Result<Span, String> {
     let action = action(&event.args)
         .ok_or_else(|| format!("{name:?}: its args are of no action, such as an F with a stage"))?;
     let lane = match event.cat.as_deref() {
@@ -165,7 +166,7 @@ fn span(name: &str, event: &Event, stages: usize) -> Result<Span, String> {
     Ok(Span { lane, action, start_ns, end_ns: start_ns + nanos("dur", event.dur)? })
 }
 
-fn save(name: &str, event: &Event) -> Result<SaveSpan, String> {
+fn save(name: &str, event: &TraceEvent) -> Result<SaveSpan, String> {
     let Args { kind: Some(kind), step: Some(step), blocked_ns: Some(blocked_ns), .. } = &event.args
     else {
         return Err(format!("{name:?}: a save needs args.kind, step and blocked_ns"));
@@ -194,16 +195,16 @@ fn action(args: &Args) -> Option<Action> {
     let row = ACTIONS.iter().find(|row| row.words == words)?;
     let stage_and_batch = args.stage.zip(args.micro_batch);
     let place = match row.names {
-        Names::Nothing => Place::Nothing,
-        Names::Stage => Place::Stage(args.stage?),
-        Names::MicroBatch => stage_and_batch.map(|(stage, i)| Place::MicroBatch(stage, i))?,
+        Names::Nothing => Operand::Nothing,
+        Names::Stage => Operand::Stage(args.stage?),
+        Names::MicroBatch => stage_and_batch.map(|(stage, i)| Operand::MicroBatch(stage, i))?,
         Names::Peer => {
             let (stage, micro_batch) = stage_and_batch?;
-            Place::Peer(stage, micro_batch, args.peer?)
+            Operand::Peer(stage, micro_batch, args.peer?)
         }
         Names::Pair => {
             let backward = args.backward_stage.zip(args.backward_micro_batch)?;
-            Place::Pair(stage_and_batch?, backward)
+            Operand::Pair(stage_and_batch?, backward)
         }
     };
     Action::new(row.kind, place)

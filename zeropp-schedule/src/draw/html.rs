@@ -9,7 +9,7 @@ use super::{
     escape, palette, place,
     style::{LOOKS, extent, hex, look_of, makespan_ns, peak, rank_name, shades, time_text},
 };
-use crate::action::{Place, Texture};
+use crate::action::{Operand, Texture};
 use crate::timeline::{Lane, Timeline};
 
 /// Writes one run as a page.
@@ -210,7 +210,7 @@ fn percent(share: f64) -> String {
 #[derive(Serialize)]
 struct Page<'a> {
     styles: Vec<StyleData>,
-    runs: Vec<Run<'a>>,
+    runs: Vec<DrawnRun<'a>>,
     /// Length of the longest run, ns.
     length: u64,
 }
@@ -224,7 +224,7 @@ struct StyleData {
 }
 
 #[derive(Serialize)]
-struct Run<'a> {
+struct DrawnRun<'a> {
     title: &'a str,
     /// Until its last span's end, ns.
     length: u64,
@@ -234,11 +234,11 @@ struct Run<'a> {
     most: String,
     /// Shade of each stage, 0 to 1.
     shades: Vec<f64>,
-    ranks: Vec<Rank>,
+    ranks: Vec<RankView>,
 }
 
 #[derive(Serialize)]
-struct Rank {
+struct RankView {
     name: String,
     bubble: String,
     peak: String,
@@ -271,7 +271,7 @@ fn data(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
     // Runs in other units have no scale in common.
     let alike = |unit| timelines.iter().filter(move |t| t.memory_unit == unit);
     let most = |unit| alike(unit).flat_map(|t| &t.ranks).map(peak).max().unwrap_or(0);
-    let runs: Vec<Run> = timelines.iter().map(|t| run(t, most(t.memory_unit))).collect();
+    let runs: Vec<DrawnRun> = timelines.iter().map(|t| run(t, most(t.memory_unit))).collect();
     let page = Page {
         styles: styles.collect(),
         length: runs.iter().map(|r| r.length).max().unwrap_or(1),
@@ -281,11 +281,11 @@ fn data(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
     out.write_all(json.replace('<', "\\u003c").as_bytes())
 }
 
-fn run(timeline: &Timeline, memory: u64) -> Run<'_> {
+fn run(timeline: &Timeline, memory: u64) -> DrawnRun<'_> {
     let (start, end) = extent(timeline);
     let bubbles = timeline.bubbles();
     let ranks = (0..timeline.ranks.len()).map(|i| rank(timeline, i, bubbles[i], start));
-    Run {
+    DrawnRun {
         title: &timeline.title,
         length: end - start,
         memory,
@@ -295,7 +295,7 @@ fn run(timeline: &Timeline, memory: u64) -> Run<'_> {
     }
 }
 
-fn rank(timeline: &Timeline, index: usize, bubble: f64, start: u64) -> Rank {
+fn rank(timeline: &Timeline, index: usize, bubble: f64, start: u64) -> RankView {
     let rank = &timeline.ranks[index];
     let mut rows: [Vec<Vec<i64>>; 2] = Default::default();
     let mut before: [Vec<u64>; 2] = Default::default();
@@ -308,11 +308,13 @@ fn rank(timeline: &Timeline, index: usize, bubble: f64, start: u64) -> Rank {
             before[lane].push(start);
         }
         let pair = match span.action.parts().1 {
-            Place::Pair(_, backward) => {
+            Operand::Pair(_, backward) => {
                 pairs.push(backward);
                 pairs.len() as i64 - 1
             }
-            Place::Nothing | Place::Stage(_) | Place::MicroBatch(..) | Place::Peer(..) => -1,
+            Operand::Nothing | Operand::Stage(_) | Operand::MicroBatch(..) | Operand::Peer(..) => {
+                -1
+            }
         };
         let number = |n: Option<usize>| n.map_or(-1, |n| n as i64);
         rows[lane][p.row].extend([
@@ -326,7 +328,7 @@ fn rank(timeline: &Timeline, index: usize, bubble: f64, start: u64) -> Rank {
         before[lane][p.row] = span.start_ns;
     }
     let own = rank.own_span().map_or(Vec::new(), |(a, b)| vec![a - start, b - start]);
-    Rank {
+    RankView {
         name: rank_name(index, rank),
         bubble: percent(bubble),
         peak: match rank.memory.is_empty() {

@@ -1,6 +1,6 @@
 //! Kinds of schedule side by side, as a chart: bubble over memory.
 
-use super::chart::{Dot, Look, Panel};
+use super::chart::{CurveStyle, Dot, Panel};
 use crate::timeline::MemoryUnit;
 
 /// Axes of smaller bubbles, in per cent, are not drawn larger.
@@ -29,7 +29,7 @@ pub fn panel(kinds: &[KindDot], memory: MemoryUnit) -> Panel {
         name: kind.kind.clone(),
         about: format!("{}: {:.2} %, {}", kind.kind, 100.0 * kind.bubble, memory.text(kind.peak)),
         at: (kind.peak as f64 / size, 100.0 * kind.bubble),
-        look: Look::one_of(usize::from(kind.chosen), 2),
+        look: CurveStyle::one_of(usize::from(kind.chosen), 2),
     };
     Panel {
         dots: kinds.iter().map(dot).collect(),

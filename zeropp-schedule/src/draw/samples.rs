@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use crate::{
-    action::{ACTIONS, Names, Place},
+    action::{ACTIONS, Names, Operand},
     ir::{Action, Compute, Message, looping},
     timeline::{Lane, MemoryPoint, MemoryUnit, RankTimeline, SaveSpan, Span, Timeline},
 };
@@ -21,7 +21,7 @@ const SEND: u64 = 150_007;
 pub(crate) fn gpipe(pp: usize, groups: usize, m: usize, steps: usize) -> Timeline {
     let mut ranks = Vec::new();
     for group in 0..groups {
-        let mut clock = Clock { pp, ..Clock::default() };
+        let mut clock = SampleClock { pp, ..SampleClock::default() };
         clock.ranks = (0..pp)
             .map(|p| RankTimeline {
                 name: format!("pp {p} · zero3 {group}"),
@@ -43,14 +43,14 @@ pub(crate) fn gpipe(pp: usize, groups: usize, m: usize, steps: usize) -> Timelin
 }
 
 #[derive(Default)]
-struct Clock {
+struct SampleClock {
     pp: usize,
     now: Vec<u64>,
     ranks: Vec<RankTimeline>,
     arrived: HashMap<(Message, usize, usize, usize), u64>,
 }
 
-impl Clock {
+impl SampleClock {
     fn step(&mut self, step: usize, m: usize) {
         for p in 0..self.pp {
             let gather = Action::AllGather { stage: p };
@@ -187,11 +187,11 @@ pub(crate) fn any_action(stages: usize, micro_batches: usize) -> impl Strategy<V
     let rows: Vec<_> = ACTIONS.iter().collect();
     (prop::sample::select(rows), place.clone(), place).prop_map(|(row, one, other)| {
         let place = match row.names {
-            Names::Nothing => Place::Nothing,
-            Names::Stage => Place::Stage(one.0),
-            Names::MicroBatch => Place::MicroBatch(one.0, one.1),
-            Names::Peer => Place::Peer(one.0, one.1, other.0),
-            Names::Pair => Place::Pair(one, other),
+            Names::Nothing => Operand::Nothing,
+            Names::Stage => Operand::Stage(one.0),
+            Names::MicroBatch => Operand::MicroBatch(one.0, one.1),
+            Names::Peer => Operand::Peer(one.0, one.1, other.0),
+            Names::Pair => Operand::Pair(one, other),
         };
         Action::new(row.kind, place).expect("its row says what it names")
     })

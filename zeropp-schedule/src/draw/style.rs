@@ -7,7 +7,7 @@
 use std::sync::LazyLock;
 
 use crate::{
-    action::{ACTIONS, Look},
+    action::{ACTIONS, ActionStyle},
     ir::Action,
     timeline::{RankTimeline, Timeline},
 };
@@ -22,8 +22,8 @@ pub(super) const WHOLE_BACKWARD: usize = 3;
 pub(super) const OVERLAP: usize = 12;
 
 /// All looks of actions in the order of legends; [`look_of`] gives an index.
-pub(super) static LOOKS: LazyLock<Vec<&Look>> = LazyLock::new(|| {
-    let mut looks: Vec<&Look> = ACTIONS.iter().map(|row| &row.look).collect();
+pub(super) static LOOKS: LazyLock<Vec<&ActionStyle>> = LazyLock::new(|| {
+    let mut looks: Vec<&ActionStyle> = ACTIONS.iter().map(|row| &row.look).collect();
     looks.sort_by_key(|look| look.place);
     looks.dedup();
     looks

@@ -140,7 +140,7 @@ impl<'a> Picture<'a> {
     }
 
     fn ink(&self, style: usize, stage: Option<usize>) -> Ink {
-        // Only what belongs to computes is shaded; thin lanes are told apart by colour alone.
+        // Only what belongs to computes is shaded; thin lanes are distinguished by colour alone.
         let shade = match stage {
             Some(stage) if style < 5 => self.shades.get(stage).copied().unwrap_or(0.0),
             _ => 0.0,

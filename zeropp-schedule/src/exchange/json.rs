@@ -24,7 +24,7 @@ use crate::{
 
 mod costs;
 
-pub use costs::Costs;
+pub use costs::JsonCosts;
 
 /// A schedule with what is known about it.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,7 +32,7 @@ pub struct Document {
     /// The schedule.
     pub schedule: Schedule,
     /// What its actions cost.
-    pub costs: Option<Costs>,
+    pub costs: Option<JsonCosts>,
     /// What a simulation with these costs measured.
     pub measures: Option<Measures>,
 }
@@ -103,7 +103,7 @@ pub enum JsonError {
 /// The top level; every value is looked at one by one, so that an error can name its field.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Raw {
+struct RawSchedule {
     kind: Value,
     pp: Value,
     stages: Value,
@@ -130,7 +130,8 @@ struct Raw {
 /// # Errors
 /// Names the first field that does not work, its value and what would.
 pub fn read(text: &str) -> Result<Document, JsonError> {
-    let raw: Raw = serde_json::from_str(text).map_err(|e| JsonError::Syntax(e.to_string()))?;
+    let raw: RawSchedule =
+        serde_json::from_str(text).map_err(|e| JsonError::Syntax(e.to_string()))?;
     let pp: usize = field("pp", &raw.pp, "a whole number above 0")?;
     let stages: usize = field("stages", &raw.stages, "a whole number above 0")?;
     let micro_batches = field("micro_batches", &raw.micro_batches, "a whole number above 0")?;
@@ -245,8 +246,9 @@ fn check_numbers(
 ///
 /// # Errors
 /// As [`read`].
-pub(crate) fn check_costs(value: &Value, stages: usize) -> Result<Costs, JsonError> {
-    let costs: Costs = Costs::deserialize(value).map_err(|e| JsonError::Syntax(e.to_string()))?;
+pub(crate) fn check_costs(value: &Value, stages: usize) -> Result<JsonCosts, JsonError> {
+    let costs: JsonCosts =
+        JsonCosts::deserialize(value).map_err(|e| JsonError::Syntax(e.to_string()))?;
     match costs.fault(stages) {
         None => Ok(costs),
         Some((name, works)) => Err(wrong(name, value.get(name).unwrap_or(&Value::Null), works)),
@@ -254,8 +256,8 @@ pub(crate) fn check_costs(value: &Value, stages: usize) -> Result<Costs, JsonErr
 }
 
 /// The costs of a schedule, for fields called `costs.…`.
-fn read_costs(value: &Value, stages: usize) -> Result<Costs, JsonError> {
-    let costs: Costs = field("costs", value, "an object of costs")?;
+fn read_costs(value: &Value, stages: usize) -> Result<JsonCosts, JsonError> {
+    let costs: JsonCosts = field("costs", value, "an object of costs")?;
     match costs.fault(stages) {
         None => Ok(costs),
         Some((name, works)) => {
@@ -265,7 +267,7 @@ fn read_costs(value: &Value, stages: usize) -> Result<Costs, JsonError> {
     }
 }
 
-fn read_measures(raw: &Raw, pp: usize) -> Result<Option<Measures>, JsonError> {
+fn read_measures(raw: &RawSchedule, pp: usize) -> Result<Option<Measures>, JsonError> {
     let fields = [
         ("makespan", &raw.makespan),
         ("own_span_max", &raw.own_span_max),

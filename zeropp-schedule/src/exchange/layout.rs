@@ -4,19 +4,19 @@ use super::{Format, csv};
 
 /// Row and column of every action of a file, both from 1.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Layout {
+pub struct ActionPositions {
     ranks: Vec<Vec<(usize, usize)>>,
 }
 
-impl Layout {
+impl ActionPositions {
     /// Of a text that [`read`](super::read) takes. In a CSV a column is a cell, in JSON a
     /// character.
-    pub fn new(text: &str, format: Format) -> Layout {
+    pub fn new(text: &str, format: Format) -> ActionPositions {
         let ranks = match format {
             Format::Csv => of_csv(text),
             Format::Json => of_json(text),
         };
-        Layout { ranks }
+        ActionPositions { ranks }
     }
 
     /// Row and column of action `index`, from 0, of a rank.
@@ -89,13 +89,13 @@ mod tests {
 
     #[test]
     fn actions_are_found_where_they_stand() {
-        let layout = Layout::new("#units,2\n0F0,,0B0\n,1F0\n", Format::Csv);
+        let layout = ActionPositions::new("#units,2\n0F0,,0B0\n,1F0\n", Format::Csv);
         assert_eq!(layout.place(0, 1), Some((2, 3)), "an idle cell is a column");
         assert_eq!(layout.place(1, 0), Some((3, 2)));
         assert_eq!((layout.place(0, 2), layout.place(2, 0)), (None, None));
         let text = "{\"kind\": \"actions\", \"a\\\"\": [[\"x\"]],\n \"actions\": [[\"0F0\",\n  \
                     \"0B0\"], [\"1F0\"]], \"b\": [\"y\"]}";
-        let layout = Layout::new(text, Format::Json);
+        let layout = ActionPositions::new(text, Format::Json);
         assert_eq!(layout.place(0, 0), Some((2, 15)));
         assert_eq!(layout.place(0, 1), Some((3, 3)));
         assert_eq!(layout.place(1, 0), Some((3, 12)));

@@ -33,9 +33,9 @@ mod samples;
 
 use std::fmt;
 
-pub use layout::Layout;
+pub use layout::ActionPositions;
 
-use crate::action::{ACTIONS, ActionRow, Names, Place};
+use crate::action::{ACTIONS, ActionRow, Names, Operand};
 use crate::ir::{Action, Compute, Schedule, Task};
 
 /// The form of a schedule file.
@@ -77,11 +77,11 @@ pub fn spell(action: &Action) -> String {
     let (kind, place) = action.parts();
     let ActionRow { file, .. } = kind.row();
     match place {
-        Place::Nothing => file.to_string(),
-        Place::Stage(stage) => format!("{stage}{file}"),
-        Place::MicroBatch(stage, i) => format!("{stage}{file}{i}"),
-        Place::Peer(stage, i, peer) => format!("{stage}{file}{i}@{peer}"),
-        Place::Pair(forward, backward) => {
+        Operand::Nothing => file.to_string(),
+        Operand::Stage(stage) => format!("{stage}{file}"),
+        Operand::MicroBatch(stage, i) => format!("{stage}{file}{i}"),
+        Operand::Peer(stage, i, peer) => format!("{stage}{file}{i}@{peer}"),
+        Operand::Pair(forward, backward) => {
             let compute = |kind, (stage, i)| spell(&Action::compute(kind, stage, i));
             let [f, b] = [compute(Compute::F, forward), compute(Compute::BW, backward)];
             format!("({f};{b}){file}")
@@ -97,7 +97,7 @@ pub fn parse(text: &str) -> Result<Action, SpellingError> {
     let fail = |problem: String| SpellingError { found: clip(text), problem };
     let named = |names: Names| ACTIONS.iter().filter(move |row| row.names == names);
     if let Some(row) = named(Names::Nothing).find(|row| row.file == text) {
-        return Ok(Action::new(row.kind, Place::Nothing).expect("it names nothing"));
+        return Ok(Action::new(row.kind, Operand::Nothing).expect("it names nothing"));
     }
     if let Some(inside) = text.strip_prefix('(') {
         return parse_overlap(inside).ok_or_else(|| {
@@ -132,9 +132,9 @@ pub fn parse(text: &str) -> Result<Action, SpellingError> {
         return Err(fail(format!("unknown kind {found:?}; known kinds: {known}")));
     };
     let place = match (micro_batch, peer) {
-        (None, _) => Place::Stage(stage),
-        (Some(micro_batch), None) => Place::MicroBatch(stage, micro_batch),
-        (Some(micro_batch), Some(peer)) => Place::Peer(stage, micro_batch, peer),
+        (None, _) => Operand::Stage(stage),
+        (Some(micro_batch), None) => Operand::MicroBatch(stage, micro_batch),
+        (Some(micro_batch), Some(peer)) => Operand::Peer(stage, micro_batch, peer),
     };
     Action::new(row.kind, place).ok_or_else(|| match micro_batch {
         _ if row.names == Names::Peer => {

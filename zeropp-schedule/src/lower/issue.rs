@@ -15,7 +15,7 @@ use crate::ir::{Action, Schedule, Task};
 use crate::links::Named;
 
 /// A message, and its two ends where it is one of a split head.
-type Key = (Named, Option<(usize, usize)>);
+type MessageKey = (Named, Option<(usize, usize)>);
 
 /// When an operation takes place: the computes before it on the longest way to it, the rank that
 /// decides (a message's sender), and its place there.
@@ -39,7 +39,7 @@ struct Moments {
     /// By rank, of each action: the computes before it.
     clocks: Vec<Vec<usize>>,
     /// Of each message.
-    messages: HashMap<Key, Moment>,
+    messages: HashMap<MessageKey, Moment>,
 }
 
 impl Moments {
@@ -49,12 +49,12 @@ impl Moments {
         let mut passed_on = PassedOn::new(head.as_ref());
         let mut clocks: Vec<Vec<usize>> = vec![Vec::new(); program.pp()];
         let mut now = vec![0usize; program.pp()];
-        let mut messages: HashMap<Key, Moment> = HashMap::new();
-        let mut waiting: HashMap<Key, usize> = HashMap::new();
+        let mut messages: HashMap<MessageKey, Moment> = HashMap::new();
+        let mut waiting: HashMap<MessageKey, usize> = HashMap::new();
         let mut ready: Vec<usize> = (0..program.pp()).collect();
         while let Some(rank) = ready.pop() {
             while let Some(action) = program.ranks[rank].get(clocks[rank].len()) {
-                let inputs: Vec<Key> = taken(program, head.as_ref(), rank, action);
+                let inputs: Vec<MessageKey> = taken(program, head.as_ref(), rank, action);
                 if let Some(key) = inputs.iter().find(|key| !messages.contains_key(key)) {
                     waiting.insert(*key, rank);
                     break;
@@ -84,7 +84,7 @@ impl Moments {
     }
 
     /// The message whose place is to be found: of a receive, or of what a split head sends.
-    fn moved(&self, program: &Schedule, rank: usize, action: &Action) -> Option<Key> {
+    fn moved(&self, program: &Schedule, rank: usize, action: &Action) -> Option<MessageKey> {
         let end = self.head.as_ref().and_then(|head| Some((head, head.end(rank, action)?)));
         match end {
             Some((head, Ok(end))) => Some(key(head, end.edge, end.micro_batch)),
@@ -174,7 +174,12 @@ impl<'a> PassedOn<'a> {
     }
 
     /// Sends a message, and all that pass it on, if they can go: those that have gone.
-    fn send(&self, edge: usize, i: usize, messages: &mut HashMap<Key, Moment>) -> Vec<Key> {
+    fn send(
+        &self,
+        edge: usize,
+        i: usize,
+        messages: &mut HashMap<MessageKey, Moment>,
+    ) -> Vec<MessageKey> {
         let Some(head) = self.head else { return Vec::new() };
         let mut gone = Vec::new();
         let mut left = vec![edge];
@@ -197,13 +202,13 @@ impl<'a> PassedOn<'a> {
     }
 }
 
-fn key(head: &Head, edge: usize, micro_batch: usize) -> Key {
+fn key(head: &Head, edge: usize, micro_batch: usize) -> MessageKey {
     let of = &head.edges[edge];
     (Named::Head(of.message, micro_batch), Some((of.from, of.to)))
 }
 
 /// The messages that an action's computes take from other ranks.
-fn taken(program: &Schedule, head: Option<&Head>, rank: usize, action: &Action) -> Vec<Key> {
+fn taken(program: &Schedule, head: Option<&Head>, rank: usize, action: &Action) -> Vec<MessageKey> {
     let mut all = Vec::new();
     for Task { kind, stage, micro_batch } in action.computes() {
         if let Some(head) = head {
@@ -219,7 +224,7 @@ fn taken(program: &Schedule, head: Option<&Head>, rank: usize, action: &Action) 
 }
 
 /// The message that a receive is for.
-fn received(program: &Schedule, action: &Action) -> Option<Key> {
+fn received(program: &Schedule, action: &Action) -> Option<MessageKey> {
     let Action::Recv { message, stage, micro_batch } = *action else { return None };
     let producer = message.producer(stage, program.stages())?;
     Some((Named::Stage(message, producer, micro_batch), None))
@@ -231,7 +236,7 @@ fn is_head_recv(action: &Action) -> bool {
 
 /// Whether other ranks take part.
 fn is_operation(action: &Action) -> bool {
-    action.row().partners != Partners::Nobody
+    action.row().partners != Partners::NoRank
 }
 
 #[cfg(test)]

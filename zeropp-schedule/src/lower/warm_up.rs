@@ -1,12 +1,12 @@
 //! How far ranks may go in a step before they know that the update before it was right.
 
-use super::Programs;
+use super::ComputePrograms;
 use crate::ir::{Action, Compute, Task};
 
 /// The number of compute actions in each rank's warm-up: forwards before its first backward, of
 /// which none needs, by any way, what a rank does after its own warm-up. So all ranks' warm-ups
 /// together can run, and run again, without any of what follows them.
-pub(super) fn warm_ups(programs: &Programs) -> Vec<usize> {
+pub(super) fn warm_ups(programs: &ComputePrograms) -> Vec<usize> {
     // Of a split head nothing stands in a warm-up, nor what makes its input.
     let first_out = programs.schedule.wide_stage().map_or(usize::MAX, |wide| wide - 1);
     let is_forward = |action: &Action| {

@@ -62,8 +62,8 @@ pub(super) fn add_gathers(
     }
 }
 
-/// AG before the first F of each unit's slice of a split head, FREE after its last B; where the next
-/// unit's F begin before that, they have what is there.
+/// AG before the first F of each unit's slice of a split head, FREE after its last B; where the
+/// next unit's F begin before that, they have what is there.
 pub(super) fn add_slice_gathers(
     schedule: &Schedule,
     program: &[Action],
@@ -154,7 +154,7 @@ fn per_visit(visits: &[Visit], prefetch: usize, inserts: &mut Inserts) {
 /// Before each visit: FREE what is not among the next 1 + `prefetch` stages, AG what is missing.
 fn look_ahead(visits: &[Visit], prefetch: usize, inserts: &mut Inserts) {
     let mut resident: Vec<Key> = Vec::new();
-    let mut window = Window::default();
+    let mut window = PrefetchWindow::default();
     for (j, visit) in visits.iter().enumerate() {
         window.advance(visits, j, prefetch);
         // Not at j = 0: nothing is resident then.
@@ -194,14 +194,14 @@ type Key = (usize, usize);
 /// a key whose stage is in it for another unit, because that stage is freed and gathered anew at
 /// the boundary. Its end only moves forward, so that all windows together cost one pass.
 #[derive(Default)]
-struct Window {
+struct PrefetchWindow {
     /// Keys with the number of visits they have in the window.
     keys: Vec<(Key, usize)>,
     /// The first visit after the window.
     end: usize,
 }
 
-impl Window {
+impl PrefetchWindow {
     /// Moves the start from visit j − 1 to visit j.
     fn advance(&mut self, visits: &[Visit], j: usize, prefetch: usize) {
         if let Some(left) = j.checked_sub(1) {

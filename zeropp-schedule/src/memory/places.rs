@@ -8,15 +8,15 @@ const NONE: usize = usize::MAX;
 
 /// One place for each stage and micro-batch that a rank's program has.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct MicroBatchSlots {
     /// The first place of each stage.
     first: Vec<usize>,
     len: usize,
 }
 
-impl Places {
+impl MicroBatchSlots {
     /// Of a program of a pipeline of so many stages. What it only receives has a place, too.
-    pub(super) fn new(program: &[Action], stages: usize) -> Places {
+    pub(super) fn new(program: &[Action], stages: usize) -> MicroBatchSlots {
         let mut first = vec![NONE; stages];
         let (mut own, mut batches) = (0, 0);
         let mut see = |stage: usize, micro_batch: usize| {
@@ -32,7 +32,7 @@ impl Places {
             }
         }
         first.iter_mut().filter(|at| **at != NONE).for_each(|at| *at *= batches);
-        Places { first, len: own * batches }
+        MicroBatchSlots { first, len: own * batches }
     }
 
     /// Their number.
@@ -55,7 +55,7 @@ impl Places {
 pub(super) fn units(
     program: &[Action],
     stages: &[StageBytes],
-    places: &Places,
+    places: &MicroBatchSlots,
 ) -> Vec<Option<usize>> {
     if stages.iter().all(|s| s.gradient_in_forward == 0) {
         return Vec::new();

@@ -34,7 +34,7 @@ pub struct StageBytes {
     /// That part of it which F makes: a head's.
     pub gradient_in_forward: u64,
     /// Whether the gradient of a step's first unit stays with the rank as the sum of its units, so
-    /// that it counts as that and never here: where nobody shares the stage with the rank.
+    /// that it counts as that and never here: where no other shares the stage with the rank.
     pub keeps_first_gradient: bool,
     /// The rank's share of the sum over the units; what a first gradient that stays counts as is
     /// its own size.

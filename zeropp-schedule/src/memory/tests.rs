@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::action::{ACTIONS, Held, Names};
+use crate::action::{ACTIONS, HeldKind, Names};
 use crate::lower::{LowerOptions, OptimizerSync, lower};
 use crate::schedules::{KINDS, Shape, generate, generate_split};
 
@@ -335,13 +335,13 @@ proptest! {
 fn every_action_takes_and_gives_the_memory_that_its_row_says() {
     let of = |held: &MemoryBytes| {
         [
-            (Held::Gathered, held.gathered),
-            (Held::Packed, held.packed_weights),
-            (Held::Gradient, held.gradient),
-            (Held::GradientShard, held.gradient_shard),
-            (Held::Activation, held.activation),
-            (Held::Stash, held.weight_stash),
-            (Held::Communication, held.communication),
+            (HeldKind::Gathered, held.gathered),
+            (HeldKind::Packed, held.packed_weights),
+            (HeldKind::Gradient, held.gradient),
+            (HeldKind::GradientShard, held.gradient_shard),
+            (HeldKind::Activation, held.activation),
+            (HeldKind::Stash, held.weight_stash),
+            (HeldKind::Communication, held.communication),
         ]
     };
     let bytes = StageBytes {

@@ -3,7 +3,7 @@
 use super::closed_forms::{complete, config, timed};
 use super::timing::Timing;
 use super::zeropp_auto::zeropp_auto_unit;
-use super::zeropp_place::{Cutoff, DeadEnd, Home, Policy, Steps};
+use super::zeropp_place::{Cutoff, DeadEnd, Home, Policy, StepPlacer};
 use super::*;
 use crate::ir::Schedule;
 use crate::ir::{Compute, Task};
@@ -36,7 +36,7 @@ fn blockwise(shape: &Shape, schedule: &Schedule) {
 
 #[test]
 fn bubble_of_the_14b_profile() {
-    let costs = Costs::uniform(8, 11347, 11248, 8132, 377);
+    let costs = OrderCosts::uniform(8, 11347, 11248, 8132, 377);
     for (unit, fixed_at, at_most) in [(7, 0.0471, 0.0471), (8, 0.0414, 0.0261), (12, 0.028, 0.002)]
     {
         for units in [1, 4] {
@@ -60,7 +60,7 @@ fn bubble_of_the_14b_profile() {
 
 #[test]
 fn unit_is_chosen_within_the_limit() {
-    let costs = Costs::uniform(8, 11347, 11248, 8132, 377);
+    let costs = OrderCosts::uniform(8, 11347, 11248, 8132, 377);
     let shape = Shape { pp: 4, virtual_stages: 2, micro_batches: 48, unit: 1 };
     // Room for 12 micro-batches on two stages, at two units of memory each.
     let (unit, schedule) = zeropp_auto_unit(&shape, &costs.clone().with_limit(48)).unwrap();
@@ -76,12 +76,12 @@ fn unit_is_chosen_within_the_limit() {
 }
 
 /// Shapes with uneven stages, gathers and reductions.
-fn settings() -> impl Strategy<Value = (Shape, Costs)> {
+fn settings() -> impl Strategy<Value = (Shape, OrderCosts)> {
     let times = proptest::collection::vec((1u64..30, 1u64..30, 1u64..30, 0u64..60, 0u64..60), 20);
     (1usize..6, 1usize..5, 1usize..12, 1usize..20, 0u64..9, times).prop_map(
         |(pp, virtual_stages, unit, micro_batches, send, times)| {
             let shape = Shape { pp, virtual_stages, micro_batches, unit };
-            let mut costs = Costs::uniform(shape.stages(), 0, 0, 0, send);
+            let mut costs = OrderCosts::uniform(shape.stages(), 0, 0, 0, send);
             for (s, (f, b, w, gather, reduce)) in times.into_iter().take(shape.stages()).enumerate()
             {
                 (costs.f[s], costs.b[s], costs.w[s]) = (f, b, w);
@@ -147,8 +147,8 @@ proptest! {
         }
         let home = [Home::WithB, Home::InBlock, Home::InUnit][home];
         let policy = Policy { warm_up, quarters, paced, home };
-        let costs = Costs { mem_limit: limit, ..costs };
-        let mut steps = Steps::new(&shape, &costs);
+        let costs = OrderCosts { mem_limit: limit, ..costs };
+        let mut steps = StepPlacer::new(&shape, &costs);
         let Ok(score) = steps.score(&policy, Cutoff::NONE) else {
             prop_assert!(limit.is_some());
             prop_assert_eq!(steps.write(&policy), Err(DeadEnd));
@@ -178,7 +178,7 @@ proptest! {
 /// micro-batch, with F = B = W.
 fn v_block(kind: &str, pp: usize, micro_batches: usize) -> (i64, u64) {
     let shape = Shape { pp, virtual_stages: 2, micro_batches, unit: micro_batches };
-    let mut costs = Costs::uniform(2 * pp, 1, 1, 1, 0);
+    let mut costs = OrderCosts::uniform(2 * pp, 1, 1, 1, 0);
     (costs.mem_b, costs.mem_w) = (vec![0; 2 * pp], vec![-2; 2 * pp]);
     let schedule = match kind {
         "v-half" => v_half(&shape, &costs),
@@ -213,7 +213,7 @@ proptest! {
         pp in 1usize..8, m in 1usize..24, c in 0u64..9,
         times in proptest::collection::vec((1u64..30, 1u64..30, 1u64..30), 14),
     ) {
-        let mut costs = Costs::uniform(2 * pp, 0, 0, 0, c);
+        let mut costs = OrderCosts::uniform(2 * pp, 0, 0, 0, c);
         for (s, (f, b, w)) in times.into_iter().take(2 * pp).enumerate() {
             (costs.f[s], costs.b[s], costs.w[s]) = (f, b, w);
         }

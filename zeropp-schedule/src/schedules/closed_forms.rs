@@ -13,12 +13,12 @@ fn shape(pp: usize, virtual_stages: usize, micro_batches: usize) -> Shape {
     Shape { pp, virtual_stages, micro_batches, unit: micro_batches }
 }
 
-pub(super) fn timed(schedule: &Schedule, costs: &Costs) -> Timing {
+pub(super) fn timed(schedule: &Schedule, costs: &OrderCosts) -> Timing {
     time(&schedule.ranks, &schedule.placement, schedule.micro_batches(), costs)
         .unwrap_or_else(|stuck| panic!("{} is stuck at {:?}", schedule.kind, stuck.0))
 }
 
-fn made(kind: &str, shape: Shape, costs: &Costs) -> Timing {
+fn made(kind: &str, shape: Shape, costs: &OrderCosts) -> Timing {
     let schedule = generate(kind, &shape).unwrap();
     complete(&schedule);
     timed(&schedule, costs)
@@ -81,9 +81,9 @@ proptest! {
 
     #[test]
     fn whole_backwards((f, b, w) in times(), p in 1usize..9, v in 1usize..5, n in 1usize..5) {
-        let costs = Costs::uniform(p * v, f, b, w, 0);
+        let costs = OrderCosts::uniform(p * v, f, b, w, 0);
         let bubble = (p as u64 - 1) * (f + b + w);
-        let one = Costs::uniform(p, f, b, w, 0);
+        let one = OrderCosts::uniform(p, f, b, w, 0);
         all_idle(&made("gpipe", shape(p, 1, n * p), &one), bubble);
         let t = made("1f1b", shape(p, 1, n * p), &one);
         all_idle(&t, bubble);
@@ -100,13 +100,13 @@ proptest! {
     #[test]
     fn few_micro_batches_on_one_stage((f, b, w) in times(), p in 1usize..9, less in 0usize..8) {
         let m = p - less.min(p - 1);
-        let costs = Costs::uniform(p, f, b, w, 0);
+        let costs = OrderCosts::uniform(p, f, b, w, 0);
         let t = made("1f1b", shape(p, 1, m), &costs);
         prop_assert_eq!(t.makespan, (m + p - 1) as u64 * (f + b + w));
         // Split, the last rank's m-th gradient comes back without a W on its way, if W is the
         // shortest and B the longest of the three.
         let (w, b) = (w.min(f), b.max(f));
-        let costs = Costs::uniform(p, f, b, w, 0);
+        let costs = OrderCosts::uniform(p, f, b, w, 0);
         for kind in ["zb-h1", "zb-1p"] {
             let t = timed(&generate_with_costs(kind, &shape(p, 1, m), &costs).unwrap(), &costs);
             prop_assert_eq!(t.makespan, (m + p - 1) as u64 * (f + b) + w, "{}", kind);
@@ -119,7 +119,7 @@ proptest! {
         // The closed forms are those of times not too far from each other: a B at least as long as
         // a W and an F, as in transformers.
         let w = w.min(f).min(b);
-        let mut costs = Costs::uniform(p, f, b, w, 0);
+        let mut costs = OrderCosts::uniform(p, f, b, w, 0);
         costs.mem_f = vec![7; p];
         costs.mem_b = vec![-4; p];
         costs.mem_w = vec![-3; p];
@@ -140,7 +140,7 @@ proptest! {
 
     #[test]
     fn zb_v_has_no_bubble(unit in 1u64..9, p in 1usize..10, more in 0usize..9) {
-        let costs = Costs::uniform(2 * p, unit, unit, unit, 0);
+        let costs = OrderCosts::uniform(2 * p, unit, unit, unit, 0);
         let t = made("zb-v", shape(p, 2, 2 * p + more), &costs);
         prop_assert_eq!(own_idle(&t), vec![0; p]);
         prop_assert_eq!(t.peaks, vec![4 * p as i64; p]);
@@ -155,7 +155,7 @@ proptest! {
                 let at = Shape { pp: p, virtual_stages: v, micro_batches: m, unit: (m / 2).max(1) };
                 if let Ok(schedule) = generate(kind.name, &at) {
                     complete(&schedule);
-                    timed(&schedule, &Costs::uniform(p * v, f, b, w, c));
+                    timed(&schedule, &OrderCosts::uniform(p * v, f, b, w, c));
                 }
             }
         }
@@ -172,7 +172,7 @@ proptest! {
                 let at = Shape { pp: p, virtual_stages: v, micro_batches: m, unit };
                 let mut simulated = crate::simulate::Costs::uniform(p * v, f, b, w, c);
                 simulated.memory.iter_mut().for_each(|m| (m.activation, m.stash) = (5, 2));
-                let costs = Costs::from(&simulated);
+                let costs = OrderCosts::from(&simulated);
                 let Ok(schedule) = generate_with_costs(kind.name, &at, &costs) else { continue };
                 prop_assert_eq!(&schedule.kind, kind.name);
                 complete(&schedule);
@@ -193,7 +193,8 @@ proptest! {
     fn dualpipe_v_bubble((f, _, w) in times(), p in 1usize..9, more in 0usize..9) {
         // Without overlap a pair takes F + BW. The paper's form is that of F = B.
         let w = w.min(f);
-        let t = made("dualpipe-v", shape(p, 2, 2 * p + more), &Costs::uniform(2 * p, f, f, w, 0));
+        let costs = OrderCosts::uniform(2 * p, f, f, w, 0);
+        let t = made("dualpipe-v", shape(p, 2, 2 * p + more), &costs);
         let (pair, whole) = (f + f + w, f + w);
         all_idle(&t, (p as u64 - 1) * (pair + whole - 3 * w));
         prop_assert_eq!(t.peaks, vec![2 * (2 * p as i64 + 1); p]);
@@ -204,7 +205,7 @@ proptest! {
         p in 1usize..8, m in 1usize..24, c in 0u64..9,
         seed in proptest::collection::vec((1u64..30, 1u64..30, 1u64..30), 14),
     ) {
-        let mut costs = Costs::uniform(2 * p, 0, 0, 0, c);
+        let mut costs = OrderCosts::uniform(2 * p, 0, 0, 0, c);
         for (j, (f, b, w)) in seed.into_iter().take(2 * p).enumerate() {
             (costs.f[j], costs.b[j], costs.w[j]) = (f, b, w);
         }
@@ -222,7 +223,7 @@ proptest! {
         seed in proptest::collection::vec((1u64..30, 1u64..30, 1u64..30, 1i64..9), 8),
         c in 0u64..9, fold in 1i64..4,
     ) {
-        let mut costs = Costs::uniform(p, 0, 0, 0, c);
+        let mut costs = OrderCosts::uniform(p, 0, 0, 0, c);
         for (j, (f, b, w, half)) in seed.into_iter().take(p).enumerate() {
             (costs.f[j], costs.b[j], costs.w[j]) = (f, b, w);
             (costs.mem_f[j], costs.mem_b[j], costs.mem_w[j]) = (2 * half, -half, -half);
@@ -234,7 +235,7 @@ proptest! {
 
 #[test]
 fn zb_v_of_the_article() {
-    let t = made("zb-v", shape(4, 2, 8), &Costs::uniform(8, 1, 1, 1, 0));
+    let t = made("zb-v", shape(4, 2, 8), &OrderCosts::uniform(8, 1, 1, 1, 0));
     assert_eq!(t.ends, [48, 49, 50, 51]);
     assert_eq!(t.peaks, [16; 4]);
 }
@@ -256,9 +257,9 @@ fn bubble_rates_of_the_papers() {
     for (p, m, v, times, want) in rows {
         // A twelfth of a µs is an exact unit for a stage and for its chunks.
         let [f, b, w, c] = times.map(|t| 12 * t);
-        let whole = Costs::uniform(p, f, b, w, c);
+        let whole = OrderCosts::uniform(p, f, b, w, c);
         let v64 = v as u64;
-        let chunks = Costs::uniform(p * v, f / v64, b / v64, w / v64, c);
+        let chunks = OrderCosts::uniform(p * v, f / v64, b / v64, w / v64, c);
         let total = f + b + w;
         let got = [
             rate(made("1f1b", shape(p, 1, m), &whole).makespan, m, total),
@@ -271,7 +272,7 @@ fn bubble_rates_of_the_papers() {
         let printed = interleaved_as_printed(&shape(p, v, m), &chunks).unwrap();
         assert_eq!(real - printed, p as u64 * c);
     }
-    let costs = Costs::uniform(32, 14407, 14380, 9676, 1610);
+    let costs = OrderCosts::uniform(32, 14407, 14380, 9676, 1610);
     let schedule = zb_v(&shape(16, 2, 48), &costs).unwrap();
     complete(&schedule);
     let t = timed(&schedule, &costs);
@@ -279,7 +280,7 @@ fn bubble_rates_of_the_papers() {
     assert_eq!(rate(t.own_span(), 48, 2 * costs.total(0)), "0.0697");
 }
 
-fn automatic(p: usize, m: usize, costs: &Costs) -> Timing {
+fn automatic(p: usize, m: usize, costs: &OrderCosts) -> Timing {
     let schedule = zb("zb", &shape(p, 1, m), costs).unwrap();
     complete(&schedule);
     let t = timed(&schedule, costs);
@@ -290,7 +291,7 @@ fn automatic(p: usize, m: usize, costs: &Costs) -> Timing {
 #[test]
 fn automatic_worked_numbers() {
     let span = |p, m, f, b, w, limit| {
-        automatic(p, m, &Costs::uniform(p, f, b, w, 0).with_limit(limit)).own_span()
+        automatic(p, m, &OrderCosts::uniform(p, f, b, w, 0).with_limit(limit)).own_span()
     };
     assert_eq!([span(4, 12, 5, 6, 4, 10), span(4, 12, 5, 6, 4, 14)], [193, 183]);
     assert_eq!([span(4, 8, 1, 1, 1, 8), span(4, 8, 1, 1, 1, 16)], [27, 24]);
@@ -302,7 +303,7 @@ fn automatic_worked_numbers() {
         (16, 48, [11347, 11248, 8132, 377], ["0.1397", "0.0066"]),
     ];
     for (p, m, [f, b, w, c], want) in rows {
-        let whole = Costs::uniform(p, f, b, w, c);
+        let whole = OrderCosts::uniform(p, f, b, w, c);
         let got = [1, 2].map(|fold| {
             let t = automatic(p, m, &whole.clone().with_limit(2 * fold * p as i64));
             rate(t.own_span(), m, f + b + w)

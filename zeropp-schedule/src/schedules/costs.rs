@@ -9,7 +9,7 @@ use crate::simulate;
 /// every stage. All vectors have one entry a stage and, where the head is split, one for each
 /// rank's slice behind them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Costs {
+pub struct OrderCosts {
     /// T_F, a forward.
     pub f: Vec<u64>,
     /// T_B, the gradient of a stage's input.
@@ -62,11 +62,11 @@ pub struct Limits {
     pub evaluations: Option<u64>,
 }
 
-impl Costs {
+impl OrderCosts {
     /// Equal stages without communication; an F holds two units of memory of which B and W free
     /// one each. Zero gather and reduce times, no limit.
-    pub fn uniform(stages: usize, f: u64, b: u64, w: u64, send: u64) -> Costs {
-        Costs {
+    pub fn uniform(stages: usize, f: u64, b: u64, w: u64, send: u64) -> OrderCosts {
+        OrderCosts {
             f: vec![f; stages],
             b: vec![b; stages],
             w: vec![w; stages],
@@ -85,23 +85,23 @@ impl Costs {
 
     /// These costs, weighed for another objective.
     #[must_use]
-    pub fn with_objective(mut self, objective: Objective) -> Costs {
+    pub fn with_objective(mut self, objective: Objective) -> OrderCosts {
         self.objective = objective;
         self
     }
 
     /// These costs with a limit on a rank's activation memory.
     #[must_use]
-    pub fn with_limit(mut self, limit: i64) -> Costs {
+    pub fn with_limit(mut self, limit: i64) -> OrderCosts {
         self.mem_limit = Some(limit);
         self
     }
 
     /// The costs of stage `first` and those behind it.
-    pub fn behind(&self, first: usize) -> Costs {
+    pub fn behind(&self, first: usize) -> OrderCosts {
         let times = |all: &[u64]| all[first..].to_vec();
         let memory = |all: &[i64]| all[first..].to_vec();
-        Costs {
+        OrderCosts {
             f: times(&self.f),
             b: times(&self.b),
             w: times(&self.w),
@@ -149,8 +149,8 @@ impl Costs {
 
 /// The same stages as the simulator sees them. A message takes its latency and the transfer of the
 /// largest one; links in parallel, recomputation and replicas are left out. No limit.
-impl From<&simulate::Costs> for Costs {
-    fn from(costs: &simulate::Costs) -> Costs {
+impl From<&simulate::Costs> for OrderCosts {
+    fn from(costs: &simulate::Costs) -> OrderCosts {
         let times = |of: fn(&simulate::StageCosts) -> u64| costs.stages.iter().map(of).collect();
         let kept = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX / 8).min(i64::MAX / 8);
         let memory = |of: &dyn Fn(i64, i64) -> i64| {
@@ -165,7 +165,7 @@ impl From<&simulate::Costs> for Costs {
         let sent = |bytes: u64| costs.link.latency_ns.saturating_add(transfer(bytes));
         let message = costs.memory.iter().map(|m| m.message).max().unwrap_or(0);
         let head = costs.memory.last().map(|m| m.head).unwrap_or_default();
-        Costs {
+        OrderCosts {
             f: times(|s| s.f_ns),
             b: times(|s| s.b_ns),
             w: times(|s| s.w_ns),

@@ -5,7 +5,7 @@
 //! 2.2) runs whole backwards; interleaved zero bubble (as in PyTorch) splits them and lets W trail
 //! by as many backwards as the rank's number.
 
-use super::costs::Costs;
+use super::costs::OrderCosts;
 use super::{ScheduleError, Shape};
 use crate::ir::{Action, Compute, Schedule, Task, looping};
 
@@ -118,7 +118,7 @@ fn round_size(kind: &'static str, pp: usize, m: usize) -> Result<usize, Schedule
 ///
 /// # Errors
 /// As the generator's.
-pub fn interleaved_as_printed(shape: &Shape, costs: &Costs) -> Result<u64, ScheduleError> {
+pub fn interleaved_as_printed(shape: &Shape, costs: &OrderCosts) -> Result<u64, ScheduleError> {
     let schedule = generate(shape)?;
     costs.check("interleaved", shape.stages())?;
     let Shape { pp, micro_batches: m, .. } = *shape;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Costs, FORWARD, Forms, Planning, ScheduleError, Shape, unit_note};
+use super::{FORWARD, Forms, OrderCosts, Planning, ScheduleError, Shape, unit_note};
 use super::{breadth_first, dualpipe_v, interleaved, one_f_one_b, v_blocks, zb_auto, zb_h, zb_v};
 use super::{sliced, zeropp, zeropp_auto};
 use crate::ir::{Schedule, looping, vee};
@@ -38,11 +38,11 @@ pub struct Kind {
     pub ahead: Option<Ahead>,
     /// Makes the compute actions, for a shape that is nowhere zero: for given costs where there are
     /// any and the kind weighs one order against another, else for equal ones.
-    pub generate: fn(&Shape, Option<&Costs>) -> Result<Schedule, ScheduleError>,
+    pub generate: fn(&Shape, Option<&OrderCosts>) -> Result<Schedule, ScheduleError>,
 }
 
 /// Chooses U for costs; returns it with the schedule.
-pub type WithUnit = fn(&Shape, &Costs) -> Result<(usize, Schedule), ScheduleError>;
+pub type WithUnit = fn(&Shape, &OrderCosts) -> Result<(usize, Schedule), ScheduleError>;
 
 /// The compute actions of a kind with so many micro-batches more ahead.
 pub type Ahead = fn(&Shape, usize) -> Result<Schedule, ScheduleError>;
@@ -419,8 +419,8 @@ pub const KINDS: &[Kind] = &[
 ];
 
 /// These costs, or those of equal stages without communication.
-fn or_equal(costs: Option<&Costs>, shape: &Shape) -> Costs {
-    costs.cloned().unwrap_or_else(|| Costs::uniform(shape.stages(), 1, 1, 1, 0))
+fn or_equal(costs: Option<&OrderCosts>, shape: &Shape) -> OrderCosts {
+    costs.cloned().unwrap_or_else(|| OrderCosts::uniform(shape.stages(), 1, 1, 1, 0))
 }
 
 impl Kind {
@@ -487,12 +487,12 @@ pub fn generate(kind: &str, shape: &Shape) -> Result<Schedule, ScheduleError> {
 pub fn generate_with_costs(
     kind: &str,
     shape: &Shape,
-    costs: &Costs,
+    costs: &OrderCosts,
 ) -> Result<Schedule, ScheduleError> {
     made(kind, shape, Some(costs))
 }
 
-fn made(kind: &str, shape: &Shape, costs: Option<&Costs>) -> Result<Schedule, ScheduleError> {
+fn made(kind: &str, shape: &Shape, costs: Option<&OrderCosts>) -> Result<Schedule, ScheduleError> {
     let found = Kind::find(kind).ok_or_else(|| {
         let known = KINDS.iter().map(|k| k.name).collect::<Vec<_>>().join(", ");
         ScheduleError::UnknownKind { kind: kind.into(), known }
@@ -512,7 +512,7 @@ pub fn generate_split(
     kind: &str,
     shape: &Shape,
     slices: &[usize],
-    costs: Option<&Costs>,
+    costs: Option<&OrderCosts>,
 ) -> Result<Schedule, ScheduleError> {
     if slices.is_empty() {
         return made(kind, shape, costs);
@@ -543,7 +543,7 @@ mod tests {
         for kind in KINDS.iter().filter(|kind| !kind.is_searched()) {
             for v in [1, 2] {
                 let shape = Shape { pp: 4, virtual_stages: v, micro_batches: 8, unit: 8 };
-                let costs = Costs::uniform(shape.stages(), 1, 1, 1, 0);
+                let costs = OrderCosts::uniform(shape.stages(), 1, 1, 1, 0);
                 match generate(kind.name, &shape) {
                     // ZB-V's own entry is the order by hand.
                     Ok(own) if kind.name != "zb-v" => {
@@ -563,10 +563,11 @@ mod tests {
     fn costs_change_what_weighs_them() {
         let shape = Shape { pp: 4, virtual_stages: 1, micro_batches: 12, unit: 12 };
         let even = generate("zb-2p", &shape).unwrap();
-        let uneven = generate_with_costs("zb-2p", &shape, &Costs::uniform(4, 5, 9, 2, 1)).unwrap();
+        let uneven =
+            generate_with_costs("zb-2p", &shape, &OrderCosts::uniform(4, 5, 9, 2, 1)).unwrap();
         assert_ne!(even.ranks, uneven.ranks);
         let error =
-            generate_with_costs("zb-1p", &shape, &Costs::uniform(3, 1, 1, 1, 0)).unwrap_err();
+            generate_with_costs("zb-1p", &shape, &OrderCosts::uniform(3, 1, 1, 1, 0)).unwrap_err();
         assert!(error.to_string().contains("costs"), "{error}");
     }
 }

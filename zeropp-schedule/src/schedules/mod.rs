@@ -34,7 +34,7 @@ mod zeropp_bound;
 mod zeropp_place;
 mod zeropp_spine;
 
-pub use costs::{Costs, Limits, Objective};
+pub use costs::{Limits, Objective, OrderCosts};
 pub use forms::{FewestHeld, Forms, MeanTimes, Planning};
 pub use forward::{FORWARD, forwards_of};
 pub use interleaved::interleaved_as_printed;

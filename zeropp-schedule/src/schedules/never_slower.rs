@@ -9,8 +9,8 @@ const FAMILIES: [(usize, &[&str]); 2] =
     [(1, &["zb-h1", "zb-1p", "zb-h2", "zb-2p"]), (2, &["v-min", "v-half", "zb-v"])];
 
 /// Times of up to 16 stages, each with half of what its forward keeps.
-fn costs(stages: usize, each: &[(u64, u64, u64, i64)], send: u64, alike: bool) -> Costs {
-    let mut costs = Costs::uniform(stages, 1, 1, 1, send);
+fn costs(stages: usize, each: &[(u64, u64, u64, i64)], send: u64, alike: bool) -> OrderCosts {
+    let mut costs = OrderCosts::uniform(stages, 1, 1, 1, send);
     for s in 0..stages {
         let (f, b, w, half) = each[if alike { 0 } else { s }];
         (costs.f[s], costs.b[s], costs.w[s]) = (f, b, w);

@@ -4,13 +4,14 @@
 //! F and B of a slice run at the next boundary once their inputs are there, as other ranks wait for
 //! them; W, its own and the stages', fill gaps. At most [`PENDING_MAX`] micro-batches of a slice
 //! are between F and W, which bounds what they keep. The other actions stay in the kind's order, so
-//! that no rank waits in a circle; the clock moves only W, and no stage's W past another of its own.
+//! that no rank waits in a circle; the clock moves only W, and no stage's W past another of its
+//! own.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::timing::duration;
-use super::{Costs, ScheduleError, Shape};
+use super::{OrderCosts, ScheduleError, Shape};
 use crate::head::Head;
 use crate::ir::{Action, BLOCKS_MAX, Compute, Schedule, Task};
 
@@ -24,12 +25,13 @@ const AHEAD_MAX: usize = 6;
 const QUARTERS: [u64; 3] = [4, 2, 0];
 
 /// Of the orders that `base` makes with more and more micro-batches ahead the one that takes least
-/// time with slices of these blocks, the first of equals. `costs` has entries for stages and slices.
+/// time with slices of these blocks, the first of equals. `costs` has entries for stages and
+/// slices.
 pub(super) fn fastest(
     kind: &'static str,
     shape: &Shape,
     slices: &[usize],
-    costs: &Costs,
+    costs: &OrderCosts,
     base: impl Fn(usize) -> Result<Schedule, ScheduleError>,
 ) -> Result<Schedule, ScheduleError> {
     costs.check(kind, shape.stages() + slices.len())?;
@@ -68,9 +70,9 @@ fn unfit(kind: &'static str, slices: &[usize]) -> ScheduleError {
 }
 
 /// Costs of equal stages, and of a head that takes as long as one of them.
-pub(super) fn equal(shape: &Shape, slices: &[usize]) -> Costs {
+pub(super) fn equal(shape: &Shape, slices: &[usize]) -> OrderCosts {
     let blocks = slices.iter().sum::<usize>() as u64;
-    let mut costs = Costs::uniform(shape.stages() + slices.len(), blocks, blocks, blocks, 0);
+    let mut costs = OrderCosts::uniform(shape.stages() + slices.len(), blocks, blocks, blocks, 0);
     for (rank, n) in slices.iter().enumerate() {
         let cell = shape.stages() + rank;
         (costs.f[cell], costs.b[cell], costs.w[cell]) = (*n as u64, *n as u64, *n as u64);
@@ -98,7 +100,7 @@ struct Rank {
 
 struct Clock<'a> {
     base: &'a Schedule,
-    costs: &'a Costs,
+    costs: &'a OrderCosts,
     quarters: u64,
     head: Head,
     waiting: Vec<Vec<usize>>,
@@ -114,7 +116,7 @@ struct Clock<'a> {
 }
 
 impl<'a> Clock<'a> {
-    fn new(base: &'a Schedule, costs: &'a Costs, quarters: u64) -> Clock<'a> {
+    fn new(base: &'a Schedule, costs: &'a OrderCosts, quarters: u64) -> Clock<'a> {
         let head = Head::of(base).expect("it is given slices");
         let micro_batches = base.micro_batches();
         let is_w = |a: &Action| a.computes().all(|t| t.kind == Compute::W);

@@ -2,9 +2,9 @@
 //!
 //! Exact integers, one pass over the actions, no links and no lanes beyond one for collectives; the
 //! simulator models the rest. Results on the same rank are there at once, others after
-//! [`Costs::send`].
+//! [`OrderCosts::send`].
 
-use super::costs::{Costs, Objective};
+use super::costs::{Objective, OrderCosts};
 use crate::ir::{Action, Compute, Schedule, Task};
 
 /// Start and end of every action, and what follows from them.
@@ -46,7 +46,7 @@ impl Timing {
 
 /// The schedule that is best for the costs' objective, the first of equals, of those that keep to
 /// `limit`; none where none does. All are of the same placement and number of micro-batches.
-pub(super) fn best_within(all: Vec<Schedule>, costs: &Costs, limit: i64) -> Option<Schedule> {
+pub(super) fn best_within(all: Vec<Schedule>, costs: &OrderCosts, limit: i64) -> Option<Schedule> {
     let timed = all.into_iter().filter_map(|schedule| {
         let m = schedule.micro_batches();
         let timing = time(&schedule.ranks, &schedule.placement, m, costs).ok()?;
@@ -62,7 +62,7 @@ pub struct NoProgress(pub Vec<Option<Action>>);
 const NOT_YET: u64 = u64::MAX;
 
 struct Clock<'a> {
-    costs: &'a Costs,
+    costs: &'a OrderCosts,
     placement: &'a [usize],
     micro_batches: usize,
     /// End of F and of B (or BW) by `stage · m + micro-batch`.
@@ -81,7 +81,7 @@ pub fn time(
     ranks: &[Vec<Action>],
     placement: &[usize],
     micro_batches: usize,
-    costs: &Costs,
+    costs: &OrderCosts,
 ) -> Result<Timing, NoProgress> {
     let mut clock = Clock::new(ranks.len(), placement, micro_batches, costs);
     let mut next = vec![0; ranks.len()];
@@ -109,7 +109,7 @@ pub fn time(
 }
 
 impl<'a> Clock<'a> {
-    fn new(pp: usize, placement: &'a [usize], m: usize, costs: &'a Costs) -> Clock<'a> {
+    fn new(pp: usize, placement: &'a [usize], m: usize, costs: &'a OrderCosts) -> Clock<'a> {
         let stages = placement.len();
         let timing = Timing {
             spans: vec![Vec::new(); pp],
@@ -228,7 +228,7 @@ impl<'a> Clock<'a> {
 }
 
 /// How long a compute of stage `s` takes.
-pub(super) fn duration(costs: &Costs, kind: Compute, s: usize) -> u64 {
+pub(super) fn duration(costs: &OrderCosts, kind: Compute, s: usize) -> u64 {
     match kind {
         Compute::F | Compute::R => costs.f[s],
         Compute::B => costs.b[s],
@@ -238,7 +238,7 @@ pub(super) fn duration(costs: &Costs, kind: Compute, s: usize) -> u64 {
 }
 
 /// By how much a compute of stage `s` changes the memory of activations.
-pub(super) fn memory_change(costs: &Costs, kind: Compute, s: usize) -> i64 {
+pub(super) fn memory_change(costs: &OrderCosts, kind: Compute, s: usize) -> i64 {
     match kind {
         Compute::F => costs.mem_f[s],
         Compute::B => costs.mem_b[s],
@@ -249,7 +249,7 @@ pub(super) fn memory_change(costs: &Costs, kind: Compute, s: usize) -> i64 {
 }
 
 /// The largest time between a rank's first and last action; `None` where the schedule gets stuck.
-pub fn own_span(schedule: &Schedule, costs: &Costs) -> Option<u64> {
+pub fn own_span(schedule: &Schedule, costs: &OrderCosts) -> Option<u64> {
     let timing = time(&schedule.ranks, &schedule.placement, schedule.micro_batches(), costs);
     timing.ok().map(|t| t.own_span())
 }

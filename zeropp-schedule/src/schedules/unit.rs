@@ -106,11 +106,11 @@ pub fn unit_note(shape: &Shape) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedules::{Costs, generate, timing::time};
+    use crate::schedules::{OrderCosts, generate, timing::time};
 
     fn simulated(shape: &Shape) -> u64 {
         let schedule = generate("zeropp", shape).unwrap();
-        let costs = Costs::uniform(shape.stages(), 1, 1, 1, 0);
+        let costs = OrderCosts::uniform(shape.stages(), 1, 1, 1, 0);
         let m = schedule.micro_batches();
         let t = time(&schedule.ranks, &schedule.placement, m, &costs).ok().unwrap();
         (0..shape.pp).map(|r| t.ends[r] - t.starts[r] - t.busy[r]).max().unwrap()

@@ -7,7 +7,7 @@
 //! third; both idle less than 1F1B. The slots fit F = B = W; for other times they give the order,
 //! in which a rank that would wait may run a later action early if the peak stays what it was.
 
-use super::costs::Costs;
+use super::costs::OrderCosts;
 use super::timing::{Timing, time};
 use super::v_reorder::reorder;
 use super::vee::two_chunks;
@@ -25,7 +25,7 @@ type Block = [(Compute, usize, usize); 4];
 ///
 /// # Errors
 /// V other than 2, costs that are not one a stage, a memory limit below what the order holds.
-pub fn v_half(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
+pub fn v_half(shape: &Shape, costs: &OrderCosts) -> Result<Schedule, ScheduleError> {
     let p = shape.pp;
     let shift = if p.is_multiple_of(2) { 3 } else { 0 };
     let block = |r: usize| {
@@ -48,7 +48,7 @@ pub fn v_half(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
 ///
 /// # Errors
 /// V other than 2, costs that are not one a stage, a memory limit below what the order holds.
-pub fn v_min(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
+pub fn v_min(shape: &Shape, costs: &OrderCosts) -> Result<Schedule, ScheduleError> {
     generate("v-min", shape, costs, &[&v_min_block(shape.pp)])
 }
 
@@ -64,7 +64,7 @@ fn v_min_block(p: usize) -> impl Fn(usize) -> Block {
 fn generate(
     kind: &'static str,
     shape: &Shape,
-    costs: &Costs,
+    costs: &OrderCosts,
     blocks: &[&dyn Fn(usize) -> Block],
 ) -> Result<Schedule, ScheduleError> {
     two_chunks(kind, shape)?;
@@ -92,7 +92,7 @@ fn generate(
 /// The block repeated, and that with later actions run early, any or W alone.
 fn orders(
     shape: &Shape,
-    costs: &Costs,
+    costs: &OrderCosts,
     block: &dyn Fn(usize) -> Block,
 ) -> [(Vec<Vec<Action>>, Timing); 3] {
     let Shape { pp, micro_batches, .. } = *shape;

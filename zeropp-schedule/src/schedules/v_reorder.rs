@@ -1,6 +1,6 @@
 //! Squeezing an order: a rank that would wait runs a later action early, within a memory peak.
 
-use super::costs::Costs;
+use super::costs::OrderCosts;
 use crate::ir::{Action, Compute, Task};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,7 +8,7 @@ use std::collections::BinaryHeap;
 /// How far ahead of its next action a rank looks for one that it can run at once.
 const WINDOW: usize = 256;
 
-struct Rank {
+struct ReorderedRank {
     /// Actions not yet run, in the given order.
     rest: Vec<Action>,
     free_at: u64,
@@ -19,13 +19,13 @@ struct Rank {
 struct Squeeze<'a> {
     placement: &'a [usize],
     micro_batches: usize,
-    costs: &'a Costs,
+    costs: &'a OrderCosts,
     peak: i64,
     w_only: bool,
     /// When a result is on the rank that needs it, by `stage · m + micro-batch`.
     there_f: Vec<u64>,
     there_b: Vec<u64>,
-    ranks: Vec<Rank>,
+    ranks: Vec<ReorderedRank>,
     /// Moments at which a rank may have something to do.
     events: BinaryHeap<Reverse<(u64, usize)>>,
 }
@@ -39,12 +39,12 @@ pub(super) fn reorder(
     ranks: &[Vec<Action>],
     placement: &[usize],
     micro_batches: usize,
-    costs: &Costs,
+    costs: &OrderCosts,
     peak: i64,
     w_only: bool,
 ) -> Vec<Vec<Action>> {
     let slots = placement.len() * micro_batches;
-    let start = |order: &Vec<Action>| Rank {
+    let start = |order: &Vec<Action>| ReorderedRank {
         rest: order.iter().rev().copied().collect(),
         free_at: 0,
         memory: 0,

@@ -6,7 +6,7 @@
 //! the eight runs the best one is kept: with the smallest largest own span (first F to last W), as
 //! in the paper, or the smallest makespan where a barrier ends the step.
 
-use super::costs::{Costs, Objective};
+use super::costs::{Objective, OrderCosts};
 use super::timing::best_within;
 use super::{ScheduleError, Shape, zb_h};
 use crate::ir::{Action, Compute, Schedule, looping};
@@ -24,7 +24,7 @@ struct Switches {
 
 /// One stage's progress. Counters are the next micro-batch of each kind.
 #[derive(Clone, Debug, Default)]
-struct Stage {
+struct StageProgress {
     f: usize,
     b: usize,
     w: usize,
@@ -42,12 +42,12 @@ struct Stage {
     order: Vec<Action>,
 }
 
-struct Run<'a> {
-    costs: &'a Costs,
+struct OrderBuilder<'a> {
+    costs: &'a OrderCosts,
     limit: i64,
     m: usize,
     switches: Switches,
-    stages: Vec<Stage>,
+    stages: Vec<StageProgress>,
     /// The largest bubble of any stage.
     bubble_max: u64,
 }
@@ -62,10 +62,10 @@ struct NoMemory;
 pub(super) fn within(
     kind: &'static str,
     shape: &Shape,
-    costs: Option<&Costs>,
+    costs: Option<&OrderCosts>,
     fold: usize,
 ) -> Result<Schedule, ScheduleError> {
-    let equal = || Costs::uniform(shape.stages(), 1, 1, 1, 0);
+    let equal = || OrderCosts::uniform(shape.stages(), 1, 1, 1, 0);
     let costs = costs.cloned().unwrap_or_else(equal);
     let most = costs.mem_f.iter().max().copied().unwrap_or(0);
     let named_after = most.saturating_mul((fold * shape.pp) as i64);
@@ -84,7 +84,11 @@ pub(super) fn within(
 /// # Errors
 /// A shape with more than one stage a rank, costs that are not one a stage, a memory limit that
 /// does not hold one F.
-pub fn zb(kind: &'static str, shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
+pub fn zb(
+    kind: &'static str,
+    shape: &Shape,
+    costs: &OrderCosts,
+) -> Result<Schedule, ScheduleError> {
     shape.one_stage_a_rank(kind, "`interleaved-zb`, or `zb-v` with two")?;
     costs.check(kind, shape.pp)?;
     let best = best_run(shape, costs).map_err(|NoMemory| ScheduleError::Field {
@@ -105,12 +109,12 @@ pub fn zb(kind: &'static str, shape: &Shape, costs: &Costs) -> Result<Schedule, 
     })
 }
 
-fn best_run(shape: &Shape, costs: &Costs) -> Result<Vec<Stage>, NoMemory> {
-    let mut best: Option<((u64, u64), Vec<Stage>)> = None;
+fn best_run(shape: &Shape, costs: &OrderCosts) -> Result<Vec<StageProgress>, NoMemory> {
+    let mut best: Option<((u64, u64), Vec<StageProgress>)> = None;
     for bits in 0..8 {
         let on = |bit: u32| bits >> bit & 1 == 0;
         let switches = Switches { whole_warm_up: on(2), prefer_b: on(1), fill_short_gaps: on(0) };
-        let Ok(stages) = Run::new(shape, costs, switches).finish() else { continue };
+        let Ok(stages) = OrderBuilder::new(shape, costs, switches).finish() else { continue };
         let span = stages.iter().map(|s| s.now - s.start).max().unwrap_or(0);
         let makespan = stages.iter().map(|s| s.now).max().unwrap_or(0);
         let rank = match costs.objective {
@@ -125,20 +129,20 @@ fn best_run(shape: &Shape, costs: &Costs) -> Result<Vec<Stage>, NoMemory> {
     best.map(|(_, stages)| stages).ok_or(NoMemory)
 }
 
-impl<'a> Run<'a> {
-    fn new(shape: &Shape, costs: &'a Costs, switches: Switches) -> Run<'a> {
+impl<'a> OrderBuilder<'a> {
+    fn new(shape: &Shape, costs: &'a OrderCosts, switches: Switches) -> OrderBuilder<'a> {
         let m = shape.micro_batches;
-        let stage = Stage {
+        let stage = StageProgress {
             ends_f: Vec::with_capacity(m),
             ends_b: Vec::with_capacity(m),
             order: Vec::with_capacity(3 * m),
-            ..Stage::default()
+            ..StageProgress::default()
         };
         let limit = costs.mem_limit.unwrap_or(i64::MAX);
-        Run { costs, limit, m, switches, stages: vec![stage; shape.pp], bubble_max: 0 }
+        OrderBuilder { costs, limit, m, switches, stages: vec![stage; shape.pp], bubble_max: 0 }
     }
 
-    fn finish(mut self) -> Result<Vec<Stage>, NoMemory> {
+    fn finish(mut self) -> Result<Vec<StageProgress>, NoMemory> {
         self.warm_up()?;
         for _ in 1..self.m {
             let wanted = self.forwards_of_round();
@@ -211,7 +215,7 @@ impl<'a> Run<'a> {
     fn forwards_of_round(&self) -> Vec<bool> {
         let mut wanted: Vec<bool> = (0..self.stages.len()).map(|j| self.wants_f(j)).collect();
         // A forward that the next stage does not take up is better done later. (A stage that has
-        // none left stops nobody: those before it have none left either.)
+        // none left stops none: those before it have none left either.)
         for j in (1..wanted.len()).rev() {
             wanted[j - 1] &= wanted[j];
         }

@@ -4,7 +4,7 @@
 //! Rank r holds stages r and 2p − 1 − r. With F = B = W and m ≥ 2p no rank idles between its first
 //! F and its last W, and every rank holds at most what 1F1B holds on rank 0.
 
-use super::costs::Costs;
+use super::costs::OrderCosts;
 use super::timing::best_within;
 use super::v_blocks::{v_half, v_min};
 use super::vee::{VeeRank, two_chunks};
@@ -18,7 +18,7 @@ use crate::ir::{Action, Compute, Schedule, vee};
 ///
 /// # Errors
 /// V other than 2, costs that are not one a stage, a memory limit that no order keeps.
-pub fn zb_v(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
+pub fn zb_v(shape: &Shape, costs: &OrderCosts) -> Result<Schedule, ScheduleError> {
     let by_hand = generate(shape)?;
     costs.check("zb-v", shape.stages())?;
     let most = 2 * shape.pp as i64 * costs.mem_f.iter().max().unwrap_or(&0);

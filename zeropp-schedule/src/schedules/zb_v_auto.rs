@@ -7,7 +7,7 @@
 //! before as allowance, as long as that helps.
 
 use super::Shape;
-use super::costs::Costs;
+use super::costs::OrderCosts;
 use crate::ir::{Action, Compute, Task};
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ const NOT_YET: u64 = u64::MAX;
 
 /// One rank's progress. Pairs are by chunk: 0 the way down (stage r), 1 the way up.
 #[derive(Clone, Debug, Default)]
-struct Rank {
+struct ZbvRank {
     f: [usize; 2],
     b: [usize; 2],
     w: [usize; 2],
@@ -29,10 +29,10 @@ struct Rank {
 }
 
 /// A run came to a choice it cannot make: an input not yet scheduled, or memory that no W frees.
-struct DeadEnd;
+struct NoChoiceLeft;
 
-struct Run<'a> {
-    costs: &'a Costs,
+struct ZbvBuilder<'a> {
+    costs: &'a OrderCosts,
     limit: i64,
     m: usize,
     /// Fill short gaps before an F, before a B of the way up.
@@ -40,7 +40,7 @@ struct Run<'a> {
     fill_b: bool,
     /// Waits that a rank may have without being called the longest.
     allowance: &'a [u64],
-    ranks: Vec<Rank>,
+    ranks: Vec<ZbvRank>,
     /// Ends of F and B by `stage · m + micro-batch`.
     ends_f: Vec<u64>,
     ends_b: Vec<u64>,
@@ -49,12 +49,12 @@ struct Run<'a> {
 /// The order that ends first, and the one with the shortest longest wait after a rank's first F:
 /// the runs are greedy, so that either may be the better one for any objective. None where every
 /// run came to a dead end, as few micro-batches can make it.
-pub(super) fn best(shape: &Shape, costs: &Costs) -> Vec<Vec<Vec<Action>>> {
+pub(super) fn best(shape: &Shape, costs: &OrderCosts) -> Vec<Vec<Vec<Action>>> {
     let mut best: [Option<(Vec<Vec<Action>>, u64)>; 2] = [None, None];
     for (fill_b, fill_f) in [(true, true), (true, false), (false, true), (false, false)] {
         let mut allowance = vec![0; shape.pp];
         let mut least = u64::MAX;
-        while let Ok(ranks) = Run::new(shape, costs, (fill_f, fill_b), &allowance).finish() {
+        while let Ok(ranks) = ZbvBuilder::new(shape, costs, (fill_f, fill_b), &allowance).finish() {
             let longest = ranks.iter().map(|r| r.bubble).max().unwrap_or(0);
             if longest >= least {
                 break;
@@ -72,30 +72,30 @@ pub(super) fn best(shape: &Shape, costs: &Costs) -> Vec<Vec<Vec<Action>>> {
     best.into_iter().flatten().map(|(ranks, _)| ranks).collect()
 }
 
-impl<'a> Run<'a> {
+impl<'a> ZbvBuilder<'a> {
     fn new(
         shape: &Shape,
-        costs: &'a Costs,
+        costs: &'a OrderCosts,
         (fill_f, fill_b): (bool, bool),
         allowance: &'a [u64],
-    ) -> Run<'a> {
+    ) -> ZbvBuilder<'a> {
         let (p, m) = (shape.pp, shape.micro_batches);
         // Without a limit: what ZB-V by hand holds, the activations of p whole micro-batches.
         let by_hand = 2 * p as i64 * costs.mem_f.iter().max().copied().unwrap_or(0);
-        Run {
+        ZbvBuilder {
             costs,
             limit: costs.mem_limit.unwrap_or(by_hand),
             m,
             fill_f,
             fill_b,
             allowance,
-            ranks: vec![Rank::default(); p],
+            ranks: vec![ZbvRank::default(); p],
             ends_f: vec![NOT_YET; 2 * p * m],
             ends_b: vec![NOT_YET; 2 * p * m],
         }
     }
 
-    fn finish(mut self) -> Result<Vec<Rank>, DeadEnd> {
+    fn finish(mut self) -> Result<Vec<ZbvRank>, NoChoiceLeft> {
         self.warm_up_first_arm()?;
         self.warm_up_second_arm()?;
         for _ in 0..2 * self.m {
@@ -112,7 +112,7 @@ impl<'a> Run<'a> {
 
     /// The first micro-batch down and up the V; on the way up, ranks that would wait take more
     /// forwards of the way down.
-    fn warm_up_first_arm(&mut self) -> Result<(), DeadEnd> {
+    fn warm_up_first_arm(&mut self) -> Result<(), NoChoiceLeft> {
         let p = self.ranks.len();
         for r in 0..p {
             self.put_f(r, 0)?;
@@ -120,7 +120,7 @@ impl<'a> Run<'a> {
         self.put_f(p - 1, 1)?;
         for r in (0..p - 1).rev() {
             let (f, mem_f) = (self.costs.f[r], self.costs.mem_f[r]);
-            let arrival = self.input_f(r, 1).ok_or(DeadEnd)?;
+            let arrival = self.input_f(r, 1).ok_or(NoChoiceLeft)?;
             while self.ranks[r].memory + mem_f * (2 + 2 * r as i64) <= self.limit
                 && self.ranks[r].now + f <= arrival
                 && self.ranks[r].f[0] < self.m
@@ -133,7 +133,7 @@ impl<'a> Run<'a> {
     }
 
     /// Forwards of both arms in turn until each rank has as many as the one before it.
-    fn warm_up_second_arm(&mut self) -> Result<(), DeadEnd> {
+    fn warm_up_second_arm(&mut self) -> Result<(), NoChoiceLeft> {
         let p = self.ranks.len();
         let mut chunk = 0;
         for r in 1..p {
@@ -156,7 +156,7 @@ impl<'a> Run<'a> {
     }
 
     /// One B on every rank: those of the way down from the last rank, then those of the way up.
-    fn backward_round(&mut self) -> Result<(), DeadEnd> {
+    fn backward_round(&mut self) -> Result<(), NoChoiceLeft> {
         let p = self.ranks.len();
         for r in 0..p {
             let mem_b = self.costs.mem_b[self.stage(r, 0)].max(self.costs.mem_b[self.stage(r, 1)]);
@@ -168,7 +168,7 @@ impl<'a> Run<'a> {
         for (r, chunk) in first.chain(then) {
             let outside = if chunk == 0 { r + 1 < p } else { r > 0 };
             if outside {
-                let arrival = self.input_b(r, chunk).ok_or(DeadEnd)?;
+                let arrival = self.input_b(r, chunk).ok_or(NoChoiceLeft)?;
                 self.fill_gap(r, arrival, chunk == 0 || self.fill_b);
             }
             self.put_b(r, chunk)?;
@@ -186,13 +186,13 @@ impl<'a> Run<'a> {
     }
 
     /// One F on every rank that has any left and its input.
-    fn forward_round(&mut self) -> Result<(), DeadEnd> {
+    fn forward_round(&mut self) -> Result<(), NoChoiceLeft> {
         for r in 0..self.ranks.len() {
             let Some(chunk) = self.next_forward(r) else { continue };
             self.make_room(r, self.costs.mem_f[self.stage(r, chunk)])?;
             let outside = if chunk == 0 { r > 0 } else { r + 1 < self.ranks.len() };
             if outside {
-                let arrival = self.input_f(r, chunk).ok_or(DeadEnd)?;
+                let arrival = self.input_f(r, chunk).ok_or(NoChoiceLeft)?;
                 self.fill_gap(r, arrival, self.fill_f);
             }
             self.put_f(r, chunk)?;
@@ -213,10 +213,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn make_room(&mut self, r: usize, more: i64) -> Result<(), DeadEnd> {
+    fn make_room(&mut self, r: usize, more: i64) -> Result<(), NoChoiceLeft> {
         while self.ranks[r].memory + more > self.limit {
             if self.ranks[r].waiting.is_empty() {
-                return Err(DeadEnd);
+                return Err(NoChoiceLeft);
             }
             self.put_w(r);
         }
@@ -250,7 +250,7 @@ impl<'a> Run<'a> {
         if chunk == 0 { r } else { 2 * self.ranks.len() - 1 - r }
     }
 
-    /// When the input of rank `r`'s next F of `chunk` is there, `None` while nobody has made it.
+    /// When the input of rank `r`'s next F of `chunk` is there, `None` while it is not made.
     fn input_f(&self, r: usize, chunk: usize) -> Option<u64> {
         let (stage, i) = (self.stage(r, chunk), self.ranks[r].f[chunk]);
         if stage == 0 {
@@ -276,12 +276,12 @@ impl<'a> Run<'a> {
         (end != NOT_YET).then(|| end + send)
     }
 
-    fn put_f(&mut self, r: usize, chunk: usize) -> Result<(), DeadEnd> {
+    fn put_f(&mut self, r: usize, chunk: usize) -> Result<(), NoChoiceLeft> {
         let (stage, i) = (self.stage(r, chunk), self.ranks[r].f[chunk]);
         if i >= self.m {
-            return Err(DeadEnd);
+            return Err(NoChoiceLeft);
         }
-        let arrival = self.input_f(r, chunk).ok_or(DeadEnd)?;
+        let arrival = self.input_f(r, chunk).ok_or(NoChoiceLeft)?;
         let task = Task { kind: Compute::F, stage, micro_batch: i };
         let end = self.put(r, task, arrival, self.costs.f[stage]);
         self.ends_f[stage * self.m + i] = end;
@@ -289,12 +289,12 @@ impl<'a> Run<'a> {
         self.hold(r, self.costs.mem_f[stage])
     }
 
-    fn put_b(&mut self, r: usize, chunk: usize) -> Result<(), DeadEnd> {
+    fn put_b(&mut self, r: usize, chunk: usize) -> Result<(), NoChoiceLeft> {
         let (stage, i) = (self.stage(r, chunk), self.ranks[r].b[chunk]);
         if i >= self.m {
-            return Err(DeadEnd);
+            return Err(NoChoiceLeft);
         }
-        let arrival = self.input_b(r, chunk).ok_or(DeadEnd)?;
+        let arrival = self.input_b(r, chunk).ok_or(NoChoiceLeft)?;
         let task = Task { kind: Compute::B, stage, micro_batch: i };
         let end = self.put(r, task, arrival, self.costs.b[stage]);
         self.ends_b[stage * self.m + i] = end;
@@ -312,10 +312,10 @@ impl<'a> Run<'a> {
         self.ranks[r].memory += self.costs.mem_w[stage];
     }
 
-    fn hold(&mut self, r: usize, more: i64) -> Result<(), DeadEnd> {
+    fn hold(&mut self, r: usize, more: i64) -> Result<(), NoChoiceLeft> {
         let memory = &mut self.ranks[r].memory;
         *memory += more;
-        if *memory <= self.limit { Ok(()) } else { Err(DeadEnd) }
+        if *memory <= self.limit { Ok(()) } else { Err(NoChoiceLeft) }
     }
 
     fn put(&mut self, r: usize, task: Task, arrival: u64, takes: u64) -> u64 {

@@ -6,9 +6,9 @@
 //! reductions a rank and unit, activations of at most one unit. The result is never slower than the
 //! fixed order, neither in makespan nor in the largest own span.
 
-use super::costs::{Costs, Objective};
+use super::costs::{Objective, OrderCosts};
 use super::timing::{Timing, time};
-use super::zeropp_place::{Cutoff, Home, Policy, Score, Steps, limits};
+use super::zeropp_place::{Cutoff, Home, Policy, Score, StepPlacer, limits};
 use super::{ScheduleError, Shape, zeropp};
 use crate::ir::{Action, Compute, Schedule, Task, looping};
 
@@ -24,7 +24,7 @@ const EFFORT_MAX: usize = 6_000_000;
 ///
 /// # Errors
 /// Costs that are not one a stage; a memory limit under which a unit of U cannot run.
-pub fn zeropp_auto(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
+pub fn zeropp_auto(shape: &Shape, costs: &OrderCosts) -> Result<Schedule, ScheduleError> {
     costs.check(KIND, shape.stages())?;
     let found = search(shape, costs, EFFORT_MAX);
     found.map(|(ranks, _)| schedule(shape, ranks)).ok_or_else(|| no_memory(shape, costs))
@@ -38,7 +38,7 @@ pub fn zeropp_auto(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleErr
 /// Costs that are not one a stage; a memory limit under which not even one micro-batch can run.
 pub(super) fn zeropp_auto_unit(
     shape: &Shape,
-    costs: &Costs,
+    costs: &OrderCosts,
 ) -> Result<(usize, Schedule), ScheduleError> {
     shape.check(KIND)?;
     costs.check(KIND, shape.stages())?;
@@ -71,7 +71,7 @@ fn schedule(shape: &Shape, ranks: Vec<Vec<Action>>) -> Schedule {
     Schedule { kind: KIND.into(), placement, units, ranks, ..Schedule::default() }
 }
 
-fn no_memory(shape: &Shape, costs: &Costs) -> ScheduleError {
+fn no_memory(shape: &Shape, costs: &OrderCosts) -> ScheduleError {
     let last = (shape.virtual_stages - 1) * shape.pp;
     let least = |rank: usize| {
         let blocks = (0..shape.virtual_stages - 1).map(|v| costs.mem_f[v * shape.pp + rank]);
@@ -92,7 +92,7 @@ pub(super) fn score(timing: &Timing) -> Score {
 }
 
 /// A step timed with its collectives, if it keeps the limits.
-fn timed(shape: &Shape, costs: &Costs, ranks: &[Vec<Action>]) -> Option<Timing> {
+fn timed(shape: &Shape, costs: &OrderCosts, ranks: &[Vec<Action>]) -> Option<Timing> {
     let lowered: Vec<Vec<Action>> = ranks.iter().map(|r| with_collectives(shape, r)).collect();
     let placement = looping(shape.pp, shape.virtual_stages);
     let timing = time(&lowered, &placement, shape.micro_batches, costs).ok()?;
@@ -101,15 +101,15 @@ fn timed(shape: &Shape, costs: &Costs, ranks: &[Vec<Action>]) -> Option<Timing> 
 }
 
 /// The best order found and its makespan.
-fn search(shape: &Shape, costs: &Costs, effort: usize) -> Option<(Vec<Vec<Action>>, u64)> {
+fn search(shape: &Shape, costs: &OrderCosts, effort: usize) -> Option<(Vec<Vec<Action>>, u64)> {
     let fixed = zeropp::generate(shape).ok()?.ranks;
     let best = timed(shape, costs, &fixed).map(|timing| (score(&timing), None));
     let bound = best.as_ref().map_or(Cutoff::NONE, |(score, _)| Cutoff {
         own_span: score.own_span,
         makespan: score.makespan,
     });
-    let steps = Steps::new(shape, costs);
-    let mut search = Search { shape, costs, steps, bound, best, tried: Vec::new(), effort };
+    let steps = StepPlacer::new(shape, costs);
+    let mut search = OrderSearch { shape, costs, steps, bound, best, tried: Vec::new(), effort };
     search.try_all();
     search.improve();
     let (score, policy) = search.best?;
@@ -124,10 +124,10 @@ fn search(shape: &Shape, costs: &Costs, effort: usize) -> Option<(Vec<Vec<Action
 const USES_OF_GAPS: [(u64, bool); 7] =
     [(4, false), (3, false), (2, false), (1, false), (0, false), (4, true), (0, true)];
 
-struct Search<'a> {
+struct OrderSearch<'a> {
     shape: &'a Shape,
-    costs: &'a Costs,
-    steps: Steps<'a>,
+    costs: &'a OrderCosts,
+    steps: StepPlacer<'a>,
     /// Of the fixed order, which nothing may exceed.
     bound: Cutoff,
     /// The best score and the policy that made it (none: the fixed order).
@@ -138,7 +138,7 @@ struct Search<'a> {
     effort: usize,
 }
 
-impl Search<'_> {
+impl OrderSearch<'_> {
     /// Tries one policy and keeps it if it is better.
     fn attempt(&mut self, mut policy: Policy) -> bool {
         let actions = 3 * self.shape.stages() * self.shape.micro_batches;
@@ -285,7 +285,7 @@ fn with_collectives(shape: &Shape, actions: &[Action]) -> Vec<Action> {
 
 /// What the search itself measures a schedule by.
 #[cfg(test)]
-pub(super) fn lowered_timing(shape: &Shape, costs: &Costs, schedule: &Schedule) -> Timing {
+pub(super) fn lowered_timing(shape: &Shape, costs: &OrderCosts, schedule: &Schedule) -> Timing {
     timed(shape, costs, &schedule.ranks).expect("a ZeroPP order within the unit's memory")
 }
 

@@ -1,6 +1,6 @@
 //! What no order in ZeroPP's unit structure can beat.
 
-use super::{Costs, Shape};
+use super::{OrderCosts, Shape};
 
 /// A lower bound on the largest own span of any order that runs ZeroPP's units one after the other,
 /// block by block (2V − 1 gathers a unit), whatever its warm-up and places of W; gathers and
@@ -9,7 +9,7 @@ use super::{Costs, Shape};
 /// A rank's n-th gradient of its last stage cannot come before the ranks behind it have run all
 /// forwards of their other stages and n forwards and backwards of their last. Until then the rank
 /// has no other work than its forwards, and B and W of the n − 1 gradients before.
-pub fn zeropp_bound(shape: &Shape, costs: &Costs) -> u64 {
+pub fn zeropp_bound(shape: &Shape, costs: &OrderCosts) -> u64 {
     let rank_span = |r: usize| {
         let stages = (0..shape.virtual_stages).map(|v| v * shape.pp + r);
         let busy = shape.micro_batches as u64 * stages.map(|s| costs.total(s)).sum::<u64>();
@@ -20,7 +20,7 @@ pub fn zeropp_bound(shape: &Shape, costs: &Costs) -> u64 {
 }
 
 /// How long rank `r` idles in a unit of `size` before its `n`-th B (n from 1).
-fn wait(shape: &Shape, costs: &Costs, r: usize, size: usize, n: usize) -> u64 {
+fn wait(shape: &Shape, costs: &OrderCosts, r: usize, size: usize, n: usize) -> u64 {
     let (pp, last) = (shape.pp, (shape.virtual_stages - 1) * shape.pp);
     let (size, n) = (size as u64, n as u64);
     let first_forwards = |j: usize| {

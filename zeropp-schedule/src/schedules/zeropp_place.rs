@@ -5,12 +5,12 @@
 //! 2V − 1 gathers whatever the policy. Only the depth of the last stage's warm-up and the places of
 //! W are free. A W needs no weights; it may run in any later block of its unit.
 //!
-//! A search tries hundreds of policies and writes one, so [`Steps`] keeps its tables from one to
-//! the next, times a step while it places it, and gives up as soon as the step can be no better
+//! A search tries hundreds of policies and writes one, so [`StepPlacer`] keeps its tables from one
+//! to the next, times a step while it places it, and gives up as soon as the step can be no better
 //! than what is asked for.
 
 use super::Shape;
-use super::costs::{Costs, Objective};
+use super::costs::{Objective, OrderCosts};
 use super::zeropp_spine::{Op, Spines};
 use crate::ir::{Action, Compute, Task};
 
@@ -80,13 +80,13 @@ pub(super) struct DeadEnd;
 /// Two clocks of the same actions. W are placed by `placed`, which takes reductions as free; the
 /// step takes as long as `timed` says.
 #[derive(Clone, Copy, Default)]
-struct Times {
+struct PlacementTimes {
     placed: u64,
     timed: u64,
 }
 
 #[derive(Default)]
-struct Rank {
+struct RankPlacement {
     /// Of the spine: the next F or B and the end.
     next: usize,
     end: usize,
@@ -94,9 +94,9 @@ struct Rank {
     /// first, these are W of `oldest` and the stages below it.
     waiting: usize,
     oldest: usize,
-    now: Times,
+    now: PlacementTimes,
     /// When the communication lane is free.
-    lane: Times,
+    lane: PlacementTimes,
     /// When the block to come has its weights, for `placed`.
     gathered: u64,
     /// For `timed`: the first start, and how long the rank may still idle before the cutoff.
@@ -108,7 +108,7 @@ struct Rank {
 
 /// What has run of a stage. Micro-batches follow each other, so a number says which.
 #[derive(Clone, Copy, Default)]
-struct Stage {
+struct StageCounts {
     f: usize,
     b: usize,
     w: usize,
@@ -117,9 +117,9 @@ struct Stage {
 }
 
 /// Places and times the steps of one shape and costs.
-pub(super) struct Steps<'a> {
+pub(super) struct StepPlacer<'a> {
     shape: &'a Shape,
-    costs: &'a Costs,
+    costs: &'a OrderCosts,
     send: u64,
     spines: Spines,
     limits: Vec<i64>,
@@ -127,17 +127,17 @@ pub(super) struct Steps<'a> {
     busy: Vec<u64>,
     /// The last micro-batch of its unit, by micro-batch.
     ends_unit: Vec<bool>,
-    stages: Vec<Stage>,
+    stages: Vec<StageCounts>,
     /// Ends of F and of B by `stage · m + micro-batch`.
-    ends_f: Vec<Times>,
-    ends_b: Vec<Times>,
+    ends_f: Vec<PlacementTimes>,
+    ends_b: Vec<PlacementTimes>,
     cutoff: Cutoff,
     writes: bool,
 }
 
 /// The most activation memory each rank may hold: that of the step's largest unit, or the costs'
 /// limit where that is lower.
-pub(super) fn limits(shape: &Shape, costs: &Costs) -> Vec<i64> {
+pub(super) fn limits(shape: &Shape, costs: &OrderCosts) -> Vec<i64> {
     let unit = shape.unit.min(shape.micro_batches) as i64;
     (0..shape.pp)
         .map(|rank| {
@@ -148,15 +148,15 @@ pub(super) fn limits(shape: &Shape, costs: &Costs) -> Vec<i64> {
         .collect()
 }
 
-impl<'a> Steps<'a> {
-    pub(super) fn new(shape: &'a Shape, costs: &'a Costs) -> Steps<'a> {
+impl<'a> StepPlacer<'a> {
+    pub(super) fn new(shape: &'a Shape, costs: &'a OrderCosts) -> StepPlacer<'a> {
         let m = shape.micro_batches;
         let busy = |rank: usize| {
             let stages = (0..shape.virtual_stages).map(|v| v * shape.pp + rank);
             m as u64 * stages.map(|s| costs.total(s)).sum::<u64>()
         };
         let slots = shape.stages() * m;
-        Steps {
+        StepPlacer {
             shape,
             costs,
             send: if shape.pp == 1 { 0 } else { costs.send },
@@ -164,9 +164,9 @@ impl<'a> Steps<'a> {
             limits: limits(shape, costs),
             busy: (0..shape.pp).map(busy).collect(),
             ends_unit: (1..=m).map(|next| next == m || next % shape.unit == 0).collect(),
-            stages: vec![Stage::default(); shape.stages()],
-            ends_f: vec![Times::default(); slots],
-            ends_b: vec![Times::default(); slots],
+            stages: vec![StageCounts::default(); shape.stages()],
+            ends_f: vec![PlacementTimes::default(); slots],
+            ends_b: vec![PlacementTimes::default(); slots],
             cutoff: Cutoff::NONE,
             writes: false,
         }
@@ -179,7 +179,7 @@ impl<'a> Steps<'a> {
     pub(super) fn score(&mut self, policy: &Policy, cutoff: Cutoff) -> Result<Score, DeadEnd> {
         (self.cutoff, self.writes) = (cutoff, false);
         let ranks = self.run(policy)?;
-        let span = |r: &Rank| r.now.timed - r.start.unwrap_or(0);
+        let span = |r: &RankPlacement| r.now.timed - r.start.unwrap_or(0);
         let score = Score {
             own_span: ranks.iter().map(span).max().unwrap_or(0),
             makespan: ranks.iter().map(|r| r.now.timed.max(r.lane.timed)).max().unwrap_or(0),
@@ -198,9 +198,10 @@ impl<'a> Steps<'a> {
         Ok(self.run(policy)?.into_iter().map(|r| r.order).collect())
     }
 
-    fn run(&mut self, policy: &Policy) -> Result<Vec<Rank>, DeadEnd> {
-        self.stages.fill(Stage::default());
-        let mut ranks: Vec<Rank> = (0..self.shape.pp).map(|r| self.rank(r, policy)).collect();
+    fn run(&mut self, policy: &Policy) -> Result<Vec<RankPlacement>, DeadEnd> {
+        self.stages.fill(StageCounts::default());
+        let mut ranks: Vec<RankPlacement> =
+            (0..self.shape.pp).map(|r| self.rank(r, policy)).collect();
         // Activations run up the ranks and gradients down, so the rounds take turns.
         let (mut up, mut moved) = (true, true);
         while moved {
@@ -216,24 +217,29 @@ impl<'a> Steps<'a> {
         if ranks.iter().all(|r| r.next == r.end) { Ok(ranks) } else { Err(DeadEnd) }
     }
 
-    fn rank(&mut self, rank: usize, policy: &Policy) -> Rank {
+    fn rank(&mut self, rank: usize, policy: &Policy) -> RankPlacement {
         let spine = self.spines.range(policy.warm_up[rank]);
         let first = self.costs.gather[rank];
         self.stages[rank].gathered = first;
         let actions = 3 * self.shape.virtual_stages * self.shape.micro_batches;
-        Rank {
+        RankPlacement {
             next: spine.start,
             end: spine.end,
             gathered: first,
-            lane: Times { placed: 0, timed: first },
+            lane: PlacementTimes { placed: 0, timed: first },
             order: Vec::with_capacity(if self.writes { actions } else { 0 }),
-            ..Rank::default()
+            ..RankPlacement::default()
         }
     }
 
     /// Runs the next F or B of a rank and the W before it; false where its input is not made yet
     /// or nothing is left.
-    fn step(&mut self, policy: &Policy, rank: usize, state: &mut Rank) -> Result<bool, DeadEnd> {
+    fn step(
+        &mut self,
+        policy: &Policy,
+        rank: usize,
+        state: &mut RankPlacement,
+    ) -> Result<bool, DeadEnd> {
         if state.next == state.end {
             return Ok(false);
         }
@@ -270,7 +276,7 @@ impl<'a> Steps<'a> {
         &mut self,
         policy: &Policy,
         rank: usize,
-        state: &mut Rank,
+        state: &mut RankPlacement,
         op: Op,
     ) -> Result<(), DeadEnd> {
         let last = self.shape.virtual_stages - 1;
@@ -296,7 +302,7 @@ impl<'a> Steps<'a> {
     }
 
     /// Starts the gather of `stage`, the block after the one that opens now.
-    fn gather(&mut self, stage: usize, state: &mut Rank) {
+    fn gather(&mut self, stage: usize, state: &mut RankPlacement) {
         let takes = self.costs.gather[stage];
         state.lane.placed = state.lane.placed.max(state.now.placed) + takes;
         state.lane.timed = state.lane.timed.max(state.now.timed) + takes;
@@ -308,7 +314,7 @@ impl<'a> Steps<'a> {
         &mut self,
         policy: &Policy,
         rank: usize,
-        state: &mut Rank,
+        state: &mut RankPlacement,
         arrival: u64,
     ) -> Result<(), DeadEnd> {
         while arrival > state.now.placed {
@@ -324,7 +330,7 @@ impl<'a> Steps<'a> {
     }
 
     /// The one of a rank's V stages whose W has waited longest.
-    fn longest_waiting(&self, rank: usize, state: &mut Rank) -> Option<usize> {
+    fn longest_waiting(&self, rank: usize, state: &mut RankPlacement) -> Option<usize> {
         if state.waiting == 0 {
             return None;
         }
@@ -339,17 +345,22 @@ impl<'a> Steps<'a> {
     }
 
     /// Runs the W that has waited longest, if one waits.
-    fn put_w(&mut self, rank: usize, state: &mut Rank) -> Result<Option<()>, DeadEnd> {
+    fn put_w(&mut self, rank: usize, state: &mut RankPlacement) -> Result<Option<()>, DeadEnd> {
         let Some(v) = self.longest_waiting(rank, state) else { return Ok(None) };
         self.run_w(rank, state, v).map(Some)
     }
 
     /// Runs the next W of one of the rank's V stages and, if it is the unit's last, the reduction.
-    fn run_w(&mut self, rank: usize, state: &mut Rank, v: usize) -> Result<(), DeadEnd> {
+    fn run_w(&mut self, rank: usize, state: &mut RankPlacement, v: usize) -> Result<(), DeadEnd> {
         let stage = v * self.shape.pp + rank;
         let i = self.stages[stage].w;
         state.waiting -= 1;
-        self.put(rank, state, Task { kind: Compute::W, stage, micro_batch: i }, Times::default())?;
+        self.put(
+            rank,
+            state,
+            Task { kind: Compute::W, stage, micro_batch: i },
+            PlacementTimes::default(),
+        )?;
         if self.ends_unit[i] {
             state.lane.timed = state.lane.timed.max(state.now.timed) + self.costs.reduce[stage];
         }
@@ -357,15 +368,15 @@ impl<'a> Steps<'a> {
     }
 
     /// When the input of an F or B is on its rank, `None` if it has not been computed.
-    fn arrival(&self, kind: Compute, stage: usize, i: usize) -> Option<Times> {
+    fn arrival(&self, kind: Compute, stage: usize, i: usize) -> Option<PlacementTimes> {
         let m = self.shape.micro_batches;
         let end = match kind {
-            Compute::F if stage == 0 => return Some(Times::default()),
+            Compute::F if stage == 0 => return Some(PlacementTimes::default()),
             Compute::F => (self.stages[stage - 1].f > i).then(|| self.ends_f[(stage - 1) * m + i]),
-            _ if stage + 1 == self.shape.stages() => return Some(Times::default()),
+            _ if stage + 1 == self.shape.stages() => return Some(PlacementTimes::default()),
             _ => (self.stages[stage + 1].b > i).then(|| self.ends_b[(stage + 1) * m + i]),
         }?;
-        Some(Times {
+        Some(PlacementTimes {
             placed: end.placed.saturating_add(self.send),
             timed: end.timed.saturating_add(self.send),
         })
@@ -374,9 +385,9 @@ impl<'a> Steps<'a> {
     fn put(
         &mut self,
         rank: usize,
-        state: &mut Rank,
+        state: &mut RankPlacement,
         Task { kind, stage, micro_batch: i }: Task,
-        arrival: Times,
+        arrival: PlacementTimes,
     ) -> Result<(), DeadEnd> {
         if arrival.timed > state.now.timed || state.start.is_none() {
             self.wait(rank, state, arrival.timed)?;
@@ -384,7 +395,7 @@ impl<'a> Steps<'a> {
         let at = stage * self.shape.micro_batches + i;
         let begin = state.now.placed.max(arrival.placed);
         let mut end = |takes: u64| {
-            state.now = Times { placed: begin + takes, timed: state.now.timed + takes };
+            state.now = PlacementTimes { placed: begin + takes, timed: state.now.timed + takes };
             state.now
         };
         let done = &mut self.stages[stage];
@@ -417,7 +428,7 @@ impl<'a> Steps<'a> {
 
     /// Idles until `until` by the clock `timed`. A rank's span is its work and its idle time, so
     /// the cutoff is passed as soon as it has idled too long.
-    fn wait(&self, rank: usize, state: &mut Rank, until: u64) -> Result<(), DeadEnd> {
+    fn wait(&self, rank: usize, state: &mut RankPlacement, until: u64) -> Result<(), DeadEnd> {
         let begin = state.now.timed.max(until);
         if state.start.is_none() {
             let room = self.cutoff.own_span.min(self.cutoff.makespan.saturating_sub(begin));

@@ -13,24 +13,24 @@ const NEVER: u64 = u64::MAX;
 
 /// What a step leaves to the next one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Begin {
+pub(super) struct StepCarry {
     /// When each rank has done the step before.
     pub(super) free: Vec<u64>,
     /// When all ranks know whether that was right.
     pub(super) validated: u64,
 }
 
-impl Begin {
+impl StepCarry {
     /// Nothing was done before.
-    pub(super) fn first(schedule: &Schedule) -> Begin {
-        Begin { free: vec![0; schedule.pp()], validated: 0 }
+    pub(super) fn first(schedule: &Schedule) -> StepCarry {
+        StepCarry { free: vec![0; schedule.pp()], validated: 0 }
     }
 
     /// The same on a clock that starts with the first rank that is free, and how late that is.
-    pub(super) fn rebased(self) -> (Begin, u64) {
+    pub(super) fn rebased(self) -> (StepCarry, u64) {
         let base = self.free.iter().copied().min().unwrap_or(0);
         let free = self.free.iter().map(|at| at - base).collect();
-        (Begin { free, validated: self.validated.saturating_sub(base) }, base)
+        (StepCarry { free, validated: self.validated.saturating_sub(base) }, base)
     }
 }
 
@@ -40,11 +40,11 @@ pub(super) fn run(
     schedule: &Schedule,
     costs: &Costs,
     follow: bool,
-    begin: &Begin,
-) -> (Timeline, Begin) {
-    let mut world = World::new(schedule, costs, begin.validated);
-    let rank = |r| Rank::new(schedule, costs, r, follow).starting(begin.free[r]);
-    let mut ranks: Vec<Rank> = (0..schedule.pp()).map(rank).collect();
+    begin: &StepCarry,
+) -> (Timeline, StepCarry) {
+    let mut world = SimulationState::new(schedule, costs, begin.validated);
+    let rank = |r| SimulatedRank::new(schedule, costs, r, follow).starting(begin.free[r]);
+    let mut ranks: Vec<SimulatedRank> = (0..schedule.pp()).map(rank).collect();
     let mut waiting: Vec<Vec<(usize, usize)>> = vec![Vec::new(); ranks.len()];
     let mut ready: Vec<usize> = (0..ranks.len()).rev().collect();
     while let Some(rank) = ready.pop() {
@@ -63,7 +63,7 @@ pub(super) fn run(
             });
         }
     }
-    let own: Vec<u64> = ranks.iter().map(Rank::at_step).collect();
+    let own: Vec<u64> = ranks.iter().map(SimulatedRank::at_step).collect();
     let meet = own.iter().copied().max().unwrap_or(0);
     let late = schedule.validates_late();
     let at_step: Vec<u64> = own.into_iter().map(|own| if late { own } else { meet }).collect();
@@ -76,7 +76,7 @@ pub(super) fn run(
         ..Timeline::default()
     };
     let free = at_step.into_iter().map(|at| at + costs.step_ns).collect();
-    (timeline, Begin { free, validated: meet })
+    (timeline, StepCarry { free, validated: meet })
 }
 
 /// The rank of each stage; of a split head, the one that has the stage before it.
@@ -128,12 +128,12 @@ impl HeadWorld {
 }
 
 /// What all ranks share.
-struct World<'a> {
+struct SimulationState<'a> {
     schedule: &'a Schedule,
     costs: &'a Costs,
     program: bool,
     micro_batches: usize,
-    /// When each message arrives, by [`World::slot`]; behind them those of a split head.
+    /// When each message arrives, by [`SimulationState::slot`]; behind them those of a split head.
     arrival: Vec<u64>,
     /// When each rank's links are free; empty without a limit.
     links: Vec<Vec<u64>>,
@@ -144,8 +144,8 @@ struct World<'a> {
     validated: u64,
 }
 
-impl<'a> World<'a> {
-    fn new(schedule: &'a Schedule, costs: &'a Costs, validated: u64) -> World<'a> {
+impl<'a> SimulationState<'a> {
+    fn new(schedule: &'a Schedule, costs: &'a Costs, validated: u64) -> SimulationState<'a> {
         let micro_batches = schedule.micro_batches();
         let program = is_program(schedule);
         let head = Head::of(schedule).map(|head| HeadWorld::new(head, schedule, program));
@@ -155,7 +155,7 @@ impl<'a> World<'a> {
             let of_head = if program { 0 } else { edges * micro_batches };
             vec![0; costs.link.parallel_max.map_or(0, |n| n.min(rank.len() + of_head))]
         };
-        World {
+        SimulationState {
             schedule,
             costs,
             program,
@@ -265,7 +265,7 @@ impl<'a> World<'a> {
 }
 
 /// One rank on its way.
-struct Rank<'a> {
+struct SimulatedRank<'a> {
     rank: usize,
     program: &'a [Action],
     /// What is held, where that is followed.
@@ -284,11 +284,16 @@ struct Rank<'a> {
     stages: Vec<(u64, u64)>,
 }
 
-impl<'a> Rank<'a> {
-    fn new(schedule: &'a Schedule, costs: &'a Costs, rank: usize, follow: bool) -> Rank<'a> {
+impl<'a> SimulatedRank<'a> {
+    fn new(
+        schedule: &'a Schedule,
+        costs: &'a Costs,
+        rank: usize,
+        follow: bool,
+    ) -> SimulatedRank<'a> {
         let program = &schedule.ranks[rank];
         let stages = schedule.stages() + usize::from(schedule.wide_stage().is_some());
-        Rank {
+        SimulatedRank {
             rank,
             program,
             ledger: follow.then(|| Ledger::of(schedule, rank, &costs.memory)),
@@ -303,12 +308,12 @@ impl<'a> Rank<'a> {
     }
 
     /// The same, which has something to do until `free`.
-    fn starting(self, free: u64) -> Rank<'a> {
-        Rank { clock: free, zero3_free: free, replica_free: free, reduced: free, ..self }
+    fn starting(self, free: u64) -> SimulatedRank<'a> {
+        SimulatedRank { clock: free, zero3_free: free, replica_free: free, reduced: free, ..self }
     }
 
     /// Runs until the end, or until a message is missing: then its slot and its sender.
-    fn advance(&mut self, world: &mut World) -> Option<(usize, usize)> {
+    fn advance(&mut self, world: &mut SimulationState) -> Option<(usize, usize)> {
         while let Some(action) = self.program.get(self.spans.len()) {
             let (start, end) = match *action {
                 Action::Compute { .. } | Action::Overlap { .. } => {
@@ -377,7 +382,7 @@ impl<'a> Rank<'a> {
     /// A compute action, once its messages have arrived and its weights are there.
     fn compute(
         &mut self,
-        world: &mut World,
+        world: &mut SimulationState,
         action: &Action,
     ) -> Result<(u64, u64), (usize, usize)> {
         let stages = world.schedule.stages();
@@ -423,7 +428,7 @@ impl<'a> Rank<'a> {
     /// Sends now: the start of the transfer and the arrival.
     fn send(
         &mut self,
-        world: &mut World,
+        world: &mut SimulationState,
         message: Message,
         stage: usize,
         micro_batch: usize,
@@ -471,7 +476,7 @@ impl<'a> Rank<'a> {
     }
 
     /// Fills in what was not known on the way; the optimizer's step begins `at_step`.
-    fn finish(mut self, world: &World, at_step: u64) -> RankTimeline {
+    fn finish(mut self, world: &SimulationState, at_step: u64) -> RankTimeline {
         for span in &mut self.spans {
             match span.action {
                 Action::Recv { message, stage, micro_batch } => {

@@ -189,7 +189,7 @@ pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline, Simulate
 /// Costs that do not fit the schedule.
 pub fn times(schedule: &Schedule, costs: &Costs) -> Result<Timeline, SimulateError> {
     costs.check(schedule, 1)?;
-    Ok(engine::run(schedule, costs, false, &engine::Begin::first(schedule)).0)
+    Ok(engine::run(schedule, costs, false, &engine::StepCarry::first(schedule)).0)
 }
 
 #[cfg(test)]

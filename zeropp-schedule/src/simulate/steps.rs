@@ -1,6 +1,6 @@
 //! Several steps, one after the other: each rank begins the next one when it has done its update.
 
-use super::engine::{self, Begin};
+use super::engine::{self, StepCarry};
 use super::{Costs, SimulateError};
 use crate::ir::Schedule;
 use crate::timeline::{Computed, Timeline};
@@ -27,7 +27,7 @@ pub fn simulate_steps(
     };
     verify(schedule, &lenient)?;
     costs.check(schedule, steps)?;
-    let (mut whole, mut begin) = engine::run(schedule, costs, true, &Begin::first(schedule));
+    let (mut whole, mut begin) = engine::run(schedule, costs, true, &StepCarry::first(schedule));
     for _ in 1..steps {
         let (step, next) = engine::run(schedule, costs, true, &begin);
         for (rank, more) in whole.ranks.iter_mut().zip(step.ranks) {
@@ -50,7 +50,7 @@ pub fn step_period_ns(schedule: &Schedule, costs: &Costs) -> u64 {
         let computed = timeline.ranks.iter().filter_map(|rank| Computed::of(&rank.spans));
         computed.map(|computed| computed.start_ns).min().unwrap_or(0)
     };
-    let (timeline, next) = engine::run(schedule, costs, false, &Begin::first(schedule));
+    let (timeline, next) = engine::run(schedule, costs, false, &StepCarry::first(schedule));
     let (mut first, (mut begin, mut base)) = (first_of(&timeline), next.rebased());
     let mut period = 0;
     for _ in 0..SETTLED_AFTER {

@@ -9,7 +9,7 @@ use crate::ir::{Compute, Schedule, Task};
 /// What a rank waits for: the rank it comes from, the index there that releases it, and the compute
 /// action that makes it.
 #[derive(Clone, Copy)]
-struct Wait {
+struct BlockedOn {
     rank: usize,
     index: usize,
     task: Task,
@@ -23,7 +23,7 @@ pub(super) fn check(schedule: &Schedule, tables: &Tables) -> Result<(), VerifyEr
     // The next action of each rank, and who waits for that rank to get on.
     let mut next = vec![0usize; pp];
     let mut waiting: Vec<Vec<(usize, usize)>> = vec![Vec::new(); pp];
-    let mut waits: Vec<Option<Wait>> = vec![None; pp];
+    let mut waits: Vec<Option<BlockedOn>> = vec![None; pp];
     let mut ready: Vec<usize> = (0..pp).collect();
     while let Some(rank) = ready.pop() {
         waits[rank] = None;
@@ -68,8 +68,8 @@ struct Awaited<'a> {
     program: bool,
 }
 
-/// A message of a split head that has to be sent, or the compute that it takes in a schedule without
-/// messages.
+/// A message of a split head that has to be sent, or the compute that it takes in a schedule
+/// without messages.
 struct Of<'a> {
     head: &'a Head,
     edge: usize,
@@ -103,7 +103,7 @@ impl<'a> Awaited<'a> {
 }
 
 impl Of<'_> {
-    fn indexed(&self, schedule: &Schedule, tables: &Tables, program: bool) -> Wait {
+    fn indexed(&self, schedule: &Schedule, tables: &Tables, program: bool) -> BlockedOn {
         let Of { head, edge, micro_batch } = *self;
         let Edge { from: rank, after, .. } = head.edges[edge];
         // What is passed on was made by the stage before the head.
@@ -114,7 +114,7 @@ impl Of<'_> {
             false => tables.compute(kind, schedule.cell(rank, stage), micro_batch),
         };
         let task = Task { kind, stage, micro_batch };
-        Wait { rank, index: index.expect("completeness was checked"), task }
+        BlockedOn { rank, index: index.expect("completeness was checked"), task }
     }
 }
 
@@ -124,7 +124,7 @@ fn wait(
     tables: &Tables,
     program: bool,
     Task { kind, stage, micro_batch }: Task,
-) -> Option<Wait> {
+) -> Option<BlockedOn> {
     let message = kind.needs(stage, schedule.stages())?;
     let rank = schedule.source(message, stage)?;
     let from = message.producer(stage, schedule.stages())?;
@@ -134,7 +134,7 @@ fn wait(
     } else {
         tables.compute(task.kind, from, micro_batch)
     };
-    Some(Wait { rank, index: index.expect("completeness was checked"), task })
+    Some(BlockedOn { rank, index: index.expect("completeness was checked"), task })
 }
 
 /// The circle of ranks that `start` runs into. A rank at its end would have released its waiters,
@@ -142,7 +142,7 @@ fn wait(
 fn circle(
     schedule: &Schedule,
     next: &[usize],
-    waits: &[Option<Wait>],
+    waits: &[Option<BlockedOn>],
     start: usize,
 ) -> VerifyError {
     let mut path: Vec<usize> = Vec::new();

@@ -8,7 +8,7 @@
 //! they do is one that all of them share, and a library that demands less does not deadlock either.
 //! Gathers and reductions are among ranks with the same program, which come to them in one order.
 
-use super::{Place, VerifyError, place};
+use super::{LocatedAction, VerifyError, place};
 use crate::ir::Schedule;
 
 /// Proves that for a program that [`verify`](super::verify()) accepts.
@@ -43,7 +43,7 @@ pub fn verify_issue_order(program: &Schedule) -> Result<(), VerifyError> {
 /// The circle that `start` runs into: each of its ranks waits for the next one.
 fn circle(program: &Schedule, next: &[usize], start: usize) -> VerifyError {
     let at = |rank: usize| place(program, rank, next[rank]);
-    let mut path: Vec<Place> = Vec::new();
+    let mut path: Vec<LocatedAction> = Vec::new();
     let mut rank = start;
     while next[rank] < program.ranks[rank].len() && path.iter().all(|place| place.rank != rank) {
         path.push(at(rank));

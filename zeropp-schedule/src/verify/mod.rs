@@ -57,7 +57,7 @@ impl Default for VerifyLimits {
 
 /// An action of a rank's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct LocatedAction {
     /// Pipeline rank.
     pub rank: usize,
     /// Index in the rank's list, from 0.
@@ -75,7 +75,7 @@ pub enum VerifyError {
     /// An action breaks a rule.
     Action {
         /// Where.
-        place: Place,
+        place: LocatedAction,
         /// The rule.
         fault: Fault,
     },
@@ -92,7 +92,7 @@ pub enum VerifyError {
     Deadlock(Vec<Stuck>),
     /// Ranks come to the messages between them in orders that do not go together, where sends are
     /// not buffered: each would wait for the next one, and the last for the first.
-    IssueOrder(Vec<Place>),
+    IssueOrder(Vec<LocatedAction>),
     /// The programs of replicas do not go together.
     Replicas(String),
 }
@@ -101,7 +101,7 @@ pub enum VerifyError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stuck {
     /// The action that cannot start.
-    pub place: Place,
+    pub place: LocatedAction,
     /// What it waits for: the compute action of a neighbouring stage, in the next rank of the list.
     pub waits_for: Task,
 }
@@ -281,8 +281,8 @@ fn slices(schedule: &Schedule) -> Result<(), VerifyError> {
 }
 
 /// The place of action `index` of `rank`.
-fn place(schedule: &Schedule, rank: usize, index: usize) -> Place {
-    Place { rank, index, action: schedule.ranks[rank][index] }
+fn place(schedule: &Schedule, rank: usize, index: usize) -> LocatedAction {
+    LocatedAction { rank, index, action: schedule.ranks[rank][index] }
 }
 
 /// Shorthand for the error of one action.

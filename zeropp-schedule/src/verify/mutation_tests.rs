@@ -10,7 +10,7 @@ use crate::ir::{Compute, Message, Task};
 use crate::lower::{LowerOptions, Residency, lower};
 use crate::schedules::{KINDS, Shape, generate};
 
-type Item = (Message, usize, usize);
+type MessageKey = (Message, usize, usize);
 
 /// Executes the ranks' lists action by action on plain sets.
 struct Literal<'a> {
@@ -30,8 +30,8 @@ struct Literal<'a> {
     /// By rank, the stages whose reductions have not ended.
     reducing: HashMap<usize, Vec<usize>>,
     stepped: HashSet<usize>,
-    sent: HashMap<(usize, usize), Vec<Item>>,
-    posted: HashMap<(usize, usize), Vec<Item>>,
+    sent: HashMap<(usize, usize), Vec<MessageKey>>,
+    posted: HashMap<(usize, usize), Vec<MessageKey>>,
 }
 
 /// What trying an action came to.

@@ -17,7 +17,7 @@ pub(super) fn forwards_only(schedule: &Schedule, faults: &mut Faults) -> Result<
     Ok(())
 }
 
-/// Checks every rank's list by itself. Where something is missing, which is told already, what
+/// Checks every rank's list by itself. Where something is missing, which is reported already, what
 /// would follow from that is left out.
 pub(super) fn check(
     schedule: &Schedule,
@@ -26,7 +26,7 @@ pub(super) fn check(
     faults: &mut Faults,
 ) -> Result<(), Enough> {
     let gaps = !faults.found.is_empty();
-    let is_told = |rank: usize, fault: &Fault| match fault {
+    let is_reported = |rank: usize, fault: &Fault| match fault {
         Fault::NothingBefore(task) => {
             let cell = schedule.cell(rank, task.stage);
             tables.compute(task.kind, cell, task.micro_batch).is_none()
@@ -40,7 +40,7 @@ pub(super) fn check(
         if schedule.wide_stage().is_some() {
             last_head = None;
         }
-        let mut walk = Walk {
+        let mut walk = OrderWalk {
             schedule,
             rank,
             tables,
@@ -55,7 +55,7 @@ pub(super) fn check(
                 let kept = before(schedule, tables, compute, (rank, index))
                     .and_then(|()| walk.step(compute));
                 let kept =
-                    kept.or_else(|f| if gaps && is_told(rank, &f) { Ok(()) } else { Err(f) });
+                    kept.or_else(|f| if gaps && is_reported(rank, &f) { Ok(()) } else { Err(f) });
                 faults.note(kept.or_else(|f| fault(schedule, rank, index, f)))?;
             }
         }
@@ -64,7 +64,7 @@ pub(super) fn check(
 }
 
 /// One rank's walk.
-struct Walk<'a> {
+struct OrderWalk<'a> {
     schedule: &'a Schedule,
     rank: usize,
     tables: &'a Tables,
@@ -79,7 +79,7 @@ struct Walk<'a> {
     alive: usize,
 }
 
-impl Walk<'_> {
+impl OrderWalk<'_> {
     fn step(&mut self, Task { kind, stage, micro_batch }: Task) -> Result<(), Fault> {
         let cell = self.schedule.cell(self.rank, stage);
         if self.limits.w_in_order && matches!(kind, Compute::W | Compute::BW) {

@@ -1,7 +1,7 @@
 //! Where every action is; finds duplicates, strangers and gaps on the way.
 
 use super::{Enough, Fault, Faults, VerifyError, fault};
-use crate::action::{ACTIONS, ActionKind, Place};
+use crate::action::{ACTIONS, ActionKind, Operand};
 use crate::head::{End, Head};
 use crate::ir::{Action, Compute, Message, Schedule};
 
@@ -71,7 +71,7 @@ impl Tables {
             let ends = &mut self.head_ends[usize::from(!is_send)];
             return enter(&mut ends[edge * self.micro_batches + micro_batch], index);
         }
-        if let Place::Peer(..) = action.parts().1 {
+        if let Operand::Peer(..) = action.parts().1 {
             return Err(Fault::NotOfHead);
         }
         for (table, stage, micro_batch) in entries(action) {
@@ -207,9 +207,9 @@ fn is_of_slice(kind: ActionKind) -> bool {
 fn entries(action: &Action) -> impl Iterator<Item = (ActionKind, usize, usize)> + use<> {
     let (kind, place) = action.parts();
     let one = match place {
-        Place::MicroBatch(stage, micro_batch) => Some((kind, stage, micro_batch)),
+        Operand::MicroBatch(stage, micro_batch) => Some((kind, stage, micro_batch)),
         // The computes of a pair are entered one by one.
-        Place::Nothing | Place::Stage(_) | Place::Peer(..) | Place::Pair(..) => None,
+        Operand::Nothing | Operand::Stage(_) | Operand::Peer(..) | Operand::Pair(..) => None,
     };
     let pair = action.computes().filter(move |_| one.is_none());
     pair.map(|task| (task.kind.action(), task.stage, task.micro_batch)).chain(one)
@@ -218,7 +218,7 @@ fn entries(action: &Action) -> impl Iterator<Item = (ActionKind, usize, usize)> 
 /// The stage of an action that has no micro-batch.
 fn bare_stage(action: &Action) -> Option<usize> {
     match action.parts().1 {
-        Place::Stage(stage) => Some(stage),
-        Place::Nothing | Place::MicroBatch(..) | Place::Peer(..) | Place::Pair(..) => None,
+        Operand::Stage(stage) => Some(stage),
+        Operand::Nothing | Operand::MicroBatch(..) | Operand::Peer(..) | Operand::Pair(..) => None,
     }
 }

@@ -7,7 +7,7 @@ use crate::ir::{Action, Compute, Schedule, Task};
 
 /// The state of one stage while its rank's program is walked.
 #[derive(Clone, Default)]
-struct Stage {
+struct StageWeights {
     /// Index of the AG whose weights are resident.
     gathered: Option<usize>,
     /// Units reduced so far.
@@ -29,9 +29,9 @@ pub(super) fn check(
     let reduces_replicas =
         schedule.ranks.iter().flatten().any(|a| matches!(a, Action::ReplicaReduce { .. }));
     let retires = schedule.ranks.iter().flatten().any(|a| matches!(a, Action::Retire { .. }));
-    let mut stages = vec![Stage::default(); schedule.cells()];
+    let mut stages = vec![StageWeights::default(); schedule.cells()];
     for (rank, actions) in schedule.ranks.iter().enumerate() {
-        let mut walk = Walk {
+        let mut walk = WeightsWalk {
             schedule,
             rank,
             program,
@@ -71,13 +71,13 @@ pub(super) fn check(
 }
 
 /// One rank's walk.
-struct Walk<'a> {
+struct WeightsWalk<'a> {
     schedule: &'a Schedule,
     rank: usize,
     program: bool,
     limits: &'a VerifyLimits,
     units: &'a [usize],
-    stages: &'a mut [Stage],
+    stages: &'a mut [StageWeights],
     resident: usize,
     /// Whether reductions end where the program says so; without, at the next one.
     retires: bool,
@@ -86,7 +86,7 @@ struct Walk<'a> {
     stepped: bool,
 }
 
-impl Walk<'_> {
+impl WeightsWalk<'_> {
     fn step(&mut self, index: usize, action: &Action) -> Result<(), Fault> {
         if self.stepped {
             return Err(Fault::AfterStep);
@@ -124,7 +124,7 @@ impl Walk<'_> {
         }
     }
 
-    fn stage(&mut self, stage: usize) -> &mut Stage {
+    fn stage(&mut self, stage: usize) -> &mut StageWeights {
         &mut self.stages[self.schedule.cell(self.rank, stage)]
     }
 
@@ -202,7 +202,7 @@ impl Walk<'_> {
 fn at_end(
     schedule: &Schedule,
     reduces: bool,
-    stages: &[Stage],
+    stages: &[StageWeights],
     rank: usize,
     replicas: bool,
 ) -> Result<(), VerifyError> {

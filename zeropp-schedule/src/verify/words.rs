@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Fault, Place, Stuck, VerifyError};
+use super::{Fault, LocatedAction, Stuck, VerifyError};
 use crate::ir::{Action, Task};
 
 /// How a reader calls what a message speaks of: this crate's own way, or that of a file.
@@ -23,16 +23,16 @@ pub trait Words {
     }
 
     /// An action of a rank's list.
-    fn place(&self, place: &Place) -> String {
-        let Place { rank, index, action } = place;
+    fn place(&self, place: &LocatedAction) -> String {
+        let LocatedAction { rank, index, action } = place;
         format!("{}, {} ({})", self.rank(*rank), self.index(*rank, *index), self.action(action))
     }
 }
 
 /// This crate's own: `rank 1, action 4 (2B0)`.
-struct Own;
+struct DefaultWords;
 
-impl Words for Own {}
+impl Words for DefaultWords {}
 
 impl VerifyError {
     /// What is wrong, in these words.
@@ -42,7 +42,7 @@ impl VerifyError {
     }
 
     /// The action that is at fault, or the first of a deadlock.
-    pub fn place(&self) -> Option<Place> {
+    pub fn place(&self) -> Option<LocatedAction> {
         match self {
             VerifyError::Action { place, .. } => Some(*place),
             _ => None,
@@ -66,7 +66,7 @@ impl VerifyError {
                 format!("deadlock: {}", stuck.iter().map(one).collect::<Vec<_>>().join("; "))
             }
             VerifyError::IssueOrder(places) => {
-                let one = |place: &Place| words.place(place);
+                let one = |place: &LocatedAction| words.place(place);
                 let waits = places.iter().map(one).collect::<Vec<_>>().join(" waits for ");
                 format!("no one order of operations: {waits} waits for the first")
             }
@@ -79,7 +79,7 @@ impl VerifyError {
 
 impl fmt::Display for VerifyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message(&Own))
+        f.write_str(&self.message(&DefaultWords))
     }
 }
 

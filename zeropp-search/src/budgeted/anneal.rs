@@ -1,26 +1,26 @@
-//! Simulated annealing over words.
+//! Simulated annealing over sequences.
 
-use super::decode::Decoder;
+use super::decode::OrderTimes;
 use super::ledger::WHOLE;
 use super::moves::{Change, Changed, change};
 use super::problem::Problem;
 use super::random::Random;
-use super::residency::{Residency, visit_alike};
-use super::word::Plan;
+use super::residency::{ResidencyCounter, visit_alike};
+use super::sequence::RankOrders;
 
 /// The best plan within all limits so far.
 #[derive(Clone, Debug)]
 pub(super) struct Best {
     /// The largest span, by the objective.
     pub(super) value: i64,
-    pub(super) plan: Plan,
+    pub(super) plan: RankOrders,
     /// The skeleton it grew from.
     pub(super) from: String,
 }
 
 /// Where annealing came to.
 pub(super) struct Reached {
-    pub(super) plan: Plan,
+    pub(super) plan: RankOrders,
     pub(super) score: i64,
     /// By how much it breaks the limits on gathers and gradients.
     pub(super) excess: usize,
@@ -29,8 +29,8 @@ pub(super) struct Reached {
 /// The search's tools, made once.
 pub(super) struct Annealer<'a> {
     pub(super) p: &'a Problem,
-    pub(super) decoder: Decoder,
-    pub(super) residency: Residency,
+    pub(super) decoder: OrderTimes,
+    pub(super) residency: ResidencyCounter,
     pub(super) random: Random,
     pub(super) best: Option<Best>,
     /// The price of one gather above the limit, in units of the score.
@@ -41,8 +41,8 @@ impl<'a> Annealer<'a> {
     pub(super) fn new(p: &'a Problem, seed: u64) -> Annealer<'a> {
         Annealer {
             p,
-            decoder: Decoder::new(p),
-            residency: Residency::default(),
+            decoder: OrderTimes::new(p),
+            residency: ResidencyCounter::default(),
             random: Random::new(seed),
             best: None,
             penalty: (0.8 * p.work_unit() * WHOLE as f64) as i64 + 1,
@@ -51,7 +51,7 @@ impl<'a> Annealer<'a> {
 
     /// The score of a whole plan, limits broken included; none where it cannot run. Keeps it if it
     /// is the best.
-    pub(super) fn offer(&mut self, plan: &Plan, from: &str) -> Option<i64> {
+    pub(super) fn offer(&mut self, plan: &RankOrders, from: &str) -> Option<i64> {
         let score = self.decoder.load(self.p, plan, &mut self.residency)?;
         let excess: usize = self.excesses(plan).iter().sum();
         if excess == 0 {
@@ -60,15 +60,21 @@ impl<'a> Annealer<'a> {
         Some(score + excess as i64 * self.penalty)
     }
 
-    fn excesses(&mut self, plan: &Plan) -> Vec<usize> {
-        let words = plan.words.iter().enumerate();
-        words.map(|(r, word)| self.residency.excess(self.p, r, word)).collect()
+    fn excesses(&mut self, plan: &RankOrders) -> Vec<usize> {
+        let sequences = plan.sequences.iter().enumerate();
+        sequences.map(|(r, sequence)| self.residency.excess(self.p, r, sequence)).collect()
     }
 
-    /// The same of one changed word, which was `before`.
-    fn excess_of(&mut self, change: &Change, before: usize, old: &Plan, new: &Plan) -> usize {
+    /// The same of one changed sequence, which was `before`.
+    fn excess_of(
+        &mut self,
+        change: &Change,
+        before: usize,
+        old: &RankOrders,
+        new: &RankOrders,
+    ) -> usize {
         let (p, r) = (self.p, change.rank);
-        let (old, new) = (&old.words[r], &new.words[r]);
+        let (old, new) = (&old.sequences[r], &new.sequences[r]);
         // A change up to the end moves W alone.
         let w = change.to == usize::MAX;
         match p.units.len() == 1 && (w || visit_alike(p, old, new, change.from..change.to)) {
@@ -78,13 +84,17 @@ impl<'a> Annealer<'a> {
     }
 
     /// Keeps the plan that the decoder timed last, which keeps all limits, if it is the best.
-    fn keep(&mut self, plan: &Plan, from: &str) {
+    fn keep(&mut self, plan: &RankOrders, from: &str) {
         let value = self.decoder.value();
         match &mut self.best {
             Some(best) if best.value <= value => {}
             Some(best) => {
                 best.value = value;
-                best.plan.words.iter_mut().zip(&plan.words).for_each(|(to, word)| to.copy(word));
+                best.plan
+                    .sequences
+                    .iter_mut()
+                    .zip(&plan.sequences)
+                    .for_each(|(to, sequence)| to.copy(sequence));
                 best.from.clear();
                 best.from.push_str(from);
             }
@@ -92,13 +102,13 @@ impl<'a> Annealer<'a> {
         }
     }
 
-    /// Changes `plan` for `letters` letters of effort, of which one change of a large step may be a
-    /// good part, with a temperature that falls from `hot` to `cold`, both in units of a
+    /// Changes `plan` for an effort of `entries` entries, of which one change of a large step may
+    /// be a good part, with a temperature that falls from `hot` to `cold`, both in units of a
     /// micro-batch's work on one stage.
     pub(super) fn anneal(
         &mut self,
-        plan: &Plan,
-        letters: u64,
+        plan: &RankOrders,
+        entries: u64,
         (hot, cold): (f64, f64),
         from: &str,
     ) -> Option<Reached> {
@@ -114,11 +124,11 @@ impl<'a> Annealer<'a> {
         let (mut changed, mut new_excess): (Changed, Vec<usize>) = (Vec::new(), Vec::new());
         for step in 0u64.. {
             let spent = self.decoder.effort - start;
-            if spent >= letters {
+            if spent >= entries {
                 break;
             }
             if step.is_multiple_of(64) {
-                heat = hot * unit * exponent(cooling * spent as f64 / letters as f64);
+                heat = hot * unit * exponent(cooling * spent as f64 / entries as f64);
             }
             // Every try counts, also one that is refused before it is timed.
             self.decoder.effort += 4;
@@ -148,7 +158,7 @@ impl<'a> Annealer<'a> {
                 self.decoder.accept(p, &next);
                 for (change, more) in changed.iter().zip(&new_excess) {
                     excess[change.rank] = *more;
-                    current.words[change.rank].copy(&next.words[change.rank]);
+                    current.sequences[change.rank].copy(&next.sequences[change.rank]);
                 }
                 if over == 0 {
                     self.keep(&current, from);
@@ -158,7 +168,7 @@ impl<'a> Annealer<'a> {
                     self.decoder.reject();
                 }
                 for &Change { rank, .. } in &changed {
-                    next.words[rank].copy(&current.words[rank]);
+                    next.sequences[rank].copy(&current.sequences[rank]);
                 }
             }
         }

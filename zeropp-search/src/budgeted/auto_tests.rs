@@ -9,7 +9,7 @@ use zeropp_schedule::verify::{VerifyLimits, is_program, verify};
 
 fn made(gathered: usize, gathers: Option<usize>) -> Schedule {
     let shape = Shape { pp: 3, virtual_stages: 4, micro_batches: 9, unit: 4 };
-    let mut costs = Costs::uniform(12, 20, 19, 11, 1).with_limit(60);
+    let mut costs = OrderCosts::uniform(12, 20, 19, 11, 1).with_limit(60);
     costs.limits = Limits { gathered: Some(gathered), gathers, evaluations: Some(60) };
     generate_with_costs("auto", &shape, &costs).unwrap()
 }
@@ -54,7 +54,7 @@ fn an_order_that_uses_what_it_has_not_gathered_is_refused() {
 #[test]
 fn without_limits_it_holds_what_zeropp_s_default_unit_holds() {
     let shape = Shape { pp: 4, virtual_stages: 2, micro_batches: 24, unit: 24 };
-    let costs = Costs::uniform(8, 3, 3, 2, 0);
+    let costs = OrderCosts::uniform(8, 3, 3, 2, 0);
     let found = auto(&shape, &costs).unwrap();
     let held = 4 * default_unit(4, 2, 24) as i64;
     for actions in &found.schedule.ranks {

@@ -12,13 +12,13 @@ use super::problem::Problem;
 
 /// A lower bound on what is minimised.
 pub(super) fn bound(p: &Problem) -> i64 {
-    let chains = Chains::new(p);
+    let chains = ChainTimes::new(p);
     let stages = p.placement.len();
     let whole = chains.forward(0, stages) + chains.backward(0, stages) + p.costs.w[0] as i64;
     let first_gather = p.costs.gather[0] as i64;
     let mut least = whole;
     for r in 0..p.ranks {
-        let ends = Ends::new(p, &chains, r);
+        let ends = RankEnds::new(p, &chains, r);
         let own = p.work[r] + ends.own_idle();
         least = least.max(own);
         // Stage 0's rank starts with the step and ends after the chain that follows r's last F.
@@ -29,7 +29,7 @@ pub(super) fn bound(p: &Problem) -> i64 {
             least = least.max(ends.start + own);
         }
     }
-    let queues = (0..p.ranks).map(|r| Queue::new(p, r));
+    let queues = (0..p.ranks).map(|r| CollectiveQueue::new(p, r));
     match p.objective {
         Objective::OwnSpan => queues.map(|queue| queue.own_span()).fold(least, i64::max),
         Objective::Makespan => queues.map(|q| q.makespan()).fold(least + first_gather, i64::max),
@@ -40,7 +40,7 @@ pub(super) fn bound(p: &Problem) -> i64 {
 ///
 /// Every stage is gathered once on the way to the first backward of the rank's last stage. What
 /// does not fit beside that stage then has gone and is gathered again for its own backward.
-struct Queue {
+struct CollectiveQueue {
     /// The shortest time of all gathers.
     gathers: i64,
     /// The longest time of gathers that a rank can have behind it when its first F starts.
@@ -50,8 +50,8 @@ struct Queue {
     tail: i64,
 }
 
-impl Queue {
-    fn new(p: &Problem, r: usize) -> Queue {
+impl CollectiveQueue {
+    fn new(p: &Problem, r: usize) -> CollectiveQueue {
         let own = r * p.v..(r + 1) * p.v;
         let (gather, weight) = (&p.gather[own.clone()], &p.weight[own.clone()]);
         let all = gather.iter().sum::<i64>();
@@ -63,7 +63,7 @@ impl Queue {
         let beside = knapsack(items(0..last), 1, fits.saturating_sub(weight[last]) as i64);
         let b = &p.take[r * p.classes + p.v..][..p.v];
         let least = |times: &[i64]| times.iter().min().copied().unwrap_or(0);
-        Queue {
+        CollectiveQueue {
             gathers: all + (all - gather[last] - beside).max(0),
             ahead: knapsack(items(0..p.v), 1, fits as i64),
             reductions: p.units.len() as i64 * p.reduce[own.clone()].iter().sum::<i64>(),
@@ -86,15 +86,15 @@ impl Queue {
 }
 
 /// Times along the stages for one micro-batch.
-struct Chains<'a> {
+struct ChainTimes<'a> {
     p: &'a Problem,
     /// B of all stages and a W of the first.
     all_back: i64,
 }
 
-impl Chains<'_> {
-    fn new(p: &Problem) -> Chains<'_> {
-        let mut chains = Chains { p, all_back: 0 };
+impl ChainTimes<'_> {
+    fn new(p: &Problem) -> ChainTimes<'_> {
+        let mut chains = ChainTimes { p, all_back: 0 };
         chains.all_back = chains.backward(0, p.placement.len()) + p.costs.w[0] as i64;
         chains
     }
@@ -123,7 +123,7 @@ impl Chains<'_> {
 }
 
 /// One rank's two ends.
-struct Ends {
+struct RankEnds {
     /// Earliest start of its first F.
     start: i64,
     /// Time at which it has been idle since the step began, at least, when its first B starts.
@@ -138,8 +138,8 @@ struct Ends {
     apart: bool,
 }
 
-impl Ends {
-    fn new(p: &Problem, chains: &Chains, r: usize) -> Ends {
+impl RankEnds {
+    fn new(p: &Problem, chains: &ChainTimes, r: usize) -> RankEnds {
         let own = &p.stage[r * p.v..(r + 1) * p.v];
         let (low, high, stages) = (own[0], own[p.v - 1], p.placement.len());
         let to_low = chains.forward(0, low) + if low > 0 { chains.hops(low - 1, low) } else { 0 };
@@ -149,7 +149,7 @@ impl Ends {
         let (forwards, all) = most_forwards(p, r);
         let after = chains.forward(high + 1, stages) + behind;
         let w = (0..p.v).map(|v| p.w[r * p.v + v]).min().unwrap_or(0);
-        Ends {
+        RankEnds {
             start: to_low,
             head_end: to_low.max(first_b - forwards),
             left: most_left(p, r),

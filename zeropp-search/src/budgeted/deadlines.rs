@@ -9,7 +9,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::judged::{NEVER, State};
+use super::judged::{NEVER, SearchState};
 use super::problem::Problem;
 
 /// Deadlines of all F and B, and room to work in.
@@ -50,8 +50,8 @@ impl Deadlines {
         let mut deadlines = Deadlines {
             place,
             first,
-            late: vec![NEVER; p.letters()],
-            heads: vec![0; p.letters()],
+            late: vec![NEVER; p.entries()],
+            heads: vec![0; p.entries()],
             jobs: Vec::new(),
             ready: BinaryHeap::new(),
             ends: Vec::new(),
@@ -98,7 +98,7 @@ impl Deadlines {
 
     /// Whether no order that goes on from here, nothing starting before `now`, has a largest own
     /// span below `best`.
-    pub(super) fn missed(&mut self, p: &Problem, state: &State, now: i64, best: i64) -> bool {
+    pub(super) fn missed(&mut self, p: &Problem, state: &SearchState, now: i64, best: i64) -> bool {
         let stages = p.placement.len();
         for i in 0..p.b {
             let forward = (0..stages).map(|s| (s, false));
@@ -120,7 +120,7 @@ impl Deadlines {
     }
 
     /// The largest own span where all is done.
-    pub(super) fn own_span(&self, state: &State) -> i64 {
+    pub(super) fn own_span(&self, state: &SearchState) -> i64 {
         let spans = state.ranks.iter().zip(&self.first).map(|(rank, first)| rank.now - first);
         spans.max().unwrap_or(0)
     }
@@ -129,7 +129,7 @@ impl Deadlines {
     fn head(
         &mut self,
         p: &Problem,
-        state: &State,
+        state: &SearchState,
         now: i64,
         (s, backward): (usize, bool),
         i: usize,
@@ -177,7 +177,7 @@ impl Deadlines {
     fn room_at(
         &mut self,
         p: &Problem,
-        state: &State,
+        state: &SearchState,
         (r, l): (usize, usize),
         i: usize,
     ) -> Option<(i64, i64)> {
@@ -217,7 +217,14 @@ impl Deadlines {
     }
 
     /// Whether rank `r` alone, with interruptions, misses a deadline.
-    fn missed_alone(&mut self, p: &Problem, state: &State, now: i64, best: i64, r: usize) -> bool {
+    fn missed_alone(
+        &mut self,
+        p: &Problem,
+        state: &SearchState,
+        now: i64,
+        best: i64,
+        r: usize,
+    ) -> bool {
         let rank = &state.ranks[r];
         let (free, end) = (rank.now.max(now), best - 1 + self.first[r]);
         self.jobs.clear();

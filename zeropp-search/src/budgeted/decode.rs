@@ -1,19 +1,19 @@
-//! From words to times: the inner loop of the search.
+//! From sequences to times: the inner loop of the search.
 //!
-//! A changed word changes nothing before the moment at which its rank comes to the change. So every
-//! rank goes on from its first letter that starts at that moment or later, reading the times of
-//! everything before from the plan it came from. Ranks go on window of time by window: where all
+//! A changed sequence changes nothing before the moment at which its rank comes to the change. So
+//! every rank goes on from its first entry that starts at that moment or later, reading the times
+//! of everything before from the plan it came from. Ranks go on window of time by window: where all
 //! have come to where they were in that plan, the rest is what it was; and a change is given up as
 //! soon as waits alone make it worse than what the search would accept, or are likely to. Nothing
 //! is allocated. Where collectives take time, there is one window.
 
 use super::Objective;
-use super::ledger::{Cell, Ends, Lane, SHIFT, Slot, WHOLE};
+use super::ledger::{Cell, CollectiveTimes, RankBefore, RankFigures, SHIFT, WHOLE};
 use super::moves::Change;
-use super::problem::{Link, NOBODY, Problem};
-use super::residency::{Gather, Residency};
-use super::waiting::Waiting;
-use super::word::{Plan, Word};
+use super::problem::{NO_RANK, Problem, ResultTarget};
+use super::residency::{Gather, ResidencyCounter};
+use super::sequence::{RankOrders, RankSequence};
+use super::waiting::WaitingWeights;
 
 /// The share of the waits ahead that a change is taken to leave as they are.
 const AGAIN: (i64, i64) = (19, 20);
@@ -27,42 +27,42 @@ enum Stop {
     Done,
     Waits,
     Parked,
-    Hopeless,
+    TooLate,
 }
 
 /// Times of a plan and of its changes.
-pub(super) struct Decoder {
+pub(super) struct OrderTimes {
     capacity: usize,
     epoch: u32,
-    /// Letters that start before this time stand.
+    /// Entries that start before this time stand.
     since: i64,
-    /// Ranks stop before letters that start at this time or later.
+    /// Ranks stop before entries that start at this time or later.
     until: i64,
     cells: Vec<Cell>,
     written: Vec<u32>,
-    slots: Vec<Slot>,
-    new_slots: Vec<Slot>,
+    slots: Vec<RankBefore>,
+    new_slots: Vec<RankBefore>,
     /// Beside the slots, where collectives take time.
-    lanes: Vec<Lane>,
-    new_lanes: Vec<Lane>,
-    ends: Vec<Ends>,
-    new_ends: Vec<Ends>,
+    lanes: Vec<CollectiveTimes>,
+    new_lanes: Vec<CollectiveTimes>,
+    ends: Vec<RankFigures>,
+    new_ends: Vec<RankFigures>,
     /// Arrival of each gather, by rank and number; old ones of this trial.
     ready: Vec<Vec<i64>>,
     old_ready: Vec<(u32, u32, i64)>,
-    /// Gathers of each rank's word, where they take time; old ones of this trial.
+    /// Gathers of each rank's sequence, where they take time; old ones of this trial.
     gathers: Vec<Vec<Gather>>,
     old_gathers: Vec<(usize, Vec<Gather>)>,
-    /// The first letter of each rank that is run again, and the one it has come to.
+    /// The first entry of each rank that is run again, and the one it has come to.
     cut: Vec<usize>,
     reached: Vec<usize>,
-    /// Where each rank's word is the accepted one again.
+    /// Where each rank's sequence is the accepted one again.
     same: Vec<usize>,
     /// The cell that a rank waits for.
     blocked: Vec<u32>,
     queue: Vec<u32>,
     parked: Vec<u32>,
-    /// Ranks with letters that are run again.
+    /// Ranks with entries that are run again.
     running: Vec<u32>,
     /// Spans that are certain: largest and sum.
     most: i64,
@@ -70,33 +70,33 @@ pub(super) struct Decoder {
     allowed: i64,
     /// Gives up only what is certain to be too late.
     pub(super) patient: bool,
-    /// Letters run, the measure of effort.
+    /// Entries run, the measure of effort.
     pub(super) effort: u64,
 }
 
-impl Decoder {
-    pub(super) fn new(p: &Problem) -> Decoder {
+impl OrderTimes {
+    pub(super) fn new(p: &Problem) -> OrderTimes {
         // As many W may be asked for as there are, and the state at the end is kept, too.
         let capacity = p.b * (p.classes + p.v) + 1;
-        let mut cells = vec![Cell::NEVER; p.letters()];
+        let mut cells = vec![Cell::NEVER; p.entries()];
         let first = p.stage.iter().position(|s| *s == 0).expect("there is a stage 0");
         let from = (first / p.v * p.classes + first % p.v) * p.b;
         cells[from..from + p.b].fill(Cell { arrival: 0, ..Cell::NEVER });
         let lanes = if p.timed { p.ranks * capacity } else { 0 };
         let ready = if p.timed { p.b * p.classes } else { 0 };
-        Decoder {
+        OrderTimes {
             capacity,
             epoch: 0,
             since: 0,
             until: i64::MAX,
             cells,
-            written: Vec::with_capacity(p.letters()),
-            slots: vec![Slot::default(); p.ranks * capacity],
-            new_slots: vec![Slot::default(); p.ranks * capacity],
-            lanes: vec![Lane::default(); lanes],
-            new_lanes: vec![Lane::default(); lanes],
-            ends: vec![Ends::default(); p.ranks],
-            new_ends: vec![Ends::default(); p.ranks],
+            written: Vec::with_capacity(p.entries()),
+            slots: vec![RankBefore::default(); p.ranks * capacity],
+            new_slots: vec![RankBefore::default(); p.ranks * capacity],
+            lanes: vec![CollectiveTimes::default(); lanes],
+            new_lanes: vec![CollectiveTimes::default(); lanes],
+            ends: vec![RankFigures::default(); p.ranks],
+            new_ends: vec![RankFigures::default(); p.ranks],
             ready: vec![vec![0; ready]; p.ranks],
             old_ready: Vec::new(),
             gathers: vec![Vec::new(); p.ranks],
@@ -118,7 +118,12 @@ impl Decoder {
 
     /// Times a whole plan and takes it as the one that changes refer to. The score; none where it
     /// cannot run, and changes refer to nothing then.
-    pub(super) fn load(&mut self, p: &Problem, plan: &Plan, r: &mut Residency) -> Option<i64> {
+    pub(super) fn load(
+        &mut self,
+        p: &Problem,
+        plan: &RankOrders,
+        r: &mut ResidencyCounter,
+    ) -> Option<i64> {
         // All but what is there from the beginning.
         for cell in self.cells.iter_mut().filter(|cell| cell.arrival > 0) {
             cell.arrival = i64::MAX;
@@ -127,10 +132,10 @@ impl Decoder {
         self.cut.fill(0);
         self.allowed = i64::MAX;
         for rank in 0..p.ranks {
-            self.slots[rank * self.capacity] = Slot { idle: -1, ..Slot::default() };
+            self.slots[rank * self.capacity] = RankBefore { idle: -1, ..RankBefore::default() };
             if p.timed {
-                self.lanes[rank * self.capacity] = Lane::default();
-                r.count(p, rank, &plan.words[rank], true);
+                self.lanes[rank * self.capacity] = CollectiveTimes::default();
+                r.count(p, rank, &plan.sequences[rank], true);
                 self.gathers[rank].clone_from(&r.gathers);
             }
         }
@@ -142,14 +147,14 @@ impl Decoder {
 
     /// Times `plan`, which differs from the accepted one by `changes`. The score, if it is at most
     /// `allowed`; a change that is likely to be worse may be given up, unless `patient`. To be
-    /// followed by [`Decoder::accept`] or [`Decoder::reject`].
+    /// followed by [`OrderTimes::accept`] or [`OrderTimes::reject`].
     pub(super) fn attempt(
         &mut self,
         p: &Problem,
-        plan: &Plan,
+        plan: &RankOrders,
         changes: &[Change],
         allowed: i64,
-        r: &mut Residency,
+        r: &mut ResidencyCounter,
     ) -> Option<i64> {
         self.allowed = allowed;
         self.since = i64::MAX;
@@ -166,8 +171,8 @@ impl Decoder {
         changes.iter().for_each(|change| self.same[change.rank] = change.to);
         self.until = if p.timed { i64::MAX } else { self.since + p.step };
         for rank in 0..p.ranks {
-            let n = plan.words[rank].letters.len();
-            // What is known of a changed word ends where it changes.
+            let n = plan.sequences[rank].entries.len();
+            // What is known of a changed sequence ends where it changes.
             let known = changes.iter().find(|c| c.rank == rank).map_or(n, |c| c.from);
             let slots = &self.slots[rank * self.capacity..][..known];
             self.cut[rank] = slots.partition_point(|slot| slot.start < self.since);
@@ -175,15 +180,15 @@ impl Decoder {
         self.run(p, plan)
     }
 
-    /// Finds the gathers of a changed word; the first letter before which they differ.
+    /// Finds the gathers of a changed sequence; the first entry before which they differ.
     fn change_gathers(
         &mut self,
         p: &Problem,
-        plan: &Plan,
+        plan: &RankOrders,
         rank: usize,
-        r: &mut Residency,
+        r: &mut ResidencyCounter,
     ) -> usize {
-        r.count(p, rank, &plan.words[rank], true);
+        r.count(p, rank, &plan.sequences[rank], true);
         let old = &self.gathers[rank];
         let alike = old.iter().zip(&r.gathers).take_while(|(a, b)| a == b).count();
         let gate = |all: &[Gather]| all.get(alike).map_or(usize::MAX, |g| g.gate as usize);
@@ -193,7 +198,7 @@ impl Decoder {
         at
     }
 
-    fn run(&mut self, p: &Problem, plan: &Plan) -> Option<i64> {
+    fn run(&mut self, p: &Problem, plan: &RankOrders) -> Option<i64> {
         self.restart(p, plan);
         if self.score(p) > self.allowed {
             return None;
@@ -211,12 +216,12 @@ impl Decoder {
             self.until += step;
             std::mem::swap(&mut self.queue, &mut self.parked);
         }
-        let all = |rank: usize| self.reached[rank] == plan.words[rank].letters.len();
+        let all = |rank: usize| self.reached[rank] == plan.sequences[rank].entries.len();
         (0..p.ranks).all(all).then(|| self.score(p)).filter(|score| *score <= self.allowed)
     }
 
-    /// Puts every rank before the first of its letters that is run again.
-    fn restart(&mut self, p: &Problem, plan: &Plan) {
+    /// Puts every rank before the first of its entries that is run again.
+    fn restart(&mut self, p: &Problem, plan: &RankOrders) {
         self.epoch += 1;
         self.written.clear();
         self.old_ready.clear();
@@ -229,7 +234,7 @@ impl Decoder {
             let cut = self.cut[rank];
             self.reached[rank] = cut;
             self.blocked[rank] = FREE;
-            if cut < plan.words[rank].letters.len() {
+            if cut < plan.sequences[rank].entries.len() {
                 let first = rank * self.capacity + cut;
                 let slot = self.slots[first];
                 self.new_slots[first] = slot;
@@ -251,7 +256,7 @@ impl Decoder {
 
     /// Runs all ranks as far as they get before the window ends; true where some then go on, none
     /// where it is too late.
-    fn window(&mut self, p: &Problem, plan: &Plan) -> Option<bool> {
+    fn window(&mut self, p: &Problem, plan: &RankOrders) -> Option<bool> {
         // First in, first out: until its turn a rank gets more inputs than the one it waited for.
         let mut turn = 0;
         while let Some(&rank) = self.queue.get(turn) {
@@ -261,7 +266,7 @@ impl Decoder {
                 false => self.advance::<false>(p, plan, rank as usize),
             };
             match stop {
-                Stop::Hopeless => return None,
+                Stop::TooLate => return None,
                 Stop::Parked => self.parked.push(rank),
                 Stop::Done | Stop::Waits => {}
             }
@@ -295,7 +300,7 @@ impl Decoder {
         self.weigh(p, most, sum) > self.allowed
     }
 
-    /// Whether every rank is where it was before the same letter of the accepted plan, and inputs
+    /// Whether every rank is where it was before the same entry of the accepted plan, and inputs
     /// that are there at another time are there before they are needed. Then all goes on as there.
     fn rejoins(&self, p: &Problem) -> bool {
         let place = |r: usize| r * self.capacity + self.reached[r];
@@ -328,9 +333,9 @@ impl Decoder {
     }
 
     /// Takes the plan that was timed last.
-    pub(super) fn accept(&mut self, p: &Problem, plan: &Plan) {
+    pub(super) fn accept(&mut self, p: &Problem, plan: &RankOrders) {
         for rank in 0..p.ranks {
-            let (cut, n) = (self.cut[rank], plan.words[rank].letters.len());
+            let (cut, n) = (self.cut[rank], plan.sequences[rank].entries.len());
             let from = rank * self.capacity;
             if cut < n {
                 let reached = self.reached[rank];
@@ -363,13 +368,13 @@ impl Decoder {
         self.most
     }
 
-    /// How long rank `r` waits before its letter `at` in the accepted plan.
+    /// How long rank `r` waits before its entry `at` in the accepted plan.
     pub(super) fn wait(&self, r: usize, at: usize) -> i64 {
         let slots = &self.slots[r * self.capacity + at..];
         slots[1].idle - slots[0].idle.max(0)
     }
 
-    /// When the letter `at` of rank `r` starts in the accepted plan.
+    /// When the entry `at` of rank `r` starts in the accepted plan.
     pub(super) fn start(&self, r: usize, at: usize) -> i64 {
         self.slots[r * self.capacity + at].start
     }
@@ -388,31 +393,31 @@ impl Decoder {
         (own, last)
     }
 
-    /// How many W the accepted plan runs before each letter of a rank, W that the word asks for
+    /// How many W the accepted plan runs before each entry of a rank, W that the sequence asks for
     /// included.
-    pub(super) fn w_before(&self, p: &Problem, r: usize, word: &Word) -> Vec<usize> {
+    pub(super) fn w_before(&self, p: &Problem, r: usize, sequence: &RankSequence) -> Vec<usize> {
         let slots = &self.slots[r * self.capacity..];
-        let count = |(at, letter): (usize, &u8)| {
-            let b = (p.v..p.classes).contains(&usize::from(*letter));
+        let count = |(at, entry): (usize, &u8)| {
+            let b = (p.v..p.classes).contains(&usize::from(*entry));
             slots[at].pending as usize + usize::from(b) - slots[at + 1].pending as usize
         };
-        word.letters.iter().enumerate().map(count).collect()
+        sequence.entries.iter().enumerate().map(count).collect()
     }
 
     /// Runs a rank until its end, until an input is missing, or until it is too late.
-    fn advance<const TIMED: bool>(&mut self, p: &Problem, plan: &Plan, r: usize) -> Stop {
-        let (word, n) = (&plan.words[r], plan.words[r].letters.len());
+    fn advance<const TIMED: bool>(&mut self, p: &Problem, plan: &RankOrders, r: usize) -> Stop {
+        let (sequence, n) = (&plan.sequences[r], plan.sequences[r].entries.len());
         let table = &p.table[r * p.classes..][..p.classes];
         let (begin, from) = (r * self.capacity, self.reached[r]);
         let mut at = from;
         let mut s = self.new_slots[begin + at];
-        let mut lane = if TIMED { self.new_lanes[begin + at] } else { Lane::default() };
+        let mut lane = if TIMED { self.new_lanes[begin + at] } else { CollectiveTimes::default() };
         self.blocked[r] = FREE;
-        let waiting = Waiting { p, r, word, table, same: p.same_w[r] };
+        let waiting = WaitingWeights { p, r, sequence, table, same: p.same_w[r] };
         let mut stop = Stop::Done;
         while at < n {
-            let class = usize::from(word.letters[at]);
-            self.new_slots[begin + at] = Slot { start: s.now, ..s };
+            let class = usize::from(sequence.entries[at]);
+            self.new_slots[begin + at] = RankBefore { start: s.now, ..s };
             if TIMED {
                 self.new_lanes[begin + at] = lane;
                 self.start_gathers(&mut lane, s.now, r, at);
@@ -428,7 +433,7 @@ impl Decoder {
                 at += 1;
                 continue;
             }
-            let id = (r * p.classes + class) * p.b + usize::from(word.batch[at]);
+            let id = (r * p.classes + class) * p.b + usize::from(sequence.batch[at]);
             let facts = &table[class];
             let Some(mut arrival) = self.arrival(id, facts.lag) else {
                 self.blocked[r] = id as u32;
@@ -438,13 +443,13 @@ impl Decoder {
             if s.memory + facts.need > p.memory
                 && !waiting.make_room::<TIMED>(facts.need, &mut s, &mut lane)
             {
-                stop = Stop::Hopeless;
+                stop = Stop::TooLate;
                 break;
             }
             if TIMED {
                 arrival = arrival.max(self.gathered(r, lane.gathers, at));
             }
-            while arrival - s.now >= word.threshold && s.pending > 0 {
+            while arrival - s.now >= sequence.threshold && s.pending > 0 {
                 waiting.run_w::<TIMED>(&mut s, &mut lane, false);
             }
             let start = s.now.max(arrival);
@@ -456,10 +461,10 @@ impl Decoder {
             s.now = start + facts.take;
             s.memory += facts.delta;
             s.pending += u32::from(class >= p.v);
-            self.hand_over(facts.link, word.batch[at], s.now);
+            self.hand_over(facts.link, sequence.batch[at], s.now);
             at += 1;
             if s.idle > self.new_ends[r].idle && self.late(p, r, s.idle) {
-                stop = Stop::Hopeless;
+                stop = Stop::TooLate;
                 break;
             }
         }
@@ -471,16 +476,16 @@ impl Decoder {
         self.tail::<TIMED>(&waiting, s, lane, begin + n)
     }
 
-    /// The W that are left when all letters have run.
+    /// The W that are left when all entries have run.
     fn tail<const TIMED: bool>(
         &mut self,
-        waiting: &Waiting,
-        mut s: Slot,
-        mut lane: Lane,
+        waiting: &WaitingWeights,
+        mut s: RankBefore,
+        mut lane: CollectiveTimes,
         end: usize,
     ) -> Stop {
-        // For whoever writes the plan down: how many they are.
-        self.new_slots[end] = Slot { start: i64::MAX, ..s };
+        // For the writer of the schedule: how many they are.
+        self.new_slots[end] = RankBefore { start: i64::MAX, ..s };
         while s.pending > 0 {
             waiting.run_w::<TIMED>(&mut s, &mut lane, true);
         }
@@ -500,8 +505,8 @@ impl Decoder {
 
     /// Hands an action's result on, and wakes the rank that waits for it.
     #[inline(always)]
-    fn hand_over(&mut self, to: Link, i: u16, end: i64) {
-        if to.rank == NOBODY {
+    fn hand_over(&mut self, to: ResultTarget, i: u16, end: i64) {
+        if to.rank == NO_RANK {
             return;
         }
         let id = to.cell + u32::from(i);
@@ -515,7 +520,7 @@ impl Decoder {
     }
 
     /// Starts the gathers whose room is free.
-    fn start_gathers(&mut self, lane: &mut Lane, now: i64, r: usize, at: usize) {
+    fn start_gathers(&mut self, lane: &mut CollectiveTimes, now: i64, r: usize, at: usize) {
         while let Some(gather) = self.gathers[r].get(lane.gathers as usize) {
             if gather.gate as usize > at {
                 break;
@@ -528,12 +533,12 @@ impl Decoder {
         }
     }
 
-    /// When the weights for letter `at` are there, if it is the first to need them.
+    /// When the weights for entry `at` are there, if it is the first to need them.
     fn gathered(&self, r: usize, started: u32, at: usize) -> i64 {
         let started = &self.gathers[r][..started as usize];
         // Those still to be used are the last few.
-        match started.iter().rposition(|g| g.letter as usize <= at) {
-            Some(g) if started[g].letter as usize == at => self.ready[r][g],
+        match started.iter().rposition(|g| g.entry as usize <= at) {
+            Some(g) if started[g].entry as usize == at => self.ready[r][g],
             _ => 0,
         }
     }
@@ -566,7 +571,7 @@ impl Decoder {
             ends.value = ends.value.max(lane);
             self.most = self.most.max(ends.value);
         }
-        if late { Stop::Hopeless } else { Stop::Done }
+        if late { Stop::TooLate } else { Stop::Done }
     }
 }
 

@@ -1,22 +1,22 @@
 //! Changes are timed as whole plans are.
 
-use super::decode::Decoder;
+use super::decode::OrderTimes;
 use super::moves::{Changed, change};
 use super::pattern::{Pattern, list};
 use super::problem::Problem;
 use super::random::Random;
-use super::residency::Residency;
-use super::word::Plan;
+use super::residency::ResidencyCounter;
+use super::sequence::RankOrders;
 use super::{Budgets, Objective};
 use zeropp_schedule::ir::{looping, vee};
-use zeropp_schedule::schedules::{Costs, Shape};
+use zeropp_schedule::schedules::{OrderCosts, Shape};
 
 /// A problem and a plan that runs, drawn at random.
-pub(super) fn drawn(random: &mut Random) -> Option<(Problem, Plan)> {
+pub(super) fn drawn(random: &mut Random) -> Option<(Problem, RankOrders)> {
     let (pp, v) = (1 + random.below(4), 1 + random.below(4));
     let b = 1 + random.below(3 * pp);
     let shape = Shape { pp, virtual_stages: v, micro_batches: b, unit: 1 + random.below(b) };
-    let mut costs = Costs::uniform(pp * v, 20, 20, 10, random.below(4) as u64);
+    let mut costs = OrderCosts::uniform(pp * v, 20, 20, 10, random.below(4) as u64);
     if random.once_in(2) {
         for s in 0..pp * v {
             costs.f[s] = 1 + random.below(30) as u64;
@@ -38,21 +38,21 @@ pub(super) fn drawn(random: &mut Random) -> Option<(Problem, Plan)> {
     let window = p.window();
     let pattern = Pattern::random(&p, window, random);
     let order = pattern.order(&p, window);
-    let (words, _) = list(&p, &order, i64::MAX, &mut 0)?;
-    let plan = Plan::new(&p, words, order.threshold)?;
-    Decoder::new(&p).load(&p, &plan, &mut Residency::default())?;
+    let (sequences, _) = list(&p, &order, i64::MAX, &mut 0)?;
+    let plan = RankOrders::new(&p, sequences, order.threshold)?;
+    OrderTimes::new(&p).load(&p, &plan, &mut ResidencyCounter::default())?;
     Some((p, plan))
 }
 
 #[test]
 fn changes_are_timed_as_whole_plans_are() {
     let mut random = Random::new(3);
-    let mut residency = Residency::default();
+    let mut residency = ResidencyCounter::default();
     let (mut taken, mut refused, mut timed, mut hasty) = (0, 0, 0, 0);
     for _ in 0..120 {
         let Some((p, mut plan)) = drawn(&mut random) else { continue };
         timed += usize::from(p.timed);
-        let mut decoder = Decoder::new(&p);
+        let mut decoder = OrderTimes::new(&p);
         let mut score = decoder.load(&p, &plan, &mut residency).unwrap();
         let mut changed = Changed::new();
         for _ in 0..100 {
@@ -62,7 +62,7 @@ fn changes_are_timed_as_whole_plans_are() {
                 continue;
             }
             let allowed = score + score / 10;
-            let mut fresh = Decoder::new(&p);
+            let mut fresh = OrderTimes::new(&p);
             let whole = fresh.load(&p, &plan, &mut residency).filter(|s| *s <= allowed);
             decoder.patient = random.once_in(2);
             let found = decoder.attempt(&p, &plan, &changed, allowed, &mut residency);

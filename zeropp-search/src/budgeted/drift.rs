@@ -3,18 +3,18 @@
 //! A pattern is periodic, but where a unit's end meets the next one's start each part of a walk
 //! has times of its own. So every class has, in every part, a start, a part of it that is
 //! proportional to the rank, and one that is proportional to the micro-batch. These some 80
-//! numbers are annealed: one changes the place of hundreds of letters together, and the list that
+//! numbers are annealed: one changes the place of hundreds of entries together, and the list that
 //! they make keeps to the walk and to memory. The same numbers, added to the times of an order
-//! that annealing found, move its letters together, too: then the list mends what they break.
+//! that annealing found, move its entries together, too: then the list mends what they break.
 
 use super::anneal::{Annealer, exponent};
 use super::pattern::{Order, WAITS, list};
 use super::problem::Problem;
 use super::random::{Random, logarithm};
+use super::sequence::RankOrders;
 use super::walk::Walk;
-use super::word::Plan;
 
-/// Keys of all letters as few numbers.
+/// Keys of all entries as few numbers.
 #[derive(Clone, Debug)]
 pub(super) struct Drift {
     pub(super) walk: Walk,
@@ -35,7 +35,7 @@ const UNITS_MAX: usize = 3;
 const DRAWS: usize = 48;
 
 /// The walk of some drawn at random that needs least memory at the bottom.
-fn light(p: &Problem, random: &mut Random) -> Walk {
+fn few_gathers(p: &Problem, random: &mut Random) -> Walk {
     let draws = (0..DRAWS).map(|_| Walk::random(p, p.window(), random));
     draws.min_by_key(|walk| walk.load(p.v, p.window())).expect("some were drawn")
 }
@@ -74,7 +74,7 @@ pub(super) fn narrow(p: &Problem, random: &Random) -> bool {
     if !p.tight || p.gathers_max == usize::MAX {
         return false;
     }
-    let walk = light(p, &mut random.clone());
+    let walk = few_gathers(p, &mut random.clone());
     let load = walk.load(p.v, p.window()) as i64;
     let f = p.need.iter().max().copied().unwrap_or(0);
     walk.units.len() <= UNITS_MAX && 2 * (p.memory - load * f) <= 3 * p.ranks as i64 * f
@@ -195,12 +195,16 @@ impl Drifting {
             for _ in 0..annealer.random.below(20) {
                 drift.mutate(p, 1.0, &mut annealer.random);
             }
-            Drifting::new(annealer, drift, vec![0.0; p.letters()])
+            Drifting::new(annealer, drift, vec![0.0; p.entries()])
         })
     }
 
     /// From the times of a plan that kept to `walk`.
-    pub(super) fn timed(annealer: &mut Annealer, walk: &Walk, plan: &Plan) -> Option<Drifting> {
+    pub(super) fn timed(
+        annealer: &mut Annealer,
+        walk: &Walk,
+        plan: &RankOrders,
+    ) -> Option<Drifting> {
         let p = annealer.p;
         annealer.decoder.load(p, plan, &mut annealer.residency)?;
         let base = super::stretch::starts(annealer, plan).into_iter().map(|at| at as f64).collect();
@@ -216,7 +220,7 @@ impl Drifting {
         Some(drifting)
     }
 
-    /// The words of some numbers, if they wait at most `allowed`.
+    /// The sequences of some numbers, if they wait at most `allowed`.
     fn list(
         &mut self,
         annealer: &mut Annealer,
@@ -228,11 +232,11 @@ impl Drifting {
         list(p, &self.order, allowed, &mut annealer.decoder.effort)
     }
 
-    /// Anneals the numbers for `letters` letters of effort, changed by at most `scale`.
+    /// Anneals the numbers for an effort of `entries` entries, changed by at most `scale`.
     pub(super) fn anneal(
         &mut self,
         annealer: &mut Annealer,
-        letters: u64,
+        entries: u64,
         (hot, cold): (f64, f64),
         scale: f64,
     ) {
@@ -241,7 +245,7 @@ impl Drifting {
         let start = annealer.decoder.effort;
         let (mut here, mut waits) = (self.drift.clone(), self.waits);
         loop {
-            let done = (annealer.decoder.effort - start) as f64 / letters.max(1) as f64;
+            let done = (annealer.decoder.effort - start) as f64 / entries.max(1) as f64;
             if done >= 1.0 {
                 return;
             }
@@ -258,11 +262,11 @@ impl Drifting {
         }
     }
 
-    /// The best words so far.
-    pub(super) fn plan(&mut self, annealer: &mut Annealer) -> Option<Plan> {
+    /// The best sequences so far.
+    pub(super) fn plan(&mut self, annealer: &mut Annealer) -> Option<RankOrders> {
         let drift = self.drift.clone();
-        let (letters, _) = self.list(annealer, &drift, i64::MAX)?;
-        Plan::new(annealer.p, letters, self.order.threshold)
+        let (entries, _) = self.list(annealer, &drift, i64::MAX)?;
+        RankOrders::new(annealer.p, entries, self.order.threshold)
     }
 }
 
@@ -271,15 +275,15 @@ const TRIES: usize = 40;
 
 #[cfg(test)]
 mod tests {
-    use super::super::residency::Residency;
+    use super::super::residency::ResidencyCounter;
     use super::super::{Budgets, Objective};
     use super::*;
     use zeropp_schedule::ir::vee;
-    use zeropp_schedule::schedules::{Costs, Shape};
+    use zeropp_schedule::schedules::{OrderCosts, Shape};
 
     fn problem(pp: usize, b: usize, memory: i64, gathers: Option<usize>) -> Problem {
         let shape = Shape { pp, virtual_stages: 4, micro_batches: b, unit: b };
-        let costs = Costs::uniform(4 * pp, 925, 900, 465, 60).with_limit(memory);
+        let costs = OrderCosts::uniform(4 * pp, 925, 900, 465, 60).with_limit(memory);
         let budgets = Budgets { gathered: Some(2), gathers, ..Budgets::default() };
         Problem::new(&shape, &costs, &budgets, vee(pp, 4), Objective::OwnSpan)
     }
@@ -332,8 +336,8 @@ mod tests {
         let plan = drifting.plan(&mut annealer).expect("a plan");
         let listed = annealer.offer(&plan, "walk").expect("it runs");
         let walk = drifting.drift.walk.clone();
-        for (r, word) in plan.words.iter().enumerate() {
-            let gathers = Residency::default().count(&p, r, word, true);
+        for (r, sequence) in plan.sequences.iter().enumerate() {
+            let gathers = ResidencyCounter::default().count(&p, r, sequence, true);
             assert!(gathers <= walk.gathers(4, 2), "{gathers} on rank {r}: {walk:?}");
         }
         // From its own times it goes on, and what comes out keeps to the same walk.
@@ -343,7 +347,7 @@ mod tests {
         let mut again = again.expect("times of an order list an order");
         let plan = again.plan(&mut annealer).expect("a plan");
         assert!(annealer.offer(&plan, "again").expect("it runs") < listed);
-        let excess = |(r, word)| Residency::default().excess(&p, r, word);
-        assert_eq!(plan.words.iter().enumerate().map(excess).sum::<usize>(), 0);
+        let excess = |(r, sequence)| ResidencyCounter::default().excess(&p, r, sequence);
+        assert_eq!(plan.sequences.iter().enumerate().map(excess).sum::<usize>(), 0);
     }
 }

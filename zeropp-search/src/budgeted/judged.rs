@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 
-/// An input that nobody has made yet.
+/// An input that is not made yet.
 pub(super) const NEVER: i64 = i64::MAX;
 /// Stages a rank that there is room for.
 pub(super) const V_MAX: usize = 3;
@@ -54,7 +54,7 @@ impl Sets {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Rank {
+pub(super) struct JudgedRank {
     pub(super) now: i64,
     /// Since when it waits, and the arrival that it has let pass, if it waits.
     pub(super) asleep: Option<(i64, i64)>,
@@ -67,7 +67,7 @@ pub(super) struct Rank {
     pub(super) done: [u16; 3 * V_MAX],
 }
 
-impl Rank {
+impl JudgedRank {
     pub(super) fn done(&self, row: usize, l: usize) -> usize {
         usize::from(self.done[row * V_MAX + l])
     }
@@ -78,15 +78,15 @@ impl Rank {
     }
 }
 
-pub(super) struct State {
+pub(super) struct SearchState {
     /// By `(rank · 2V + class) · B + i`.
     pub(super) arrivals: Vec<i64>,
-    pub(super) ranks: Vec<Rank>,
+    pub(super) ranks: Vec<JudgedRank>,
 }
 
-impl State {
-    pub(super) fn new(p: &Problem) -> State {
-        let rank = |r: usize| Rank {
+impl SearchState {
+    pub(super) fn new(p: &Problem) -> SearchState {
+        let rank = |r: usize| JudgedRank {
             now: 0,
             asleep: None,
             memory: 0,
@@ -95,11 +95,11 @@ impl State {
             barred: 0,
             done: [0; 3 * V_MAX],
         };
-        let mut arrivals = vec![NEVER; p.letters()];
+        let mut arrivals = vec![NEVER; p.entries()];
         let first = p.stage.iter().position(|s| *s == 0).expect("there is a stage 0");
         let from = (first / p.v * p.classes + first % p.v) * p.b;
         arrivals[from..from + p.b].fill(0);
-        State { arrivals, ranks: (0..p.ranks).map(rank).collect() }
+        SearchState { arrivals, ranks: (0..p.ranks).map(rank).collect() }
     }
 
     /// Arrival of the next micro-batch of a class; NEVER where it is not on its way.
@@ -113,7 +113,7 @@ impl State {
 
     /// When rank `r` decides next.
     pub(super) fn time(&self, p: &Problem, r: usize) -> i64 {
-        let Rank { now, asleep, .. } = self.ranks[r];
+        let JudgedRank { now, asleep, .. } = self.ranks[r];
         let Some((_, passed)) = asleep else { return now };
         let next = (0..p.classes).map(|class| self.arrival(p, r, class));
         next.filter(|arrival| *arrival > passed).min().unwrap_or(NEVER)

@@ -1,4 +1,4 @@
-//! The state of a rank between two letters, and what plans are compared by.
+//! The state of a rank between two entries, and what plans are compared by.
 
 /// The value that orders are compared by: [`WHOLE`] times the largest span, and a little of their
 /// sum, so that a plateau has a slope.
@@ -7,25 +7,25 @@ pub(super) const PART: i64 = 3;
 /// Sums are weighed in this many bits of fraction.
 pub(super) const SHIFT: u32 = 10;
 
-/// A rank's state before one of its letters.
+/// A rank's state before one of its entries.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Slot {
-    /// Start of the letter.
+pub(super) struct RankBefore {
+    /// Start of the entry.
     pub(super) start: i64,
     /// When the rank is free.
     pub(super) now: i64,
     pub(super) memory: i64,
-    /// Time waited since its first letter; −1 before it.
+    /// Time waited since its first entry; −1 before it.
     pub(super) idle: i64,
-    /// No letter before this one waits for its W.
+    /// No entry before this one waits for its W.
     pub(super) w: u32,
     /// W that wait.
     pub(super) pending: u32,
 }
 
-/// A rank's collectives before one of its letters, where they take time.
+/// A rank's collectives before one of its entries, where they take time.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Lane {
+pub(super) struct CollectiveTimes {
     /// When their queue is empty, and when the last reduction ends.
     pub(super) free: i64,
     pub(super) reduced: i64,
@@ -33,7 +33,7 @@ pub(super) struct Lane {
     pub(super) gathers: u32,
 }
 
-impl Lane {
+impl CollectiveTimes {
     /// Queues a reduction, which first waits for the one before it: for how long.
     pub(super) fn reduce(&mut self, now: i64, takes: i64) -> i64 {
         let stall = (self.reduced - now).max(0);
@@ -45,7 +45,7 @@ impl Lane {
 
 /// The figures of one rank.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Ends {
+pub(super) struct RankFigures {
     pub(super) first: i64,
     pub(super) last: i64,
     pub(super) idle: i64,
@@ -53,7 +53,7 @@ pub(super) struct Ends {
     pub(super) value: i64,
 }
 
-/// When a letter's input arrives.
+/// When an entry's input arrives.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cell {
     /// In the accepted plan.

@@ -3,9 +3,9 @@
 //! The Zero Bubble family bounds activations and keeps all weights; ZeroPP bounds weights by a
 //! fixed order of blocks. Here an order is searched for within limits on both: a *skeleton* says
 //! which stages a rank visits when (`walk`, `pattern`, `others`), annealing over
-//! words moves single actions (`anneal`), and W fill what is left (`decode`). What
+//! sequences moves single actions (`anneal`), and W fill what is left (`decode`). What
 //! comes out is never slower than any other kind that keeps the same limits. The result depends on
-//! the request alone: no clock is read, and effort is counted in letters timed.
+//! the request alone: no clock is read, and effort is counted in entries timed.
 //!
 //! The cut of sums is that of [`Budgets::units`]: one unit of B unless the whole gradients of a
 //! rank's stages may not all wait for the end; then units of [`Shape::unit`]. It never depends on
@@ -13,7 +13,7 @@
 
 use zeropp_schedule::ir::{Action, Schedule, looping, vee};
 pub use zeropp_schedule::schedules::Objective;
-use zeropp_schedule::schedules::{Costs, ScheduleError, Shape, default_unit};
+use zeropp_schedule::schedules::{OrderCosts, ScheduleError, Shape, default_unit};
 
 mod anneal;
 mod bound;
@@ -31,10 +31,10 @@ mod problem;
 mod random;
 mod residency;
 mod search;
+mod sequence;
 mod stretch;
 mod waiting;
 mod walk;
-mod word;
 mod write;
 
 #[cfg(test)]
@@ -57,7 +57,7 @@ pub enum Placement {
     Either,
 }
 
-/// Limits besides that on activations, which is [`Costs::mem_limit`].
+/// Limits besides that on activations, which is [`OrderCosts::mem_limit`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Budgets {
     /// The most gathered weights of a rank at once, those on their way included.
@@ -97,7 +97,7 @@ impl Budgets {
         }
     }
 
-    fn check(&self, shape: &Shape, costs: &Costs) -> Result<(), ScheduleError> {
+    fn check(&self, shape: &Shape, costs: &OrderCosts) -> Result<(), ScheduleError> {
         let stages = shape.stages();
         let fail = |field, value, works| Err(field_error(field, value, works));
         for (field, found) in [("weights", self.weights.len()), ("recompute", self.recompute.len())]
@@ -140,7 +140,7 @@ pub struct Request<'a> {
     /// P, V, B, and U for the cut of sums where gradients are limited.
     pub shape: &'a Shape,
     /// Times and memory of every stage.
-    pub costs: &'a Costs,
+    pub costs: &'a OrderCosts,
     /// The other limits.
     pub budgets: &'a Budgets,
     /// The objective, which is minimised.
@@ -156,7 +156,7 @@ pub struct Request<'a> {
 
 /// The result of a search.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct FoundSchedule {
     /// Compute actions with gathers, frees, reductions and recomputation, kind `auto`. Lower it
     /// with [`Residency::AsWritten`](zeropp_schedule::lower::Residency::AsWritten).
     pub schedule: Schedule,
@@ -170,7 +170,7 @@ pub struct Found {
     pub from: String,
 }
 
-impl Found {
+impl FoundSchedule {
     /// Share of the span that the busiest rank does not compute.
     pub fn bubble(&self) -> f64 {
         1.0 - self.work as f64 / self.span.max(1) as f64
@@ -190,7 +190,7 @@ impl Found {
     }
 }
 
-impl std::fmt::Display for Found {
+impl std::fmt::Display for FoundSchedule {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let percent = |share: f64| 100.0 * share;
         let (found, least) = (percent(self.bubble()), percent(self.bubble_bound()));
@@ -202,9 +202,9 @@ impl std::fmt::Display for Found {
 /// less for small ones, which it has searched through by then, and for large ones, over which
 /// annealing could not range anyway.
 pub fn default_evaluations(shape: &Shape) -> u64 {
-    let letters = (2 * shape.stages() * shape.micro_batches) as u64;
-    let share = (letters / 2048).max(1) * (letters / 32_768).max(1);
-    (LETTERS / (letters * share)).clamp(4, 1200 * letters.max(4))
+    let entries = (2 * shape.stages() * shape.micro_batches) as u64;
+    let share = (entries / 2048).max(1) * (entries / 32_768).max(1);
+    (LETTERS / (entries * share)).clamp(4, 1200 * entries.max(4))
 }
 
 /// F and B that the default search times.
@@ -215,14 +215,14 @@ const LETTERS: u64 = 400_000_000;
 ///
 /// # Errors
 /// As [`schedule`].
-pub fn auto(shape: &Shape, costs: &Costs) -> Result<Found, ScheduleError> {
+pub fn auto(shape: &Shape, costs: &OrderCosts) -> Result<FoundSchedule, ScheduleError> {
     let Shape { pp, virtual_stages: v, micro_batches, .. } = *shape;
     let mut costs = costs.clone();
     let limits = costs.limits;
     let largest = costs.mem_f.iter().max().copied().unwrap_or(0);
     let held = default_unit(pp, v, micro_batches).saturating_mul(v) as i64;
     costs.mem_limit.get_or_insert(held.saturating_mul(largest));
-    let letters = (2 * shape.stages() * micro_batches) as u64;
+    let entries = (2 * shape.stages() * micro_batches) as u64;
     let request = Request {
         shape: &Shape { unit: micro_batches, ..*shape },
         budgets: &Budgets {
@@ -235,7 +235,7 @@ pub fn auto(shape: &Shape, costs: &Costs) -> Result<Found, ScheduleError> {
         placement: Placement::Either,
         seed: 1,
         evaluations: Some(
-            limits.evaluations.unwrap_or(default_evaluations(shape).min(2 * letters)),
+            limits.evaluations.unwrap_or(default_evaluations(shape).min(2 * entries)),
         ),
     };
     let mut found = schedule(&request)?;
@@ -251,13 +251,13 @@ pub fn auto(shape: &Shape, costs: &Costs) -> Result<Found, ScheduleError> {
 ///
 /// # Errors
 /// A shape, costs or budgets that contradict each other; budgets within which nothing was found.
-pub fn schedule(request: &Request) -> Result<Found, ScheduleError> {
+pub fn schedule(request: &Request) -> Result<FoundSchedule, ScheduleError> {
     let Request { shape, costs, budgets, objective, .. } = *request;
     shape.check(write::KIND)?;
     costs.check(write::KIND, shape.stages())?;
     budgets.check(shape, costs)?;
-    if shape.virtual_stages > word::STAGES_MAX || shape.micro_batches > usize::from(u16::MAX) {
-        let works = format!("at most {} and {} micro-batches", word::STAGES_MAX, u16::MAX);
+    if shape.virtual_stages > sequence::STAGES_MAX || shape.micro_batches > usize::from(u16::MAX) {
+        let works = format!("at most {} and {} micro-batches", sequence::STAGES_MAX, u16::MAX);
         return Err(field_error("virtual_stages", shape.virtual_stages, works));
     }
     let (pp, v) = (shape.pp, shape.virtual_stages);
@@ -270,8 +270,8 @@ pub fn schedule(request: &Request) -> Result<Found, ScheduleError> {
     let evaluations = request.evaluations.unwrap_or_else(|| default_evaluations(shape));
     let problem = |placed| problem::Problem::new(shape, costs, budgets, placed, objective);
     let problems: Vec<problem::Problem> = placements.into_iter().map(problem).collect();
-    let letters = evaluations.saturating_mul(problems[0].letters() as u64);
-    search::found(&problems, request, letters).ok_or_else(|| {
+    let entries = evaluations.saturating_mul(problems[0].entries() as u64);
+    search::found(&problems, request, entries).ok_or_else(|| {
         let limit = costs.mem_limit.unwrap_or(0).max(0) as usize;
         let works = "no order was found within all limits; raise this one or another".to_string();
         field_error("mem_limit", limit, works)
@@ -282,7 +282,7 @@ pub fn schedule(request: &Request) -> Result<Found, ScheduleError> {
 /// time of the busiest rank.
 pub(crate) fn least_span(
     shape: &Shape,
-    costs: &Costs,
+    costs: &OrderCosts,
     budgets: &Budgets,
     placement: &[usize],
     objective: Objective,

@@ -1,29 +1,29 @@
 //! Small changes of a plan.
 
-use super::decode::Decoder;
+use super::decode::OrderTimes;
 use super::problem::Problem;
 use super::random::Random;
-use super::word::{Plan, Word};
+use super::sequence::{RankOrders, RankSequence};
 
-/// A changed word.
+/// A changed sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Change {
     pub(super) rank: usize,
-    /// The first letter that is another one now, or has to be timed anew.
+    /// The first entry that is another one now, or has to be timed anew.
     pub(super) from: usize,
-    /// From here on all letters are what they were.
+    /// From here on all entries are what they were.
     pub(super) to: usize,
 }
 
 pub(super) type Changed = Vec<Change>;
 
 /// Makes one random change of `plan`, a third of them where a rank waits in the plan that the
-/// decoder accepted last; false where it came out impossible. The words named in
+/// decoder accepted last; false where it came out impossible. The sequences named in
 /// `changed` may be spoilt then.
 pub(super) fn change(
     p: &Problem,
-    plan: &mut Plan,
-    decoder: &Decoder,
+    plan: &mut RankOrders,
+    decoder: &OrderTimes,
     random: &mut Random,
     out: &mut Changed,
 ) -> bool {
@@ -35,36 +35,36 @@ pub(super) fn change(
     match random.below(100) {
         0..45 => {
             let by = distance(random);
-            block(p, &mut plan.words[rank], rank, 1, by, random, out) && !out.is_empty()
+            block(p, &mut plan.sequences[rank], rank, 1, by, random, out) && !out.is_empty()
         }
         45..60 => {
             let (len, by) = (2 + random.below(6), distance(random));
-            block(p, &mut plan.words[rank], rank, len, by, random, out) && !out.is_empty()
+            block(p, &mut plan.sequences[rank], rank, len, by, random, out) && !out.is_empty()
         }
         60..78 => on_several_ranks(p, plan, rank, random, out),
         78..86 => range_of_batches(p, plan, rank, random, out),
-        86..91 => insert_w(p, &mut plan.words[rank], rank, random, out),
-        91..96 => remove_w(p, &mut plan.words[rank], rank, random, out),
+        86..91 => insert_w(p, &mut plan.sequences[rank], rank, random, out),
+        91..96 => remove_w(p, &mut plan.sequences[rank], rank, random, out),
         _ => {
             let w = p.longest_w[rank];
             let any = 1 + random.below(2 * w.clamp(1, 1 << 30) as usize) as i64;
-            plan.words[rank].threshold = if random.once_in(3) { w.max(1) } else { any };
+            plan.sequences[rank].threshold = if random.once_in(3) { w.max(1) } else { any };
             out.push(Change { rank, from: 0, to: usize::MAX });
             true
         }
     }
 }
 
-/// A change where a rank waits: another letter into the gap, or what it waits for earlier.
+/// A change where a rank waits: another entry into the gap, or what it waits for earlier.
 fn at_a_wait(
     p: &Problem,
-    plan: &mut Plan,
-    decoder: &Decoder,
+    plan: &mut RankOrders,
+    decoder: &OrderTimes,
     random: &mut Random,
     out: &mut Changed,
 ) -> bool {
     let mut rank = if random.once_in(2) { decoder.longest() } else { random.below(p.ranks) };
-    let n = plan.words[rank].letters.len();
+    let n = plan.sequences[rank].entries.len();
     let from = random.below(n);
     let found = (0..n).map(|k| (from + k) % n).find(|&at| decoder.wait(rank, at) > 0);
     let Some(mut at) = found else { return false };
@@ -74,23 +74,23 @@ fn at_a_wait(
             let Some(from) = at.checked_add_signed(far).filter(|from| *from < n) else {
                 return false;
             };
-            shift(p, &mut plan.words[rank], rank, from, -far, 1, out)
+            shift(p, &mut plan.sequences[rank], rank, from, -far, 1, out)
         }
-        1 => shift(p, &mut plan.words[rank], rank, at, far, 1, out),
+        1 => shift(p, &mut plan.sequences[rank], rank, at, far, 1, out),
         _ => {
-            // Back along the chain that it waits for, and one letter of the chain earlier.
+            // Back along the chain that it waits for, and one entry of the chain earlier.
             loop {
-                let word = &plan.words[rank];
-                let class = usize::from(word.letters[at]);
+                let sequence = &plan.sequences[rank];
+                let class = usize::from(sequence.entries[at]);
                 let waits = at > 0 && class < p.classes && decoder.wait(rank, at) > 0;
                 if waits || at == 0 {
                     let Some((q, k)) = p.source.get(rank * p.classes + class).copied().flatten()
                     else {
                         return false;
                     };
-                    let i = usize::from(word.batch[at]);
+                    let i = usize::from(sequence.batch[at]);
                     rank = q as usize;
-                    let Some(there) = plan.words[rank].position(k as usize, i) else {
+                    let Some(there) = plan.sequences[rank].position(k as usize, i) else {
                         return false;
                     };
                     at = there;
@@ -100,13 +100,13 @@ fn at_a_wait(
                     at -= 1;
                 }
             }
-            shift(p, &mut plan.words[rank], rank, at, -far, 1, out)
+            shift(p, &mut plan.sequences[rank], rank, at, -far, 1, out)
         }
     };
     filled && !out.is_empty()
 }
 
-/// How far a letter moves: mostly a few places, sometimes a dozen.
+/// How far an entry moves: mostly a few places, sometimes a dozen.
 fn distance(random: &mut Random) -> isize {
     let mean = if random.once_in(4) { 12.0 } else { 2.5 };
     let far = 1 + (random.exponential() * mean) as isize;
@@ -115,20 +115,20 @@ fn distance(random: &mut Random) -> isize {
 
 fn block(
     p: &Problem,
-    word: &mut Word,
+    sequence: &mut RankSequence,
     rank: usize,
     len: usize,
     by: isize,
     random: &mut Random,
     out: &mut Changed,
 ) -> bool {
-    let from = random.below(word.letters.len());
-    shift(p, word, rank, from, by, len, out)
+    let from = random.below(sequence.entries.len());
+    shift(p, sequence, rank, from, by, len, out)
 }
 
 fn shift(
     p: &Problem,
-    word: &mut Word,
+    sequence: &mut RankSequence,
     rank: usize,
     from: usize,
     by: isize,
@@ -136,16 +136,16 @@ fn shift(
     out: &mut Changed,
 ) -> bool {
     let to = from as isize + by;
-    if to < 0 || to as usize + len > word.letters.len() || from + len > word.letters.len() {
+    if to < 0 || to as usize + len > sequence.entries.len() || from + len > sequence.entries.len() {
         return false;
     }
-    // Most of a block is letters of one kind, and moving one among its like changes nothing.
+    // Most of a block is entries of one kind, and moving one among its like changes nothing.
     let (low, high) = (from.min(to as usize), from.max(to as usize) + len);
-    if word.letters[low..high].iter().all(|letter| *letter == word.letters[low]) {
+    if sequence.entries[low..high].iter().all(|entry| *entry == sequence.entries[low]) {
         return true;
     }
     mark(out, rank, low, high);
-    word.shift(p.v, from, to, len)
+    sequence.shift(p.v, from, to, len)
 }
 
 fn mark(out: &mut Changed, rank: usize, from: usize, to: usize) {
@@ -155,40 +155,40 @@ fn mark(out: &mut Changed, rank: usize, from: usize, to: usize) {
     }
 }
 
-/// Shifts the letter of one class and micro-batch, where the rank has it and there is room; false
+/// Shifts the entry of one class and micro-batch, where the rank has it and there is room; false
 /// where that comes out impossible.
-fn shift_letter(
+fn shift_entry(
     p: &Problem,
-    plan: &mut Plan,
+    plan: &mut RankOrders,
     rank: usize,
     (class, batch): (usize, usize),
     by: isize,
     out: &mut Changed,
 ) -> bool {
-    let word = &mut plan.words[rank];
-    let Some(at) = word.position(class, batch) else { return true };
+    let sequence = &mut plan.sequences[rank];
+    let Some(at) = sequence.position(class, batch) else { return true };
     let to = at as isize + by;
-    let inside = to >= 0 && (to as usize) < word.letters.len();
-    !inside || shift(p, word, rank, at, by, 1, out)
+    let inside = to >= 0 && (to as usize) < sequence.entries.len();
+    !inside || shift(p, sequence, rank, at, by, 1, out)
 }
 
-/// The same letter on neighbouring ranks, by the same number of places.
+/// The same entry on neighbouring ranks, by the same number of places.
 fn on_several_ranks(
     p: &Problem,
-    plan: &mut Plan,
+    plan: &mut RankOrders,
     rank: usize,
     random: &mut Random,
     out: &mut Changed,
 ) -> bool {
     let last = (rank + 1 + random.below(p.ranks)).min(p.ranks - 1);
     let (class, i, by) = (random.below(p.classes), random.below(p.b), distance(random));
-    (rank..=last).all(|r| shift_letter(p, plan, r, (class, i), by, out)) && !out.is_empty()
+    (rank..=last).all(|r| shift_entry(p, plan, r, (class, i), by, out)) && !out.is_empty()
 }
 
 /// A range of micro-batches of one class, on one rank or several.
 fn range_of_batches(
     p: &Problem,
-    plan: &mut Plan,
+    plan: &mut RankOrders,
     rank: usize,
     random: &mut Random,
     out: &mut Changed,
@@ -210,7 +210,7 @@ fn range_of_batches(
     for r in rank..=end {
         for n in 0..=count {
             let i = first + step * if by > 0 { count - n } else { n };
-            if !shift_letter(p, plan, r, (class, i), by, out) {
+            if !shift_entry(p, plan, r, (class, i), by, out) {
                 return false;
             }
         }
@@ -220,36 +220,36 @@ fn range_of_batches(
 
 fn insert_w(
     p: &Problem,
-    word: &mut Word,
+    sequence: &mut RankSequence,
     rank: usize,
     random: &mut Random,
     out: &mut Changed,
 ) -> bool {
     // More W than there are would ask for nothing.
-    if word.letters.len() >= p.b * (p.classes + p.v) {
+    if sequence.entries.len() >= p.b * (p.classes + p.v) {
         return false;
     }
-    let at = random.below(word.letters.len());
-    word.letters.insert(at, p.classes as u8);
-    word.batch.insert(at, 0);
+    let at = random.below(sequence.entries.len());
+    sequence.entries.insert(at, p.classes as u8);
+    sequence.batch.insert(at, 0);
     out.push(Change { rank, from: at, to: usize::MAX });
     true
 }
 
 fn remove_w(
     p: &Problem,
-    word: &mut Word,
+    sequence: &mut RankSequence,
     rank: usize,
     random: &mut Random,
     out: &mut Changed,
 ) -> bool {
-    let n = word.letters.len();
+    let n = sequence.entries.len();
     let from = random.below(n);
-    let found = (0..n).map(|k| (from + k) % n).find(|&at| word.letters[at] == p.classes as u8);
-    // The last letter stays, so that there is one to time.
+    let found = (0..n).map(|k| (from + k) % n).find(|&at| sequence.entries[at] == p.classes as u8);
+    // The last entry stays, so that there is one to time.
     let Some(at) = found.filter(|at| at + 1 < n) else { return false };
-    word.letters.remove(at);
-    word.batch.remove(at);
+    sequence.entries.remove(at);
+    sequence.batch.remove(at);
     out.push(Change { rank, from: at, to: usize::MAX });
     true
 }

@@ -9,15 +9,15 @@
 use std::collections::HashMap;
 
 use super::deadlines::Deadlines;
-use super::judged::{NEVER, State, V_MAX};
-use super::problem::{NOBODY, Problem};
+use super::judged::{NEVER, SearchState, V_MAX};
+use super::problem::{NO_RANK, Problem};
 
 /// States kept for comparison, over all and for the same work done.
 const KEPT_MAX: usize = 2_000_000;
 const ALIKE_MAX: usize = 24;
 
 /// The result of a proof.
-pub(super) struct Optimum {
+pub(super) struct ProvenSpan {
     /// The least span known.
     pub(super) span: i64,
     /// Whether there is none below.
@@ -26,19 +26,19 @@ pub(super) struct Optimum {
 
 /// The least largest own span, from one that is known down to `enough`, looking at `nodes_max`
 /// starts of orders.
-pub(super) fn optimum(p: &Problem, known: i64, enough: i64, nodes_max: u64) -> Optimum {
+pub(super) fn optimum(p: &Problem, known: i64, enough: i64, nodes_max: u64) -> ProvenSpan {
     assert!(p.v <= V_MAX && !p.timed && known < i64::from(u16::MAX) / 2);
-    let mut search = Search::new(p, known, enough, nodes_max);
+    let mut search = ProofSearch::new(p, known, enough, nodes_max);
     search.visit(true);
     search.verdict()
 }
 
-struct Search<'a> {
+struct ProofSearch<'a> {
     p: &'a Problem,
     /// Whether gathers are to be counted.
     counts: bool,
     deadlines: Deadlines,
-    state: State,
+    state: SearchState,
     best: i64,
     enough: i64,
     nodes_left: u64,
@@ -49,13 +49,13 @@ struct Search<'a> {
     kept: usize,
 }
 
-impl Search<'_> {
-    fn new(p: &Problem, known: i64, enough: i64, nodes_max: u64) -> Search<'_> {
-        Search {
+impl ProofSearch<'_> {
+    fn new(p: &Problem, known: i64, enough: i64, nodes_max: u64) -> ProofSearch<'_> {
+        ProofSearch {
             p,
             counts: p.tight && p.gathers_max < usize::MAX,
             deadlines: Deadlines::new(p),
-            state: State::new(p),
+            state: SearchState::new(p),
             best: known,
             enough,
             nodes_left: nodes_max,
@@ -65,9 +65,9 @@ impl Search<'_> {
         }
     }
 
-    fn verdict(&self) -> Optimum {
+    fn verdict(&self) -> ProvenSpan {
         let proven = self.nodes_left > 0 || self.best <= self.enough;
-        Optimum { span: self.best, proven }
+        ProvenSpan { span: self.best, proven }
     }
 
     /// `acted`: something has run since the node before this one.
@@ -100,7 +100,7 @@ impl Search<'_> {
         for backward in [true, false] {
             for l in 0..p.v {
                 let class = if backward { p.v + l } else { l };
-                could |= u32::from(self.try_letter(r, class, at)) << class;
+                could |= u32::from(self.try_entry(r, class, at)) << class;
             }
         }
         if before.asleep.is_none() {
@@ -120,7 +120,7 @@ impl Search<'_> {
     }
 
     /// Runs the next micro-batch of a class; false if it cannot start at `at`.
-    fn try_letter(&mut self, r: usize, class: usize, at: i64) -> bool {
+    fn try_entry(&mut self, r: usize, class: usize, at: i64) -> bool {
         let p = self.p;
         let (before, arrival) = (self.state.ranks[r], self.state.arrival(p, r, class));
         let there = if before.asleep.is_some() { arrival == at } else { arrival <= at };
@@ -148,13 +148,13 @@ impl Search<'_> {
         rank.memory += p.delta[r * p.classes + class];
         rank.left -= takes;
         rank.done[class / p.v * V_MAX + class % p.v] += 1;
-        if link.rank != NOBODY {
+        if link.rank != NO_RANK {
             self.state.arrivals[cell] = rank.now + link.delay;
         }
         if self.plain || !self.counts || self.gathers_suffice(r) {
             self.visit(true);
         }
-        if link.rank != NOBODY {
+        if link.rank != NO_RANK {
             self.state.arrivals[cell] = NEVER;
         }
         self.state.ranks[r] = before;
@@ -232,7 +232,7 @@ mod tests {
     use super::super::{Budgets, Objective, Placement, Request, schedule};
     use super::*;
     use zeropp_schedule::ir::{looping, vee};
-    use zeropp_schedule::schedules::{Costs, Shape};
+    use zeropp_schedule::schedules::{OrderCosts, Shape};
 
     /// The sums over a number of cases.
     #[derive(Debug, Default)]
@@ -294,7 +294,7 @@ mod tests {
             let gathered = draw(1, v) as usize;
             let gathers = gathered + 2 * (v - gathered) * draw(1, 3) as usize;
             let shape = Shape { pp, virtual_stages: v, micro_batches: b, unit: b };
-            let costs = Costs::uniform(pp * v, f, back, w, send).with_limit(memory);
+            let costs = OrderCosts::uniform(pp * v, f, back, w, send).with_limit(memory);
             let (gathered, gathers) = (Some(gathered as u64), Some(gathers));
             let budgets = Budgets { gathered, gathers, ..Budgets::default() };
             let (placement, placed) = match draw(0, 2) {
@@ -321,7 +321,7 @@ mod tests {
             let mut draw = |low: usize, more: usize| (low + random.below(more)) as u64;
             let (pp, b) = (draw(2, 2) as usize, draw(2, 3) as usize);
             let limit = draw(pp, 2 * pp) as i64 + 1;
-            let costs = Costs::uniform(pp, draw(3, 9), draw(3, 9), draw(3, 9), draw(0, 3))
+            let costs = OrderCosts::uniform(pp, draw(3, 9), draw(3, 9), draw(3, 9), draw(0, 3))
                 .with_limit(limit);
             let shape = Shape { pp, virtual_stages: 1, micro_batches: b, unit: b };
             let verdict = crate::judge::judge(&shape, &costs, &|| false).unwrap();
@@ -342,7 +342,7 @@ mod tests {
             let b = 5 - v - random.below(4 - v);
             let mut draw = |low: usize, more: usize| (low + random.below(more)) as u64;
             let (f, back, w, send) = (draw(3, 9), draw(3, 9), draw(1, 9), draw(0, 4));
-            let costs = Costs::uniform(2 * v, f, back, w, send);
+            let costs = OrderCosts::uniform(2 * v, f, back, w, send);
             let costs = costs.with_limit((2 * v + draw(0, 4) as usize) as i64);
             let gathered = draw(1, v);
             let gathers = gathered as usize + draw(0, 4) as usize + v - 1;
@@ -351,7 +351,7 @@ mod tests {
             let shape = Shape { pp: 2, virtual_stages: v, micro_batches: b, unit: b };
             let placed = if draw(0, 2) == 0 { looping(2, v) } else { vee(2, v) };
             let p = Problem::new(&shape, &costs, &budgets, placed, Objective::OwnSpan);
-            let mut all = Search { plain: true, ..Search::new(&p, 1000, 0, 1 << 23) };
+            let mut all = ProofSearch { plain: true, ..ProofSearch::new(&p, 1000, 0, 1 << 23) };
             all.visit(true);
             if !all.verdict().proven {
                 continue;
@@ -374,7 +374,7 @@ mod tests {
     fn fewer_gathers_than_an_order_needs_leave_none() {
         // Two stages a rank, one gathered: 2V − 1 = 3 gathers at least.
         let shape = Shape { pp: 2, virtual_stages: 2, micro_batches: 2, unit: 2 };
-        let costs = Costs::uniform(4, 4, 4, 4, 0);
+        let costs = OrderCosts::uniform(4, 4, 4, 4, 0);
         let least = |gathered: u64, gathers: usize| {
             let (gathered, gathers) = (Some(gathered), Some(gathers));
             let budgets = Budgets { gathered, gathers, ..Budgets::default() };

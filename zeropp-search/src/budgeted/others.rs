@@ -2,8 +2,8 @@
 
 use super::Objective;
 use super::problem::Problem;
-use super::residency::Residency;
-use super::word::{Plan, Word};
+use super::residency::ResidencyCounter;
+use super::sequence::{RankOrders, RankSequence};
 use super::write::with_weights;
 use zeropp_schedule::ir::{Action, Compute, Schedule, Task, looping};
 use zeropp_schedule::lower::{self, LowerOptions, lower};
@@ -12,11 +12,11 @@ use zeropp_schedule::simulate::{self, simulate};
 
 /// A finished order within the budgets.
 #[derive(Clone, Debug)]
-pub(super) struct Other {
+pub(super) struct FinishedOrder {
     /// With gathers and reductions.
     pub(super) schedule: Schedule,
-    /// Its letters, with a W where it has one.
-    pub(super) plan: Plan,
+    /// Its entries, with a W where it has one.
+    pub(super) plan: RankOrders,
     /// The objective.
     pub(super) value: i64,
     /// By how many gathers it breaks its limit: then it is only something to start from.
@@ -26,8 +26,8 @@ pub(super) struct Other {
 
 /// Every kind that can be made for the shape on this placement and keeps the memory; those first
 /// that keep all budgets, then by span.
-pub(super) fn fitting(p: &Problem, shape: &Shape) -> Vec<Other> {
-    let mut found: Vec<Other> = Vec::new();
+pub(super) fn fitting(p: &Problem, shape: &Shape) -> Vec<FinishedOrder> {
+    let mut found: Vec<FinishedOrder> = Vec::new();
     for kind in KINDS.iter().filter(|kind| kind.name != super::write::KIND) {
         for unit in units(p, shape, kind) {
             let shape = Shape { unit, ..*shape };
@@ -44,7 +44,7 @@ pub(super) fn fitting(p: &Problem, shape: &Shape) -> Vec<Other> {
     found
 }
 
-/// Letters of a step that is large.
+/// Entries of a step that is large.
 const LARGE: usize = 1 << 15;
 
 /// The units worth trying: for each number of units the smallest U that makes it and that memory
@@ -65,7 +65,7 @@ fn units(p: &Problem, shape: &Shape, kind: &Kind) -> Vec<usize> {
     units.retain(|unit| held(p, *unit) <= p.memory);
     // A search of its own for each: the largest units, which wait least often.
     if kind.obeys_limit {
-        units.truncate(if p.letters() > LARGE { 2 } else { 6 });
+        units.truncate(if p.entries() > LARGE { 2 } else { 6 });
     }
     units
 }
@@ -81,45 +81,45 @@ fn held(p: &Problem, unit: usize) -> i64 {
 }
 
 /// A schedule's order with gathers and reductions, if it keeps the budgets.
-fn fit(p: &Problem, schedule: &Schedule, name: String) -> Option<Other> {
+fn fit(p: &Problem, schedule: &Schedule, name: String) -> Option<FinishedOrder> {
     if schedule.placement != p.placement {
         return None;
     }
-    let mut residency = Residency::default();
+    let mut residency = ResidencyCounter::default();
     let mut made = p.empty_schedule(super::write::KIND);
-    let (mut words, mut excess) = (Vec::new(), 0);
+    let (mut sequences, mut excess) = (Vec::new(), 0);
     for (r, actions) in schedule.ranks.iter().enumerate() {
-        let (word, order) = letters(p, r, actions)?;
-        if peak(p, r, &word) > p.memory {
+        let (sequence, order) = entries(p, r, actions)?;
+        if peak(p, r, &sequence) > p.memory {
             return None;
         }
-        excess += residency.excess(p, r, &word);
-        made.ranks[r] = with_weights(p, r, &word, &order, &mut residency);
-        words.push(word);
+        excess += residency.excess(p, r, &sequence);
+        made.ranks[r] = with_weights(p, r, &sequence, &order, &mut residency);
+        sequences.push(sequence);
     }
     let value = simulated(p, &made)?;
-    let plan = Plan { words, stride: p.ranks };
-    Some(Other { schedule: made, plan, value, excess, name })
+    let plan = RankOrders { sequences, stride: p.ranks };
+    Some(FinishedOrder { schedule: made, plan, value, excess, name })
 }
 
-/// A rank's actions, W as letters of their own: the word and each action with its letter.
+/// A rank's actions, W as entries of their own: the sequence and each action with its entry.
 #[allow(clippy::type_complexity)]
-fn letters(
+fn entries(
     p: &Problem,
     r: usize,
     actions: &[Action],
-) -> Option<(Word, Vec<(Option<usize>, Action)>)> {
+) -> Option<(RankSequence, Vec<(Option<usize>, Action)>)> {
     let stages = &p.stage[r * p.v..(r + 1) * p.v];
-    let mut word = Word { threshold: i64::MAX / 4, ..Word::default() };
+    let mut sequence = RankSequence { threshold: i64::MAX / 4, ..RankSequence::default() };
     let mut order = Vec::new();
     // An overlapped pair is its two halves, one after the other.
     for Task { kind, stage, micro_batch } in actions.iter().flat_map(Action::computes) {
         let action = Action::compute(kind, stage, micro_batch);
         let v = stages.iter().position(|s| *s == stage)?;
-        let at = word.letters.len();
+        let at = sequence.entries.len();
         match kind {
-            Compute::F => word.letters.push(v as u8),
-            Compute::B | Compute::BW => word.letters.push((p.v + v) as u8),
+            Compute::F => sequence.entries.push(v as u8),
+            Compute::B | Compute::BW => sequence.entries.push((p.v + v) as u8),
             Compute::W | Compute::R => {}
         }
         match kind {
@@ -128,27 +128,27 @@ fn letters(
                 // Split, so that it is judged as all others are: its B's result leaves earlier.
                 order.push((Some(at), Action::compute(Compute::B, stage, micro_batch)));
                 order.push((None, Action::compute(Compute::W, stage, micro_batch)));
-                word.letters.push(p.classes as u8);
+                sequence.entries.push(p.classes as u8);
             }
             Compute::W => {
                 order.push((None, action));
-                word.letters.push(p.classes as u8);
+                sequence.entries.push(p.classes as u8);
             }
             Compute::R => {}
         }
     }
-    let numbered = word.number(p.v);
+    let numbered = sequence.number(p.v);
     let complete = order.len() == 3 * p.v * p.b;
-    (numbered && complete).then_some((word, order))
+    (numbered && complete).then_some((sequence, order))
 }
 
-/// The most memory of a word whose W stand in it.
-fn peak(p: &Problem, r: usize, word: &Word) -> i64 {
+/// The most memory of a sequence whose W stand in it.
+fn peak(p: &Problem, r: usize, sequence: &RankSequence) -> i64 {
     let (mut now, mut peak) = (0, 0);
     let b = |l: &&u8| (p.v..p.classes).contains(&usize::from(**l));
-    let mut waiting = word.letters.iter().filter(b);
-    for &letter in &word.letters {
-        let class = usize::from(letter);
+    let mut waiting = sequence.entries.iter().filter(b);
+    for &entry in &sequence.entries {
+        let class = usize::from(entry);
         if class == p.classes {
             let class = waiting.next().map_or(0, |l| usize::from(*l) - p.v);
             now -= p.freed[r * p.v + class];

@@ -1,10 +1,11 @@
-//! Patterns: list scheduling by virtual times, which makes the words that annealing starts from.
+//! Patterns: list scheduling by virtual times, which makes the sequences that annealing starts
+//! from.
 //!
 //! Each class has a virtual start time, two-level periodic in the micro-batch i:
-//! a + b · rank + d · (i mod U) + D · (i div U). A free rank takes the letter with the smallest
+//! a + b · rank + d · (i mod U) + D · (i div U). A free rank takes the entry with the smallest
 //! virtual time, plus λ times the wait, that fits into memory and into the walk's phase; it runs a
 //! W where all wait longer than a threshold. Hill climbing over these few numbers finds orders that
-//! single letters would not move to.
+//! single entries would not move to.
 
 use super::Objective;
 use super::problem::Problem;
@@ -128,7 +129,7 @@ impl Pattern {
         q
     }
 
-    /// Virtual times of every letter, and what goes with them.
+    /// Virtual times of every entry, and what goes with them.
     pub(super) fn order(&self, p: &Problem, window: usize) -> Order {
         let threshold = ((self.threshold * p.longest_w_of_all() as f64) as i64).max(1);
         let mut order = Order::new(p, threshold);
@@ -158,7 +159,7 @@ impl Pattern {
 /// The parameters of a list.
 #[derive(Clone, Debug)]
 pub(super) struct Order {
-    /// Virtual time of every letter, by `(rank · 2V + class) · B + i`.
+    /// Virtual time of every entry, by `(rank · 2V + class) · B + i`.
     pub(super) keys: Vec<f64>,
     /// Memory that it leaves free, alike.
     pub(super) spare: Vec<i64>,
@@ -170,7 +171,7 @@ pub(super) struct Order {
 
 impl Order {
     pub(super) fn new(p: &Problem, threshold: i64) -> Order {
-        let (keys, spare) = (vec![0.0; p.letters()], vec![0; p.letters()]);
+        let (keys, spare) = (vec![0.0; p.entries()], vec![0; p.entries()]);
         Order { keys, spare, impatience: 0.0, threshold, phases: None }
     }
 }
@@ -186,7 +187,7 @@ fn mean(p: &Problem, of: impl Fn(usize) -> bool) -> f64 {
 
 /// One rank while its list is made.
 #[derive(Clone, Debug, Default)]
-struct Rank {
+struct PatternRank {
     now: i64,
     memory: i64,
     /// Memory that the waiting W hold.
@@ -197,37 +198,37 @@ struct Rank {
     counts: Vec<u16>,
     phase: usize,
     stuck: bool,
-    letters: Vec<u8>,
-    /// Time waited, since the first letter where spans are the ranks' own.
+    entries: Vec<u8>,
+    /// Time waited, since the first entry where spans are the ranks' own.
     waited: i64,
 }
 
-/// The words that an order's keys list, and how long ranks wait in them, by [`WAITS`]. None where
-/// it comes to a dead end or waits longer than `allowed`. Adds to the effort what was listed.
+/// The sequences that an order's keys list, and how long ranks wait in them, by [`WAITS`]. None
+/// where it comes to a dead end or waits longer than `allowed`. Adds to the effort what was listed.
 pub(super) fn list(
     p: &Problem,
     order: &Order,
     allowed: i64,
     effort: &mut u64,
 ) -> Option<(Vec<Vec<u8>>, i64)> {
-    let mut arrivals = vec![i64::MAX; p.letters()];
+    let mut arrivals = vec![i64::MAX; p.entries()];
     for r in 0..p.ranks {
         for l in (0..p.v).filter(|l| p.stage[r * p.v + l] == 0) {
             let from = (r * p.classes + l) * p.b;
             arrivals[from..from + p.b].fill(0);
         }
     }
-    let rank = Rank { counts: vec![0; p.classes], ..Rank::default() };
+    let rank = PatternRank { counts: vec![0; p.classes], ..PatternRank::default() };
     let mut ranks = vec![rank; p.ranks];
     let weighed = |most: i64, sum: i64| WAITS * most + 3 * sum;
     let (mut most, mut sum) = (0, 0);
     *effort += 4;
-    for n in 0..p.letters() {
+    for n in 0..p.entries() {
         let (r, class) = next(p, order, &mut ranks, &arrivals)?;
         let before = ranks[r].waited;
         let waiting = ranks[r].run(p, r, class, &mut arrivals);
         (most, sum) = (most.max(ranks[r].waited), sum + ranks[r].waited - before);
-        // Each letter is charged one and a half.
+        // Each entry is charged one and a half.
         *effort += 1 + (n as u64 & 1);
         if weighed(most, sum) > allowed {
             return None;
@@ -242,15 +243,15 @@ pub(super) fn list(
             (most, sum) = (most.max(rank.waited), sum + rank.waited - before);
         }
     }
-    let letters = ranks.into_iter().map(|rank| rank.letters).collect();
-    Some((letters, weighed(most, sum)))
+    let entries = ranks.into_iter().map(|rank| rank.entries).collect();
+    Some((entries, weighed(most, sum)))
 }
 
-/// The next letter of any rank, W before it being run; none where all ranks are stuck.
+/// The next entry of any rank, W before it being run; none where all ranks are stuck.
 fn next(
     p: &Problem,
     order: &Order,
-    ranks: &mut [Rank],
+    ranks: &mut [PatternRank],
     arrivals: &[i64],
 ) -> Option<(usize, usize)> {
     loop {
@@ -280,19 +281,19 @@ fn next(
             }
             None if rank.waits_w() => {
                 rank.run_w(p, r);
-                rank.letters.push(p.classes as u8);
+                rank.entries.push(p.classes as u8);
             }
             None => rank.stuck = true,
         }
     }
 }
 
-/// The letter to run next and its start.
+/// The entry to run next and its start.
 fn choose(
     p: &Problem,
     order: &Order,
     r: usize,
-    rank: &Rank,
+    rank: &PatternRank,
     arrivals: &[i64],
     may: Option<&[u16]>,
 ) -> Option<(usize, i64)> {
@@ -322,7 +323,7 @@ fn choose(
     best.map(|(_, class, start)| (class, start))
 }
 
-impl Rank {
+impl PatternRank {
     fn waits_w(&self) -> bool {
         self.done_w < self.order.len()
     }
@@ -337,12 +338,12 @@ impl Rank {
 
     /// Waits until `at`.
     fn wait(&mut self, p: &Problem, at: i64) {
-        let begun = !self.letters.is_empty() || p.objective == Objective::Makespan;
+        let begun = !self.entries.is_empty() || p.objective == Objective::Makespan;
         self.waited += if begun { (at - self.now).max(0) } else { 0 };
         self.now = self.now.max(at);
     }
 
-    /// Runs a letter; the rank that may have waited for it, and when it has the result.
+    /// Runs an entry; the rank that may have waited for it, and when it has the result.
     fn run(
         &mut self,
         p: &Problem,
@@ -356,13 +357,13 @@ impl Rank {
         self.now += p.take[at];
         self.memory += p.delta[at];
         self.counts[class] += 1;
-        self.letters.push(class as u8);
+        self.entries.push(class as u8);
         if class >= p.v {
             self.order.push((class - p.v) as u8);
             self.kept += p.freed[r * p.v + class - p.v];
         }
         let link = p.link[at];
-        if link.rank == super::problem::NOBODY {
+        if link.rank == super::problem::NO_RANK {
             return None;
         }
         arrivals[link.cell as usize + i] = self.now + link.delay;

@@ -5,12 +5,12 @@ use std::cmp::Reverse;
 use super::ledger::{PART, SHIFT};
 use super::{Budgets, Objective};
 use zeropp_schedule::ir::Schedule;
-use zeropp_schedule::schedules::{Costs, Shape};
+use zeropp_schedule::schedules::{OrderCosts, Shape};
 
 /// Where the result of an action goes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Link {
-    /// The rank that takes it; [`NOBODY`] at the pipeline's end.
+pub(super) struct ResultTarget {
+    /// The rank that takes it; [`NO_RANK`] at the pipeline's end.
     pub(super) rank: u32,
     /// First cell of the taking class.
     pub(super) cell: u32,
@@ -27,13 +27,13 @@ pub(super) struct Facts {
     /// Of a B's W.
     pub(super) w: i64,
     pub(super) freed: i64,
-    pub(super) link: Link,
+    pub(super) link: ResultTarget,
     /// From the start of what makes its input to the input's arrival.
     pub(super) lag: i64,
 }
 
 /// No rank takes it.
-pub(super) const NOBODY: u32 = u32::MAX;
+pub(super) const NO_RANK: u32 = u32::MAX;
 
 /// The first window of time is this part of a rank's work.
 const WINDOWS: i64 = 48;
@@ -66,7 +66,7 @@ pub(super) struct Problem {
     /// Weight of the sum of spans in a score.
     pub(super) part: i64,
     /// Consumer, by `rank · 2V + class`.
-    pub(super) link: Vec<Link>,
+    pub(super) link: Vec<ResultTarget>,
     /// Producer of its input, as rank and class; none where nothing is waited for.
     pub(super) source: Vec<Option<(u32, u32)>>,
     /// Time of a W by `rank · V + v`.
@@ -108,7 +108,7 @@ pub(super) struct Problem {
     /// The objective.
     pub(super) objective: Objective,
     /// The same costs, for the clock that all generators share.
-    pub(super) costs: Costs,
+    pub(super) costs: OrderCosts,
 }
 
 impl Problem {
@@ -117,7 +117,7 @@ impl Problem {
     /// none.
     pub(super) fn new(
         shape: &Shape,
-        costs: &Costs,
+        costs: &OrderCosts,
         budgets: &Budgets,
         placement: Vec<usize>,
         objective: Objective,
@@ -199,7 +199,7 @@ impl Problem {
         self.tight = self.weight.chunks(self.v).any(|w| w.iter().sum::<u64>() > self.room);
     }
 
-    fn add_class(&mut self, r: usize, class: usize, costs: &Costs, budgets: &Budgets) {
+    fn add_class(&mut self, r: usize, class: usize, costs: &OrderCosts, budgets: &Budgets) {
         let (v, b) = (self.v, self.b as i64);
         let s = self.stage[r * v + class % v];
         let last = self.placement.len() - 1;
@@ -212,13 +212,13 @@ impl Problem {
             (costs.b[s] + time, need, costs.mem_b[s], s.checked_sub(1).map(|s| (s, v)))
         };
         let link = match to {
-            None => Link { rank: NOBODY, cell: 0, delay: 0 },
+            None => ResultTarget { rank: NO_RANK, cell: 0, delay: 0 },
             Some((to, first)) => {
                 let rank = self.placement[to];
                 let local = (0..v).find(|l| self.stage[rank * v + l] == to).expect("placed there");
                 let cell = (rank * self.classes + first + local) * self.b;
                 let delay = if rank == r { 0 } else { costs.send as i64 };
-                Link { rank: rank as u32, cell: cell as u32, delay }
+                ResultTarget { rank: rank as u32, cell: cell as u32, delay }
             }
         };
         let (w, freed) = match class.checked_sub(v) {
@@ -227,7 +227,7 @@ impl Problem {
         };
         let take = takes as i64;
         self.table.push(Facts { take, need, delta, w, freed, link, lag: 1 });
-        if link.rank != NOBODY {
+        if link.rank != NO_RANK {
             self.source[link.cell as usize / self.b] = Some((r as u32, class as u32));
         }
         self.take.push(take);
@@ -237,8 +237,8 @@ impl Problem {
         self.work[r] += b * (take + w);
     }
 
-    /// F and B letters of all ranks.
-    pub(super) fn letters(&self) -> usize {
+    /// F and B entries of all ranks.
+    pub(super) fn entries(&self) -> usize {
         self.ranks * self.classes * self.b
     }
 

@@ -4,21 +4,21 @@
 use super::anneal::Annealer;
 use super::bound::bound;
 use super::drift::{self, Drifting};
-use super::others::{Other, fitting, simulated};
+use super::others::{FinishedOrder, fitting, simulated};
 use super::pattern::{Pattern, list};
 use super::problem::Problem;
+use super::sequence::RankOrders;
 use super::stretch;
 use super::walk::Walk;
-use super::word::Plan;
 use super::write::write;
-use super::{Found, Request};
+use super::{FoundSchedule, Request};
 
 /// A plan to go on from.
 #[derive(Clone, Debug)]
-pub(super) struct Seed {
+pub(super) struct StartingPoint {
     /// The placement that it is for.
     pub(super) track: usize,
-    pub(super) plan: Plan,
+    pub(super) plan: RankOrders,
     pub(super) score: i64,
     /// By how much annealing left limits broken.
     pub(super) excess: usize,
@@ -29,7 +29,7 @@ pub(super) struct Seed {
     pub(super) pattern: Option<(Pattern, i64)>,
 }
 
-impl Seed {
+impl StartingPoint {
     /// The first word of its name, and its placement.
     fn family(&self) -> (usize, &str) {
         (self.track, self.name.split(' ').next().unwrap_or_default())
@@ -38,7 +38,7 @@ impl Seed {
 
 /// The search on one placement.
 pub(super) struct Track<'a> {
-    pub(super) others: Vec<Other>,
+    pub(super) others: Vec<FinishedOrder>,
     pub(super) annealer: Annealer<'a>,
 }
 
@@ -60,10 +60,14 @@ const LONGER: (usize, f64) = (5, 0.08);
 /// The most by which a plan may break limits on gathers and still be near to keeping them.
 const FAR: usize = 4;
 
-/// The best order within the budgets that `letters` letters of effort find on any of the
+/// The best order within the budgets that an effort of `entries` entries find on any of the
 /// placements, or a known kind.
-pub(super) fn found(problems: &[Problem], request: &Request, letters: u64) -> Option<Found> {
-    let tracks = run(problems, request, letters);
+pub(super) fn found(
+    problems: &[Problem],
+    request: &Request,
+    entries: u64,
+) -> Option<FoundSchedule> {
+    let tracks = run(problems, request, entries);
     // A bound holds for one placement, the smaller one for all of them.
     let bound = problems.iter().map(bound).min()? as u64;
     let mut candidates = Vec::new();
@@ -78,23 +82,23 @@ pub(super) fn found(problems: &[Problem], request: &Request, letters: u64) -> Op
         }
     }
     let (value, schedule, from, found_work) = candidates.into_iter().min_by_key(|c| c.0)?;
-    Some(Found { schedule, span: value as u64, bound, work: found_work, from })
+    Some(FoundSchedule { schedule, span: value as u64, bound, work: found_work, from })
 }
 
 fn work_of(p: &Problem) -> u64 {
     p.work.iter().max().copied().unwrap_or(0) as u64
 }
 
-/// Searches until `letters` letters have been timed.
-pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, letters: u64) -> Vec<Track<'a>> {
+/// Searches until `entries` entries have been timed.
+pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, entries: u64) -> Vec<Track<'a>> {
     // Long steps from short ones come through the first round, however they start.
-    let (mut kept, mut pool): (Vec<Seed>, Vec<Seed>) = Default::default();
+    let (mut kept, mut pool): (Vec<StartingPoint>, Vec<StartingPoint>) = Default::default();
     let mut tracks: Vec<Track> = Vec::new();
-    let (mut rest, mut narrow) = (letters, Vec::new());
+    let (mut rest, mut narrow) = (entries, Vec::new());
     for (at, p) in problems.iter().enumerate() {
         let others = fitting(p, request.shape);
         let mut track = Track { others, annealer: Annealer::new(p, request.seed + 7 * at as u64) };
-        let share = letters / problems.len() as u64;
+        let share = entries / problems.len() as u64;
         pool.extend(kinds(&mut track, at));
         let before = track.annealer.decoder.effort;
         kept.extend(stretch::seeds(&mut track.annealer, at, request, share / 2));
@@ -136,7 +140,8 @@ pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, letters: u64) 
                 seed.excess = reached.excess;
             }
         }
-        let penalty = |seed: &Seed| tracks[seed.track].annealer.penalty * seed.excess as i64;
+        let penalty =
+            |seed: &StartingPoint| tracks[seed.track].annealer.penalty * seed.excess as i64;
         pool.sort_by_key(|seed| seed.score + 3 * penalty(seed));
         // What still breaks a limit pays more from round to round.
         tracks.iter_mut().for_each(|track| track.annealer.penalty *= 2);
@@ -147,7 +152,7 @@ pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, letters: u64) 
         let heat = if seed.walk.is_some() { MILD } else { LAST };
         let annealer = &mut tracks[seed.track].annealer;
         // Lists take longer than what they are charged with.
-        let left = letters.saturating_sub(spent + letters / 16);
+        let left = entries.saturating_sub(spent + entries / 16);
         annealer.anneal(&seed.plan, left, heat, &seed.name);
     }
     tracks
@@ -155,8 +160,8 @@ pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, letters: u64) 
 
 /// The first `survivors` of a sorted pool, but at most a third and one of a family of skeletons,
 /// and a quarter of those that break limits by far: annealing seldom mends that.
-fn diverse(pool: Vec<Seed>, survivors: usize) -> Vec<Seed> {
-    let mut kept: Vec<Seed> = Vec::new();
+fn diverse(pool: Vec<StartingPoint>, survivors: usize) -> Vec<StartingPoint> {
+    let mut kept: Vec<StartingPoint> = Vec::new();
     for seed in pool {
         let alike = kept.iter().filter(|other| other.family() == seed.family()).count();
         let far = kept.iter().filter(|other| other.excess > FAR).count();
@@ -169,7 +174,7 @@ fn diverse(pool: Vec<Seed>, survivors: usize) -> Vec<Seed> {
 }
 
 /// The other kinds as seeds, those too that gather too often.
-fn kinds(track: &mut Track, at: usize) -> Vec<Seed> {
+fn kinds(track: &mut Track, at: usize) -> Vec<StartingPoint> {
     let annealer = &mut track.annealer;
     let longest = annealer.p.longest_w_of_all();
     let close = track.others.iter().filter(|other| other.excess > 0).take(2);
@@ -178,9 +183,9 @@ fn kinds(track: &mut Track, at: usize) -> Vec<Seed> {
         if let Some(score) = annealer.offer(&other.plan, &other.name) {
             let mut plan = other.plan.clone();
             // From here on W may fill.
-            plan.words.iter_mut().for_each(|word| word.threshold = longest);
+            plan.sequences.iter_mut().for_each(|sequence| sequence.threshold = longest);
             let excess = other.excess;
-            pool.push(Seed {
+            pool.push(StartingPoint {
                 track: at,
                 plan,
                 score,
@@ -195,9 +200,9 @@ fn kinds(track: &mut Track, at: usize) -> Vec<Seed> {
 }
 
 /// Hill climbing over patterns: the best of many short climbs go on with half of the effort.
-fn climb(annealer: &mut Annealer, track: usize, letters: u64) -> Vec<Seed> {
+fn climb(annealer: &mut Annealer, track: usize, entries: u64) -> Vec<StartingPoint> {
     let (starts, longer) = CLIMBS;
-    let (from, half) = (annealer.decoder.effort, letters / 2);
+    let (from, half) = (annealer.decoder.effort, entries / 2);
     let mut pool = Vec::new();
     for n in 1..=starts {
         pool.extend(climbed(annealer, track, None, from + half * n / starts));
@@ -214,9 +219,9 @@ fn climb(annealer: &mut Annealer, track: usize, letters: u64) -> Vec<Seed> {
 fn climbed(
     annealer: &mut Annealer,
     track: usize,
-    mut here: Option<Seed>,
+    mut here: Option<StartingPoint>,
     until: u64,
-) -> Option<Seed> {
+) -> Option<StartingPoint> {
     let p = annealer.p;
     let window = p.window();
     let mut fails = 0;
@@ -231,8 +236,8 @@ fn climbed(
         };
         let order = pattern.order(p, window);
         let found = list(p, &order, allowed, &mut annealer.decoder.effort);
-        let Some((words, waits)) = found else { continue };
-        let Some(mut plan) = Plan::new(p, words, order.threshold) else { continue };
+        let Some((sequences, waits)) = found else { continue };
+        let Some(mut plan) = RankOrders::new(p, sequences, order.threshold) else { continue };
         let Some(score) = annealer.offer(&plan, "pattern") else { continue };
         if here.as_ref().is_none_or(|here| score < here.score) {
             fails = 0;
@@ -246,27 +251,27 @@ fn climbed(
             };
             plan.stride = stride;
             let pattern = Some((pattern, waits));
-            here = Some(Seed { track, plan, score, excess: 0, name, walk: None, pattern });
+            here = Some(StartingPoint { track, plan, score, excess: 0, name, walk: None, pattern });
         }
     }
     here
 }
 
 /// The best ones first.
-pub(super) fn by_score(pool: &mut [Seed]) {
+pub(super) fn by_score(pool: &mut [StartingPoint]) {
     pool.sort_by_key(|seed| seed.score);
 }
 
 /// Whether walks drift, where memory is tight; long steps come from short ones.
-fn drifts(p: &Problem, annealer: &Annealer, letters: u64) -> bool {
-    let size = p.letters();
-    let few = size >= stretch::SHORT || letters < 20_000 * size as u64;
+fn drifts(p: &Problem, annealer: &Annealer, entries: u64) -> bool {
+    let size = p.entries();
+    let few = size >= stretch::SHORT || entries < 20_000 * size as u64;
     !few && drift::narrow(p, &annealer.random)
 }
 
 /// Walks whose keys drift: some are annealed a little, the best ones longer.
-fn walks(tracks: &mut [Track], narrow: &[usize], letters: u64) -> Vec<Seed> {
-    let effort = |share: f64| (letters as f64 * share) as u64;
+fn walks(tracks: &mut [Track], narrow: &[usize], entries: u64) -> Vec<StartingPoint> {
+    let effort = |share: f64| (entries as f64 * share) as u64;
     let mut all: Vec<Drifting> = Vec::new();
     // They take long, so that all start where the least is possible.
     let Some(&at) = narrow.iter().min_by_key(|at| bound(tracks[**at].annealer.p)) else {
@@ -286,16 +291,24 @@ fn walks(tracks: &mut [Track], narrow: &[usize], letters: u64) -> Vec<Seed> {
         let score = annealer.offer(&plan, "walk")?;
         let walk = drifting.drift.walk;
         let name = format!("drifting walk {:?}", walk.units);
-        Some(Seed { track: at, plan, score, excess: 0, name, walk: Some(walk), pattern: None })
+        Some(StartingPoint {
+            track: at,
+            plan,
+            score,
+            excess: 0,
+            name,
+            walk: Some(walk),
+            pattern: None,
+        })
     };
     all.into_iter().filter_map(seed).collect()
 }
 
 /// Lets the times of an annealed seed drift, and goes on from what comes out of it.
-fn drift_on(annealer: &mut Annealer, seed: &mut Seed, letters: u64) {
+fn drift_on(annealer: &mut Annealer, seed: &mut StartingPoint, entries: u64) {
     let Some(walk) = &seed.walk else { return };
     let Some(mut drifting) = Drifting::timed(annealer, walk, &seed.plan) else { return };
-    drifting.anneal(annealer, letters, (0.1, 0.005), 0.3);
+    drifting.anneal(annealer, entries, (0.1, 0.005), 0.3);
     if let Some(plan) = drifting.plan(annealer) {
         seed.plan = plan;
     }

@@ -1,17 +1,17 @@
 //! Long steps from short ones: a good order of fewer micro-batches, its middle repeated.
 //!
 //! A middle that repeats every m micro-batches is the same order of actions, later by the same time
-//! each time. So every letter of the short plan has its start as a key, copies of the middle have
-//! it plus a whole number of periods, and each rank sorts its letters by their keys.
+//! each time. So every entry of the short plan has its start as a key, copies of the middle have
+//! it plus a whole number of periods, and each rank sorts its entries by their keys.
 
 use super::anneal::Annealer;
 use super::problem::Problem;
-use super::search::{Seed, Track, by_score, run};
-use super::word::Plan;
+use super::search::{StartingPoint, Track, by_score, run};
+use super::sequence::RankOrders;
 use super::{Budgets, Request};
 use zeropp_schedule::schedules::Shape;
 
-/// Letters below which a step is short, and above which even the short one would be long.
+/// Entries below which a step is short, and above which even the short one would be long.
 pub(super) const SHORT: usize = 2000;
 const LONG: usize = 1 << 14;
 
@@ -19,15 +19,15 @@ const LONG: usize = 1 << 14;
 const MENDING: (f64, f64) = (0.08, 0.004);
 
 /// How a step is made shorter: micro-batches of a period, and how many periods are left out.
-struct Cut {
+struct PeriodCut {
     period: usize,
     copies: usize,
     gathers: Option<usize>,
 }
 
 /// A cut that leaves some three periods.
-fn cut(p: &Problem, budgets: &Budgets) -> Option<Cut> {
-    if p.units.len() > 1 || !(SHORT..LONG).contains(&p.letters()) {
+fn cut(p: &Problem, budgets: &Budgets) -> Option<PeriodCut> {
+    if p.units.len() > 1 || !(SHORT..LONG).contains(&p.entries()) {
         return None;
     }
     let g = p.window();
@@ -37,22 +37,22 @@ fn cut(p: &Problem, budgets: &Budgets) -> Option<Cut> {
             let units = (gathers.saturating_sub(g) / each).min(p.b);
             let copies = units.checked_sub(3).filter(|n| *n > 0)?;
             let gathers = Some(gathers - copies * each);
-            Some(Cut { period: p.b.div_ceil(units), copies, gathers })
+            Some(PeriodCut { period: p.b.div_ceil(units), copies, gathers })
         }
         None => {
             let copies = (p.b / p.ranks).checked_sub(3).filter(|n| *n > 0)?;
-            Some(Cut { period: p.ranks, copies, gathers: None })
+            Some(PeriodCut { period: p.ranks, copies, gathers: None })
         }
     }
 }
 
-/// Seeds for a long step from a search over a short one, of `letters` letters in all.
+/// Seeds for a long step from a search over a short one, of `entries` entries in all.
 pub(super) fn seeds(
     annealer: &mut Annealer,
     track: usize,
     request: &Request,
-    letters: u64,
-) -> Vec<Seed> {
+    entries: u64,
+) -> Vec<StartingPoint> {
     let p = annealer.p;
     let Some(cut) = cut(p, request.budgets) else { return Vec::new() };
     let b = p.b - cut.period * cut.copies;
@@ -60,7 +60,7 @@ pub(super) fn seeds(
     let budgets = Budgets { gathers: cut.gathers, ..request.budgets.clone() };
     let short = Request { shape: &shape, budgets: &budgets, ..request.clone() };
     let small = [Problem::new(&shape, request.costs, &budgets, p.placement.clone(), p.objective)];
-    let mut tracks = run(&small, &short, letters / 2);
+    let mut tracks = run(&small, &short, entries / 2);
     let Some(Track { annealer: inner, .. }) = tracks.first_mut() else { return Vec::new() };
     annealer.decoder.effort += inner.decoder.effort;
     let Some(best) = inner.best.clone() else { return Vec::new() };
@@ -69,18 +69,26 @@ pub(super) fn seeds(
     }
     let starts = starts(inner, &best.plan);
     let more = p.b - b;
-    let mut pool: Vec<Seed> = Vec::new();
+    let mut pool: Vec<StartingPoint> = Vec::new();
     let periods = (p.ranks.div_ceil(2)..=b / 2).filter(|m| more.is_multiple_of(*m));
     for period in periods {
         for first in 0..=b - period {
             for shift in shifts(&small[0], &starts, first, period) {
                 let copy = Copy { first, period, more, shift };
-                annealer.decoder.effort += p.letters() as u64;
+                annealer.decoder.effort += p.entries() as u64;
                 let Some(mut plan) = copy.plan(p, &small[0], &best.plan, &starts) else { continue };
                 plan.stride = period;
                 let name = format!("{} of {b}, {period} repeated", best.from);
                 let Some(score) = annealer.offer(&plan, &name) else { continue };
-                pool.push(Seed { track, plan, score, excess: 0, name, walk: None, pattern: None });
+                pool.push(StartingPoint {
+                    track,
+                    plan,
+                    score,
+                    excess: 0,
+                    name,
+                    walk: None,
+                    pattern: None,
+                });
             }
         }
         by_score(&mut pool);
@@ -89,7 +97,7 @@ pub(super) fn seeds(
     // The seams gather too often; that is mended before others are compared with it.
     annealer.penalty *= 4;
     for seed in &mut pool {
-        if let Some(reached) = annealer.anneal(&seed.plan, letters / 4, MENDING, &seed.name) {
+        if let Some(reached) = annealer.anneal(&seed.plan, entries / 4, MENDING, &seed.name) {
             (seed.plan, seed.score) = (reached.plan, reached.score);
             seed.excess = reached.excess;
         }
@@ -99,12 +107,12 @@ pub(super) fn seeds(
 }
 
 /// Start of each class and micro-batch, by `(rank · 2V + class) · B + i`.
-pub(super) fn starts(annealer: &Annealer, plan: &Plan) -> Vec<i64> {
+pub(super) fn starts(annealer: &Annealer, plan: &RankOrders) -> Vec<i64> {
     let p = annealer.p;
-    let mut starts = vec![0; p.letters()];
-    for (r, word) in plan.words.iter().enumerate() {
-        for (at, (&letter, &i)) in word.letters.iter().zip(&word.batch).enumerate() {
-            let class = usize::from(letter);
+    let mut starts = vec![0; p.entries()];
+    for (r, sequence) in plan.sequences.iter().enumerate() {
+        for (at, (&entry, &i)) in sequence.entries.iter().zip(&sequence.batch).enumerate() {
+            let class = usize::from(entry);
             if class < p.classes {
                 let cell = (r * p.classes + class) * p.b + usize::from(i);
                 starts[cell] = annealer.decoder.start(r, at);
@@ -147,8 +155,14 @@ impl Copy {
     }
 
     /// The long plan. An F that memory has no room for waits until a B has made some.
-    fn plan(&self, p: &Problem, short: &Problem, plan: &Plan, starts: &[i64]) -> Option<Plan> {
-        let mut words = Vec::with_capacity(p.ranks);
+    fn plan(
+        &self,
+        p: &Problem,
+        short: &Problem,
+        plan: &RankOrders,
+        starts: &[i64],
+    ) -> Option<RankOrders> {
+        let mut sequences = Vec::with_capacity(p.ranks);
         for r in 0..p.ranks {
             let mut keys: Vec<(i64, u8)> = Vec::with_capacity(p.classes * p.b);
             for class in 0..p.classes {
@@ -159,25 +173,25 @@ impl Copy {
                 }));
             }
             keys.sort_unstable();
-            words.push(within_memory(p, r, keys.into_iter().map(|(_, class)| class)));
+            sequences.push(within_memory(p, r, keys.into_iter().map(|(_, class)| class)));
         }
-        Plan::new(p, words, plan.words[0].threshold)
+        RankOrders::new(p, sequences, plan.sequences[0].threshold)
     }
 }
 
-/// The letters with F delayed while activations would not fit even if all W had run.
-fn within_memory(p: &Problem, r: usize, letters: impl Iterator<Item = u8>) -> Vec<u8> {
+/// The entries with F delayed while activations would not fit even if all W had run.
+fn within_memory(p: &Problem, r: usize, entries: impl Iterator<Item = u8>) -> Vec<u8> {
     let whole = |class: usize| p.delta[r * p.classes + class];
     let (mut held, mut late) = (0i64, std::collections::VecDeque::<u8>::new());
-    let mut word = Vec::new();
-    for letter in letters {
-        let class = usize::from(letter);
+    let mut sequence = Vec::new();
+    for entry in entries {
+        let class = usize::from(entry);
         if class < p.v {
-            late.push_back(letter);
+            late.push_back(entry);
         } else {
             // Its W are taken for granted.
             held -= whole(class - p.v);
-            word.push(letter);
+            sequence.push(entry);
         }
         while let Some(&next) = late.front() {
             let class = usize::from(next);
@@ -185,9 +199,9 @@ fn within_memory(p: &Problem, r: usize, letters: impl Iterator<Item = u8>) -> Ve
                 break;
             }
             held += whole(class);
-            word.push(next);
+            sequence.push(next);
             late.pop_front();
         }
     }
-    word
+    sequence
 }

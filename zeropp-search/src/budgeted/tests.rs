@@ -1,11 +1,11 @@
 //! Found orders run as the search said, within every limit, and beat those that there were.
 
-use super::decode::Decoder;
+use super::decode::OrderTimes;
 use super::decode_tests::drawn;
 use super::others::{fitting, spans};
 use super::problem::Problem;
 use super::random::Random;
-use super::residency::Residency;
+use super::residency::ResidencyCounter;
 use super::*;
 use zeropp_schedule::ir::{Compute, Task};
 use zeropp_schedule::lower::{self, LowerOptions, lower};
@@ -18,9 +18,9 @@ fn equal_stages(
     (pp, v, b): (usize, usize, usize),
     (f, back, w, c): (u64, u64, u64, u64),
     memory: i64,
-) -> (Shape, Costs) {
+) -> (Shape, OrderCosts) {
     let shape = Shape { pp, virtual_stages: v, micro_batches: b, unit: b };
-    (shape, Costs::uniform(pp * v, f, back, w, c).with_limit(memory))
+    (shape, OrderCosts::uniform(pp * v, f, back, w, c).with_limit(memory))
 }
 
 fn within(gathered: u64, gathers: usize) -> Budgets {
@@ -29,11 +29,11 @@ fn within(gathered: u64, gathers: usize) -> Budgets {
 
 fn search_for(
     shape: &Shape,
-    costs: &Costs,
+    costs: &OrderCosts,
     budgets: &Budgets,
     placement: Placement,
     evaluations: u64,
-) -> Found {
+) -> FoundSchedule {
     let request = Request {
         shape,
         costs,
@@ -47,7 +47,7 @@ fn search_for(
 }
 
 /// The most activation memory of a rank's program, by a walk of its own.
-fn peak(schedule: &Schedule, costs: &Costs, budgets: &Budgets) -> i64 {
+fn peak(schedule: &Schedule, costs: &OrderCosts, budgets: &Budgets) -> i64 {
     let of_rank = |actions: &Vec<Action>| {
         let (mut now, mut peak) = (0i64, 0i64);
         for Task { kind, stage: s, .. } in actions.iter().flat_map(Action::computes) {
@@ -68,7 +68,7 @@ fn peak(schedule: &Schedule, costs: &Costs, budgets: &Budgets) -> i64 {
 }
 
 /// Lowers, verifies and measures a schedule by means of its own.
-fn prove(schedule: &Schedule, p: &Problem, costs: &Costs, budgets: &Budgets) {
+fn prove(schedule: &Schedule, p: &Problem, costs: &OrderCosts, budgets: &Budgets) {
     let options =
         LowerOptions { residency: lower::Residency::AsWritten, ..LowerOptions::default() };
     let lowered = lower(schedule, &options);
@@ -103,8 +103,8 @@ fn plans_are_written_down_as_they_were_timed() {
     let (mut written, mut timed) = (0, 0);
     for _ in 0..150 {
         let Some((p, plan)) = drawn(&mut random) else { continue };
-        let mut decoder = Decoder::new(&p);
-        decoder.load(&p, &plan, &mut Residency::default()).unwrap();
+        let mut decoder = OrderTimes::new(&p);
+        decoder.load(&p, &plan, &mut ResidencyCounter::default()).unwrap();
         let schedule = write::write(&p, &plan).unwrap();
         let (own, last, lane) = spans(&p, &schedule).expect("it runs");
         assert_eq!(decoder.spans(), (own, last), "{:?} {plan:?}", p.placement);
@@ -132,7 +132,7 @@ fn plans_are_written_down_as_they_were_timed() {
 #[test]
 fn recomputation_and_uneven_weights_are_kept_in_mind() {
     let shape = Shape { pp: 3, virtual_stages: 2, micro_batches: 7, unit: 7 };
-    let mut costs = Costs::uniform(6, 20, 20, 10, 1).with_limit(30);
+    let mut costs = OrderCosts::uniform(6, 20, 20, 10, 1).with_limit(30);
     costs.mem_f = vec![1; 6];
     costs.mem_b = vec![1; 6];
     costs.mem_w = vec![-2; 6];
@@ -163,14 +163,14 @@ fn recomputation_and_uneven_weights_are_kept_in_mind() {
 }
 
 /// Times of one instance drawn at random, as a profile of real stages may be.
-fn random_case(random: &mut Random, widest: usize) -> (Shape, Costs) {
+fn random_case(random: &mut Random, widest: usize) -> (Shape, OrderCosts) {
     let pp = 2 + random.below(widest - 1);
     let v = 1 + random.below(if widest > 8 { 8 } else { 4 });
     let b = pp + random.below(if widest > 8 { 5 * pp } else { 4 * pp });
     let shape = Shape { pp, virtual_stages: v, micro_batches: b, unit: b };
     let base = |random: &mut Random| 10 + random.below(20) as u64;
     let (f, back, w) = (base(random), base(random), base(random));
-    let mut costs = Costs::uniform(pp * v, f, back, w, random.below(4) as u64);
+    let mut costs = OrderCosts::uniform(pp * v, f, back, w, random.below(4) as u64);
     if random.once_in(3) {
         let near = |t: u64, random: &mut Random| t * (80 + random.below(41) as u64) / 100;
         for s in 0..pp * v {
@@ -379,9 +379,9 @@ fn small_cases_of_one_stage_a_rank_are_mostly_optimal() {
 
 #[test]
 fn the_largest_units_that_memory_holds_are_looked_at_in_large_steps_too() {
-    // 17 408 letters, and room for units of at most 16 of 68 micro-batches.
+    // 17 408 entries, and room for units of at most 16 of 68 micro-batches.
     let shape = Shape { pp: 16, virtual_stages: 8, micro_batches: 68, unit: 68 };
-    let costs = Costs::uniform(128, 20, 20, 10, 1).with_limit(256);
+    let costs = OrderCosts::uniform(128, 20, 20, 10, 1).with_limit(256);
     let p = Problem::new(&shape, &costs, &Budgets::default(), looping(16, 8), Objective::OwnSpan);
     let others = fitting(&p, &shape);
     for kind in ["zeropp", "zeropp-auto"] {
@@ -394,7 +394,7 @@ fn the_largest_units_that_memory_holds_are_looked_at_in_large_steps_too() {
 fn the_bound_knows_that_stages_which_do_not_fit_are_gathered_twice() {
     // One of three stages fits, so each rank gathers 2V − 1 = 5 times, whatever its order.
     let shape = Shape { pp: 2, virtual_stages: 3, micro_batches: 2, unit: 2 };
-    let mut costs = Costs::uniform(6, 1, 1, 1, 0);
+    let mut costs = OrderCosts::uniform(6, 1, 1, 1, 0);
     costs.gather = vec![100; 6];
     let bounds = |gathered: Option<u64>| {
         let budgets = Budgets { gathered, ..Budgets::default() };
@@ -416,7 +416,7 @@ fn the_bound_knows_that_stages_which_do_not_fit_are_gathered_twice() {
 #[test]
 fn limits_that_contradict_each_other_are_named() {
     let (shape, costs) = equal_stages((2, 2, 4), PROFILE, 8);
-    let refused = |budgets: Budgets, costs: &Costs| {
+    let refused = |budgets: Budgets, costs: &OrderCosts| {
         let request = Request {
             shape: &shape,
             costs,

@@ -249,17 +249,17 @@ impl Maker {
 #[cfg(test)]
 mod tests {
     use super::super::pattern::{Pattern, list};
-    use super::super::residency::Residency;
-    use super::super::word::Plan;
+    use super::super::residency::ResidencyCounter;
+    use super::super::sequence::RankOrders;
     use super::super::{Budgets, Objective};
     use super::*;
     use zeropp_schedule::ir::vee;
-    use zeropp_schedule::schedules::{Costs, Shape};
+    use zeropp_schedule::schedules::{OrderCosts, Shape};
 
     #[test]
     fn a_window_that_slides_lets_two_stages_take_turns_where_one_that_jumps_does_not() {
         let shape = Shape { pp: 4, virtual_stages: 4, micro_batches: 6, unit: 6 };
-        let costs = Costs::uniform(16, 20, 20, 10, 1);
+        let costs = OrderCosts::uniform(16, 20, 20, 10, 1);
         let budgets = Budgets { gathered: Some(2), ..Budgets::default() };
         let p = Problem::new(&shape, &costs, &budgets, vee(4, 4), Objective::OwnSpan);
         // While all F of the stage that the window leaves next are not done, which others may run?
@@ -279,7 +279,7 @@ mod tests {
         let mut listed = 0;
         for (v, g) in [(3, 2), (4, 2), (4, 3), (5, 2), (6, 2), (6, 3), (8, 2)] {
             let shape = Shape { pp: 2, virtual_stages: v, micro_batches: 12, unit: 12 };
-            let costs = Costs::uniform(2 * v, 20, 20, 10, 1).with_limit(30 * v as i64);
+            let costs = OrderCosts::uniform(2 * v, 20, 20, 10, 1).with_limit(30 * v as i64);
             let most = g + 2 * (v - g) * 3;
             let (gathered, gathers) = (Some(g as u64), Some(most));
             let budgets = Budgets { gathered, gathers, ..Budgets::default() };
@@ -293,12 +293,12 @@ mod tests {
                 assert_eq!(walk.units.iter().flatten().sum::<usize>(), 12);
                 let order = pattern.order(&p, g);
                 let found = list(&p, &order, i64::MAX, &mut 0);
-                let Some((letters, _)) = found else { continue };
-                let plan = Plan::new(&p, letters, order.threshold);
+                let Some((entries, _)) = found else { continue };
+                let plan = RankOrders::new(&p, entries, order.threshold);
                 let Some(plan) = plan else { continue };
                 listed += 1;
-                for (r, word) in plan.words.iter().enumerate() {
-                    let count = Residency::default().count(&p, r, word, false);
+                for (r, sequence) in plan.sequences.iter().enumerate() {
+                    let count = ResidencyCounter::default().count(&p, r, sequence, false);
                     assert!(count <= walk.gathers(v, g), "{v} {g} {walk:?}: {count}");
                 }
             }

@@ -11,7 +11,7 @@ use good_lp::{
 };
 use std::time::Duration;
 use zeropp_schedule::ir::Compute;
-use zeropp_schedule::schedules::{Costs, ScheduleError, Shape, zb};
+use zeropp_schedule::schedules::{OrderCosts, ScheduleError, Shape, zb};
 
 /// The solver's result.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,7 +31,7 @@ pub struct IntegerOptimum {
 /// Problems that [`zb`] refuses.
 pub fn integer_program(
     shape: &Shape,
-    costs: &Costs,
+    costs: &OrderCosts,
     time: Duration,
 ) -> Result<Option<IntegerOptimum>, ScheduleError> {
     let heuristic = own_span(&zb("judge", shape, costs)?, costs);

@@ -21,13 +21,13 @@ mod search;
 pub use integer_program::{IntegerOptimum, integer_program};
 
 use zeropp_schedule::ir::Schedule;
-use zeropp_schedule::schedules::{Costs, ScheduleError, Shape, zb};
+use zeropp_schedule::schedules::{OrderCosts, ScheduleError, Shape, zb};
 
 /// A problem for the judge: one stage a rank.
 #[derive(Clone, Copy, Debug)]
 struct Instance<'a> {
     micro_batches: usize,
-    costs: &'a Costs,
+    costs: &'a OrderCosts,
 }
 
 /// The judge's answer.
@@ -79,7 +79,7 @@ impl Instance<'_> {
 /// Problems that [`zb`] refuses; a B or W that takes memory instead of freeing it.
 pub fn judge(
     shape: &Shape,
-    costs: &Costs,
+    costs: &OrderCosts,
     expired: &dyn Fn() -> bool,
 ) -> Result<Optimum, ScheduleError> {
     let schedule = zb("judge", shape, costs)?;
@@ -110,7 +110,7 @@ pub fn judge(
 /// behind start as soon as they can: for that, orders without deliberate waits suffice.
 fn tighten(
     shape: &Shape,
-    costs: &Costs,
+    costs: &OrderCosts,
     span: u64,
     mut bound: u64,
     expired: &dyn Fn() -> bool,
@@ -132,7 +132,7 @@ fn tighten(
 }
 
 /// The largest time between a rank's first F and last W.
-fn own_span(schedule: &Schedule, costs: &Costs) -> u64 {
+fn own_span(schedule: &Schedule, costs: &OrderCosts) -> u64 {
     zeropp_schedule::schedules::own_span(schedule, costs).expect("generated schedules run")
 }
 

@@ -36,7 +36,7 @@ pub(super) fn run(
     enough: u64,
     expired: &dyn Fn() -> bool,
 ) -> Outcome {
-    let mut search = Search::new(instance, counted, span, enough, expired);
+    let mut search = BranchAndBound::new(instance, counted, span, enough, expired);
     search.visit();
     Outcome { better: search.better, complete: !search.out_of_time, nodes: search.nodes }
 }
@@ -44,7 +44,7 @@ pub(super) fn run(
 /// Progress of one rank: counts of F, B and W done, and when its last action ends (before its
 /// first: when that starts).
 #[derive(Clone, Copy, Default)]
-struct Progress {
+struct RankProgress {
     f: usize,
     b: usize,
     w: usize,
@@ -56,17 +56,17 @@ type WorkDone = [u32; 3];
 
 /// A next action of a rank: kind, earliest start and end.
 #[derive(Clone, Copy)]
-struct Next {
+struct NextAction {
     kind: Compute,
     start: u64,
     end: u64,
 }
 
-struct Search<'a> {
+struct BranchAndBound<'a> {
     instance: &'a Instance<'a>,
     /// Start of every rank's first F: the same in all eager schedules.
     starts: Vec<u64>,
-    ranks: Vec<Progress>,
+    ranks: Vec<RankProgress>,
     ends_f: Vec<u64>,
     ends_b: Vec<u64>,
     orders: Vec<Vec<Action>>,
@@ -84,22 +84,25 @@ struct Search<'a> {
     nodes: u64,
 }
 
-impl<'a> Search<'a> {
+impl<'a> BranchAndBound<'a> {
     fn new(
         instance: &'a Instance,
         counted: usize,
         span: u64,
         enough: u64,
         expired: &'a dyn Fn() -> bool,
-    ) -> Search<'a> {
+    ) -> BranchAndBound<'a> {
         let (p, m) = (instance.stages(), instance.micro_batches);
         let mut starts = vec![0; p];
         for j in 1..p {
             starts[j] = starts[j - 1] + instance.costs.f[j - 1] + instance.costs.send;
         }
-        Search {
+        BranchAndBound {
             instance,
-            ranks: starts.iter().map(|at| Progress { now: *at, ..Progress::default() }).collect(),
+            ranks: starts
+                .iter()
+                .map(|at| RankProgress { now: *at, ..RankProgress::default() })
+                .collect(),
             starts,
             ends_f: vec![NOT_YET; p * m],
             ends_b: vec![NOT_YET; p * m],
@@ -154,7 +157,7 @@ impl<'a> Search<'a> {
 
     /// The rank with the action that would end first, and its actions that could start before;
     /// `None` where all is done.
-    fn conflict(&self) -> Option<(usize, Vec<Next>)> {
+    fn conflict(&self) -> Option<(usize, Vec<NextAction>)> {
         let all = (0..self.ranks.len()).flat_map(|r| self.next(r).map(move |n| (r, n)));
         let (rank, first) = all.min_by_key(|(_, n)| n.end)?;
         Some((
@@ -164,8 +167,8 @@ impl<'a> Search<'a> {
     }
 
     /// The actions that rank `r` could run next.
-    fn next(&self, r: usize) -> impl Iterator<Item = Next> {
-        let Progress { f, b, w, now } = self.ranks[r];
+    fn next(&self, r: usize) -> impl Iterator<Item = NextAction> {
+        let RankProgress { f, b, w, now } = self.ranks[r];
         let (costs, m) = (self.instance.costs, self.instance.micro_batches);
         let p = self.ranks.len();
         let there = |ends: &[u64], from: usize, i: usize| {
@@ -185,7 +188,7 @@ impl<'a> Search<'a> {
         };
         let input_w = (w < b).then_some(0);
         let next = move |kind, input: Option<u64>, takes| {
-            input.map(|at| Next { kind, start: at.max(now), end: at.max(now) + takes })
+            input.map(|at| NextAction { kind, start: at.max(now), end: at.max(now) + takes })
         };
         let all = [
             next(Compute::F, input_f, costs.f[r]),
@@ -195,7 +198,7 @@ impl<'a> Search<'a> {
         all.into_iter().flatten()
     }
 
-    fn apply(&mut self, r: usize, next: Next) {
+    fn apply(&mut self, r: usize, next: NextAction) {
         let m = self.instance.micro_batches;
         let rank = &mut self.ranks[r];
         let i = match next.kind {
@@ -218,7 +221,7 @@ impl<'a> Search<'a> {
         self.orders[r].push(Action::compute(next.kind, r, i));
     }
 
-    fn undo(&mut self, r: usize, kind: Compute, before: Progress) {
+    fn undo(&mut self, r: usize, kind: Compute, before: RankProgress) {
         let m = self.instance.micro_batches;
         match kind {
             Compute::F => self.ends_f[r * m + before.f] = NOT_YET,
@@ -246,7 +249,7 @@ impl<'a> Search<'a> {
         // From the last rank to the first: when its last B can end, and when its next B can start.
         let (mut last_b, mut next_b) = (0, NOT_YET);
         for r in (0..p).rev() {
-            let Progress { f, b, w, now } = self.ranks[r];
+            let RankProgress { f, b, w, now } = self.ranks[r];
             let (left_f, left_b, left_w) = ((m - f) as u64, (m - b) as u64, (m - w) as u64);
             let work = left_f * costs.f[r] + left_b * costs.b[r] + left_w * costs.w[r];
             let mut end = now + work;
@@ -275,7 +278,7 @@ impl<'a> Search<'a> {
     fn next_forward_ends(&self) -> Vec<u64> {
         let (costs, m) = (self.instance.costs, self.instance.micro_batches);
         let end = |r: usize| {
-            let Progress { f, b, now, .. } = self.ranks[r];
+            let RankProgress { f, b, now, .. } = self.ranks[r];
             if f > b {
                 return 0;
             }
@@ -305,7 +308,7 @@ impl<'a> Search<'a> {
     /// How much of rank `r`'s time before `until` is busy at most: what is past, the W that wait
     /// and the F that memory allows without another B.
     fn work_before(&self, r: usize, until: u64) -> u64 {
-        let Progress { f, b, w, now } = self.ranks[r];
+        let RankProgress { f, b, w, now } = self.ranks[r];
         if until <= now {
             return 0;
         }
@@ -347,7 +350,7 @@ impl<'a> Search<'a> {
 }
 
 /// A value that distinguishes two nodes' work.
-fn work_done(ranks: &[Progress]) -> Box<[WorkDone]> {
+fn work_done(ranks: &[RankProgress]) -> Box<[WorkDone]> {
     let count = |n: usize| u32::try_from(n).expect("a list of so many actions has no room");
     ranks.iter().map(|r| [r.f, r.b, r.w].map(count)).collect()
 }
@@ -357,8 +360,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn states_of_many_micro_batches_are_told_apart() {
-        let at = |f, b, w| [Progress { f, b, w, now: 0 }, Progress::default()];
+    fn states_of_many_micro_batches_are_distinguished() {
+        let at = |f, b, w| [RankProgress { f, b, w, now: 0 }, RankProgress::default()];
         let mut keys = std::collections::HashSet::new();
         for done in [0, 1, 255, 256, 257, 512, 65_536, 1 << 20] {
             for state in [at(done, 0, 0), at(1 << 21, done, 0), at(1 << 21, 1 << 21, done)] {

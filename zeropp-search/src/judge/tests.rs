@@ -15,12 +15,12 @@ fn within(time: Duration) -> impl Fn() -> bool {
     move || Instant::now() >= deadline
 }
 
-fn verdict(pp: usize, m: usize, costs: &Costs) -> Optimum {
+fn verdict(pp: usize, m: usize, costs: &OrderCosts) -> Optimum {
     judge(&shape(pp, m), costs, &within(Duration::from_secs(60))).unwrap()
 }
 
 /// Every order of one rank in which F, B and W come in micro-batch order and memory suffices.
-fn all_orders(rank: usize, m: usize, costs: &Costs) -> Vec<Vec<Action>> {
+fn all_orders(rank: usize, m: usize, costs: &OrderCosts) -> Vec<Vec<Action>> {
     let instance = Instance { micro_batches: m, costs };
     let mut done = Vec::new();
     let mut open = vec![(Vec::new(), 0, 0, 0)];
@@ -48,7 +48,7 @@ fn all_orders(rank: usize, m: usize, costs: &Costs) -> Vec<Vec<Action>> {
 }
 
 /// The smallest largest own span of all combinations of orders.
-fn brute_force(pp: usize, m: usize, costs: &Costs) -> u64 {
+fn brute_force(pp: usize, m: usize, costs: &OrderCosts) -> u64 {
     let orders: Vec<_> = (0..pp).map(|r| all_orders(r, m, costs)).collect();
     let combinations: usize = orders.iter().map(Vec::len).product();
     let of = |mut n: usize| {
@@ -71,8 +71,8 @@ fn costs() -> impl Strategy<Value = (Vec<(u64, u64, u64)>, u64, i64)> {
     (proptest::collection::vec((1u64..16, 1u64..16, 1u64..16), 4), 0u64..4, 2i64..9)
 }
 
-fn uneven(pp: usize, (times, send, half_room): (Vec<(u64, u64, u64)>, u64, i64)) -> Costs {
-    let mut costs = Costs::uniform(pp, 0, 0, 0, send).with_limit(half_room);
+fn uneven(pp: usize, (times, send, half_room): (Vec<(u64, u64, u64)>, u64, i64)) -> OrderCosts {
+    let mut costs = OrderCosts::uniform(pp, 0, 0, 0, send).with_limit(half_room);
     for (s, (f, b, w)) in times.into_iter().take(pp).enumerate() {
         (costs.f[s], costs.b[s], costs.w[s]) = (f, b, w);
     }
@@ -125,7 +125,7 @@ fn a_rank_that_has_not_started_ends_no_earlier_than_it_could_start() {
 #[test]
 fn worked_numbers_are_optimal() {
     let span = |p, f, b, w, m, limit| {
-        let found = verdict(p, m, &Costs::uniform(p, f, b, w, 0).with_limit(limit));
+        let found = verdict(p, m, &OrderCosts::uniform(p, f, b, w, 0).with_limit(limit));
         assert!(found.optimal);
         assert_eq!(found.bound, found.own_span);
         (found.heuristic, found.own_span)
@@ -140,7 +140,7 @@ fn worked_numbers_are_optimal() {
 
 #[test]
 fn without_time_the_heuristic_stands_and_is_bounded() {
-    let costs = Costs::uniform(4, 11, 7, 9, 2).with_limit(8);
+    let costs = OrderCosts::uniform(4, 11, 7, 9, 2).with_limit(8);
     let found = judge(&shape(4, 8), &costs, &|| true).unwrap();
     assert!(found.own_span <= found.heuristic && found.bound <= found.own_span);
 }

@@ -17,14 +17,14 @@ const COMPARED: [&str; 4] = ["role", "type", "id", "tool_call_id"];
 pub(super) type Render<'a> = dyn Fn(&[Value], bool) -> Result<String, String> + 'a;
 
 /// The text that a template makes of a conversation.
-pub(super) struct Written<'a> {
+pub(super) struct RenderedChat<'a> {
     pub(super) messages: &'a [Value],
     /// As the template writes all of them, with what marks it has itself.
     pub(super) whole: &'a str,
     pub(super) render: &'a Render<'a>,
 }
 
-impl Written<'_> {
+impl RenderedChat<'_> {
     /// The bytes of these answers, which are messages by number, in their order.
     ///
     /// # Errors

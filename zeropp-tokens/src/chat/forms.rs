@@ -9,7 +9,7 @@ use super::python::MARKS;
 
 /// A conversation as a template takes it.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct ConversationLine {
     pub(super) messages: Vec<Value>,
     /// Of each message, whether it is an answer that is scored.
     pub(super) scored: Vec<bool>,
@@ -46,12 +46,12 @@ pub(super) struct Known<'a> {
     pub(super) has_marks: bool,
 }
 
-impl Line {
+impl ConversationLine {
     /// The conversation of a line, whose messages say nothing that the template would not write.
     ///
     /// # Errors
     /// In words, what the line is in place of a conversation, or which key or role is not known.
-    pub(super) fn read(line: &Value, known: &Known) -> Result<Line, String> {
+    pub(super) fn read(line: &Value, known: &Known) -> Result<ConversationLine, String> {
         let messages = messages_of(line)?;
         if messages.is_empty() {
             return Err("there are no messages".into());
@@ -71,7 +71,7 @@ impl Line {
         if !is_empty(&field("functions")) {
             return Err("functions is not read; write them as tools".into());
         }
-        Ok(Line {
+        Ok(ConversationLine {
             scored,
             tools: tools_of(field("tools"))?,
             documents: field("documents"),
@@ -235,7 +235,7 @@ fn check_keys(i: usize, message: &Value, known: &Known) -> Result<(), String> {
 /// Whether a message is an answer, and none that its `weight` or `train` leaves out.
 fn is_scored(i: usize, role: &str, message: &Value) -> Result<bool, String> {
     let is_answer = role == "assistant";
-    let mut told = None;
+    let mut reported = None;
     for key in SCORED_KEYS {
         let Some(value) = field(message, key) else { continue };
         let says = match (value.kind(), f64::try_from(value.clone())) {
@@ -250,10 +250,10 @@ fn is_scored(i: usize, role: &str, message: &Value) -> Result<bool, String> {
                  assistant are scored, so remove it"
             ));
         }
-        if told.is_some_and(|before| before != says) {
+        if reported.is_some_and(|before| before != says) {
             return Err(format!("message {i} has a weight and a train that contradict each other"));
         }
-        told = Some(says);
+        reported = Some(says);
     }
-    Ok(is_answer && told.unwrap_or(true))
+    Ok(is_answer && reported.unwrap_or(true))
 }

@@ -28,11 +28,11 @@ use zeropp_data::files::read_text;
 use crate::error::{Checked, TokensError, unreadable, wrong};
 use crate::gpt2::BYTES_MAX;
 
-use answers::{Written, without};
+use answers::{RenderedChat, without};
 use environment::{ANSWER_MARKS, Bounded, environment, in_words};
-use forms::{Known, Line};
+use forms::{ConversationLine, Known};
 use python::Day;
-use source::Source;
+use source::ParsedTemplate;
 
 /// The template's name in errors.
 const NAME: &str = "chat_template";
@@ -107,7 +107,7 @@ impl ChatTemplate {
             Day::read(text).ok_or_else(|| wrong(&path, problem, "give one such as 2026-11-25"))
         });
         let day = day.transpose()?;
-        let ready = Source::new(&source);
+        let ready = ParsedTemplate::new(&source);
         if let Some(problem) = ready.unknown {
             return Err(refused(problem));
         }
@@ -147,13 +147,13 @@ impl ChatTemplate {
     /// answer cannot be distinguished from the rest.
     pub(crate) fn conversation(&self, line: &Value) -> Result<Conversation, String> {
         let known = Known { words: &self.words, has_marks: self.has_marks };
-        let line = Line::read(line, &known)?;
+        let line = ConversationLine::read(line, &known)?;
         let render = |messages: &[Value], prompt: bool| self.render(&line, messages, prompt);
         let marked = render(&line.messages, false)?;
         let (text, marks) = without(&marked, ANSWER_MARKS);
         let scored = || (0..line.messages.len()).filter(|i| line.scored[*i]);
         if marks.is_empty() {
-            let whole = Written { messages: &line.messages, whole: &text, render: &render };
+            let whole = RenderedChat { messages: &line.messages, whole: &text, render: &render };
             let answers = whole.answers(scored())?;
             return Ok(Conversation { text, answers });
         }
@@ -161,7 +161,7 @@ impl ChatTemplate {
         let plain = |messages: &[Value], prompt: bool| {
             render(messages, prompt).map(|marked| without(&marked, ANSWER_MARKS).0)
         };
-        let whole = Written { messages: &line.messages, whole: &text, render: &plain };
+        let whole = RenderedChat { messages: &line.messages, whole: &text, render: &plain };
         let is_left_out = |i: &usize| is_answer(&line.messages[*i]) && !line.scored[*i];
         for i in (0..line.messages.len()).filter(is_left_out) {
             let texts = whole.texts(&line.messages, i, &text).ok_or_else(|| {
@@ -172,7 +172,12 @@ impl ChatTemplate {
         Ok(Conversation { text, answers })
     }
 
-    fn render(&self, line: &Line, messages: &[Value], prompt: bool) -> Result<String, String> {
+    fn render(
+        &self,
+        line: &ConversationLine,
+        messages: &[Value],
+        prompt: bool,
+    ) -> Result<String, String> {
         let write = || {
             let template = self.environment.get_template(NAME)?;
             let mut out = Bounded::default();

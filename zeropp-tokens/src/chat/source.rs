@@ -13,7 +13,7 @@ pub(super) const BOUNDED: &str = "zeropp_bounded";
 
 /// A template that is ready for the engine.
 #[derive(Debug, Default)]
-pub(super) struct Source {
+pub(super) struct ParsedTemplate {
     pub(super) text: String,
     /// Whether it marks answers anywhere.
     pub(super) has_marks: bool,
@@ -77,9 +77,9 @@ impl Level {
     }
 }
 
-impl Source {
-    pub(super) fn new(template: &str) -> Source {
-        let mut source = Source::default();
+impl ParsedTemplate {
+    pub(super) fn new(template: &str) -> ParsedTemplate {
+        let mut source = ParsedTemplate::default();
         let mut rest = template;
         while let Some(start) = next_tag(rest) {
             source.text.push_str(&rest[..start]);
@@ -299,7 +299,7 @@ mod tests {
         let source = "a {%- generation -%} b {% endgeneration %}{% if x %}{{ y }}{% endif %} %}";
         let expected = "a {%- filter zeropp_answer -%} b {% endfilter %}{% if x %}{{ y \
                         }}{% endif %} %}";
-        let made = Source::new(source);
+        let made = ParsedTemplate::new(source);
         assert_eq!((made.has_marks, made.text.as_str()), (true, expected));
         for plain in [
             "{% if generation %}",
@@ -315,7 +315,7 @@ mod tests {
             "{{ \"a\\\"}}\" }} {{ {'a': {}} }}",
             "{{ '~' }} ~ + {# a ~ b #}",
         ] {
-            let made = Source::new(plain);
+            let made = ParsedTemplate::new(plain);
             assert_eq!((made.has_marks, made.text.as_str()), (false, plain));
         }
     }
@@ -327,7 +327,7 @@ mod tests {
             "{{ f(a=1) }}{% set ns = namespace(a=1) %}{{ dict(b=2) }}{% if a == b and x(c) %}",
             "{{ x.split(sep=',')[0] }}{{ '{a}'.format(a=1) }}{% macro m(a=1) %}{% endmacro %}",
         ] {
-            assert_eq!(Source::new(source).unknown, None, "{source}");
+            assert_eq!(ParsedTemplate::new(source).unknown, None, "{source}");
         }
         for (source, unknown) in [
             (
@@ -340,7 +340,7 @@ mod tests {
             ("{% filter indent(by=2) %}{% endfilter %}", "indent(by=..)"),
             ("{{ range(stop=3) }}", "range(stop=..)"),
         ] {
-            let found = Source::new(source).unknown.expect(source);
+            let found = ParsedTemplate::new(source).unknown.expect(source);
             assert!(found.starts_with(unknown), "{found}");
         }
     }
@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn joined_text_passes_a_filter() {
         let short = |source: &str| {
-            let text = Source::new(source).text.replace("zeropp_text", "t");
+            let text = ParsedTemplate::new(source).text.replace("zeropp_text", "t");
             text.replace("zeropp_bounded", "b").replace("  ", " ")
         };
         for (source, expected) in [

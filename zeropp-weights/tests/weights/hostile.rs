@@ -15,7 +15,7 @@ fn refused(name: &str, bytes: Vec<u8>) -> String {
     error
 }
 
-fn told(cases: Vec<(&str, String)>) {
+fn reported(cases: Vec<(&str, String)>) {
     for (message, error) in cases {
         assert!(error.contains(message), "{message:?} is not in: {error}");
         assert!(error.contains("; "), "{error} says nothing that would work");
@@ -32,7 +32,7 @@ fn damaged_safetensors_are_refused_by_name() {
         let info = json!({ "dtype": "F32", "shape": shape, "data_offsets": offsets });
         header(&json!({ "a": info }).to_string())
     };
-    told(vec![
+    reported(vec![
         ("too short", file(vec![1, 2, 3])),
         ("its tensors take 40 bytes, and 39 follow", file(good[..good.len() - 1].to_vec())),
         ("and 41 follow", file([good.clone(), vec![0]].concat())),
@@ -61,7 +61,7 @@ fn folders_whose_index_leads_astray_are_refused_by_name() {
         Weights::open(dir.path()).unwrap_err().to_string()
     };
     let map = |map: serde_json::Value| open(json!({ "weight_map": map }));
-    told(vec![
+    reported(vec![
         ("\"../x.safetensors\", which is not beside it", map(json!({ "a": "../x.safetensors" }))),
         ("which is not beside it", map(json!({ "a": "/etc/passwd" }))),
         ("which is not beside it", map(json!({ "a": "" }))),
@@ -99,7 +99,7 @@ fn damaged_gguf_files_are_refused_by_name() {
     let llama = || Gguf::new().word("general.architecture", "llama");
     let heads = "llama.attention.head_count";
     let blocks = |n: u32| file(llama().number(heads, 2).number("llama.block_count", n));
-    told(vec![
+    reported(vec![
         ("its GGUF version is 50331648", raw(4, &3u32.to_be_bytes())),
         ("it is damaged", raw(8, &huge)),
         ("it is damaged", raw(16, &huge)),
@@ -154,7 +154,7 @@ fn keys_and_names_of_gguf_files_beyond_any_use_are_refused_by_name() {
     let good = || Gguf::new().word("general.name", "x").f32s("a", &[8], &[1.0; 8]);
     let llama = || Gguf::new().word("general.architecture", "llama");
     let heads = "llama.attention.head_count";
-    told(vec![
+    reported(vec![
         ("head_count_kv is no whole number", {
             file(llama().number(heads, 2).word("llama.attention.head_count_kv", "two"))
         }),
@@ -193,7 +193,7 @@ fn weights_of_another_model_are_refused_by_tensor() {
     let missing = "it has no tensor model.layers.0.mlp.up_proj.weight";
     let across = F32s("model.layers.0.mlp.up_proj.weight", &[2, 3], 0.0);
     let bias = F32s("model.layers.0.mlp.up_proj.bias", &[3], 0.0);
-    told(vec![
+    reported(vec![
         (missing, error(vec![embed()])),
         ("up_proj.weight is [2, 3], and the model needs [3, 2]", error(vec![embed(), across])),
         ("up_proj.bias [3] is not in the model", error(vec![embed(), up(), bias])),

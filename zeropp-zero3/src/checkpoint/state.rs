@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::tensor::{Tensor, TensorData};
 use zeropp_checkpoint::disk::Disk;
 use zeropp_checkpoint::{
-    Checked, Checkpoint, CheckpointError, PARAMETER, Reader, StateTensor, StateWriter,
+    Checked, Checkpoint, CheckpointError, CheckpointReader, PARAMETER, StateTensor, StateWriter,
     UnsyncedState, WRITER_BYTES, WrittenPiece, tensor_name,
 };
 use zeropp_core::cpu_tensor;
@@ -14,7 +14,7 @@ use zeropp_core::device::{hand_over, take_to_read};
 use zeropp_core::meter::{Hold, MemoryKind};
 
 use crate::layer_shard::FlatPiece;
-use crate::layer_state::{Kept, LayerState};
+use crate::layer_state::{KeptTensor, LayerState};
 use crate::optimizer::Optimizer;
 use crate::stage::ShardedStage;
 
@@ -71,7 +71,7 @@ impl StateToWrite {
             let state = &optimizer.state[s][l];
             let tensors: Vec<_> =
                 std::iter::once(&stages[s].layers[l].param).chain(state.tensors()).collect();
-            let place = |kept: &Kept<'_>, p: &FlatPiece<'_>| {
+            let place = |kept: &KeptTensor<'_>, p: &FlatPiece<'_>| {
                 let tensor = tensors.iter().position(|t| std::ptr::eq(*t, kept.tensor));
                 let tensor = tensor.expect("of this layer");
                 let words = kept.state.words_in_piece(p.offset, p.len);
@@ -196,7 +196,7 @@ pub fn read_state(
 
 /// Replaces what the checkpoint has of what is kept of these pieces of a layer.
 fn read_kept(
-    reader: &mut Reader<'_>,
+    reader: &mut CheckpointReader<'_>,
     state: &mut LayerState,
     pieces: &[FlatPiece<'_>],
 ) -> Checked<()> {
@@ -206,7 +206,7 @@ fn read_kept(
         let mut values = values_of(tensor);
         for p in pieces {
             let kept = state.kept(p.at).into_iter().find(|k| std::ptr::eq(k.tensor, tensor));
-            let Some(Kept { state, start, .. }) = kept else { continue };
+            let Some(KeptTensor { state, start, .. }) = kept else { continue };
             if reader.has(&state, &p.spec.name) {
                 let out = &mut values[start..start + state.words(p.len)];
                 reader.read_state(&state, &p.spec.name, (p.offset, p.len), out)?;
@@ -226,7 +226,11 @@ fn values_of(t: &Tensor<1>) -> Vec<f32> {
 }
 
 /// `len` elements of a flat buffer; padding is zero.
-fn read_pieces(reader: &mut Reader<'_>, pieces: &[FlatPiece<'_>], len: usize) -> Checked<Vec<f32>> {
+fn read_pieces(
+    reader: &mut CheckpointReader<'_>,
+    pieces: &[FlatPiece<'_>],
+    len: usize,
+) -> Checked<Vec<f32>> {
     let mut values = vec![0f32; len];
     for p in pieces {
         reader.read(PARAMETER, &p.spec.name, p.offset, &mut values[p.at..p.at + p.len])?;

@@ -12,15 +12,15 @@ const ROWS: usize = 12;
 const BUBBLE_MIN: f64 = 0.02;
 
 /// Places of the kinds, 0 to 1 from the left and from below.
-struct Places {
+struct KindPoints {
     most: (u64, f64),
 }
 
-impl Places {
-    fn new(all: &All) -> Places {
+impl KindPoints {
+    fn new(all: &All) -> KindPoints {
         let memory = all.kinds.iter().map(|row| row.peak).max().unwrap_or(0).max(1);
         let bubble = all.kinds.iter().map(|row| row.bubble).fold(BUBBLE_MIN, f64::max);
-        Places { most: (memory, bubble) }
+        KindPoints { most: (memory, bubble) }
     }
 
     fn of(&self, row: &Row) -> (f64, f64) {
@@ -30,7 +30,7 @@ impl Places {
 
 /// As a picture for a terminal: a letter a kind.
 pub(super) fn text(all: &All) -> String {
-    let places = Places::new(all);
+    let places = KindPoints::new(all);
     let mut grid = vec![vec![' '; COLUMNS + 1]; ROWS + 1];
     let mut letters: Vec<(char, Vec<&str>)> = Vec::new();
     for row in &all.kinds {
@@ -62,8 +62,8 @@ pub(super) fn text(all: &All) -> String {
     let most = all.memory.text(places.most.0);
     lines.push(format!("{:>8}  0{most:>COLUMNS$}", ""));
     lines.push(format!("{:>8}  bubble (up) over the most activation memory of a rank", ""));
-    let told = letters.iter().map(|(letter, kinds)| format!("{letter} {}", kinds.join(", ")));
-    lines.push(format!("{:>8}  {}", "", told.collect::<Vec<_>>().join("; ")));
+    let reported = letters.iter().map(|(letter, kinds)| format!("{letter} {}", kinds.join(", ")));
+    lines.push(format!("{:>8}  {}", "", reported.collect::<Vec<_>>().join("; ")));
     lines.join("\n")
 }
 

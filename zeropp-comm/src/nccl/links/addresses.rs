@@ -100,12 +100,12 @@ mod tests {
     struct Counted {
         inner: Local,
         reads: AtomicUsize,
-        heard: parking_lot::Mutex<Vec<Vec<u8>>>,
+        received: parking_lot::Mutex<Vec<Vec<u8>>>,
     }
 
     impl Rendezvous for Counted {
         fn put(&self, key: &str, value: &[u8]) -> Result<(), RendezvousError> {
-            self.heard.lock().push(value.to_vec());
+            self.received.lock().push(value.to_vec());
             self.inner.put(key, value)
         }
         fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, RendezvousError> {
@@ -121,7 +121,7 @@ mod tests {
     fn all_ranks_together_read_two_values_a_rank_and_the_secret_does_not_travel() {
         let size = 64;
         let inner = Local::default();
-        let met = Counted { inner, reads: AtomicUsize::new(0), heard: Default::default() };
+        let met = Counted { inner, reads: AtomicUsize::new(0), received: Default::default() };
         let one = |rank| {
             exchange((rank, size), &format!("h:{rank}"), &met, Duration::from_secs(30)).unwrap()
         };
@@ -133,10 +133,10 @@ mod tests {
         assert!(met.reads.load(Ordering::Relaxed) < 2 * size, "{:?}", met.reads);
         assert!(all.iter().all(|got| *got == all[0]));
         assert_eq!(all[0].1[size - 1], "h:63");
-        let (secret, heard) = (all[0].0, met.heard.lock());
-        assert!(heard.iter().all(|value| !value.windows(32).any(|w| w == secret)));
+        let (secret, received) = (all[0].0, met.received.lock());
+        assert!(received.iter().all(|value| !value.windows(32).any(|w| w == secret)));
         // All processes receive the salt; without the key it is worth nothing.
-        let roll = heard.iter().find_map(|value| serde_json::from_slice::<Roll>(value).ok());
+        let roll = received.iter().find_map(|value| serde_json::from_slice::<Roll>(value).ok());
         assert_ne!(*blake3::keyed_hash(&[0; 32], &roll.unwrap().salt).as_bytes(), secret);
     }
 }

@@ -13,8 +13,8 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
-use super::super::engine::{Command, News};
-use super::super::wire::Frame;
+use super::super::engine::{Command, NcclEvent};
+use super::super::wire::NcclFrame;
 use super::{FRAME_MAX, HANDSHAKE_TIME, start};
 use crate::handshake::{self, HandshakeError, Secret};
 use crate::patience::Deadline;
@@ -30,7 +30,7 @@ const FULL_TIME: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The listening end of a rank.
-pub(super) struct Door {
+pub(super) struct LinkListener {
     rank: usize,
     size: usize,
     secret: Secret,
@@ -43,14 +43,14 @@ pub(super) struct Door {
     pub(super) address: SocketAddr,
 }
 
-impl Door {
+impl LinkListener {
     pub(super) fn new(
         (rank, size): (usize, usize),
         secret: Secret,
         inbox: Sender<Command>,
         address: SocketAddr,
-    ) -> Door {
-        Door {
+    ) -> LinkListener {
+        LinkListener {
             rank,
             size,
             secret,
@@ -92,13 +92,13 @@ impl Door {
         let admitted = self.admit(&stream);
         self.waiting.fetch_sub(1, Ordering::AcqRel);
         let Ok((from, key)) = admitted else { return };
-        let told = self.read_frames(from, &mut stream, Opener::new(key, FRAME_MAX));
+        let reported = self.read_frames(from, &mut stream, Opener::new(key, FRAME_MAX));
         self.incoming.lock().remove(&from);
         if !self.closed.load(Ordering::Acquire) {
             // Nothing more of it is believed.
             let _ = stream.shutdown(std::net::Shutdown::Both);
-            let why = told.err().map_or("it closed the connection".into(), |e| e.to_string());
-            let _ = self.inbox.send(Command::Engine(News::Lost(from, why)));
+            let why = reported.err().map_or("it closed the connection".into(), |e| e.to_string());
+            let _ = self.inbox.send(Command::Engine(NcclEvent::Lost(from, why)));
         }
     }
 
@@ -153,8 +153,8 @@ impl Door {
             let sent =
                 |what: &dyn ToString| io::Error::other(format!("it sent {}", what.to_string()));
             while let Some(body) = opener.next().map_err(|e| sent(&e))? {
-                let frame = Frame::decode(&body).ok_or_else(|| sent(&"nonsense"))?;
-                if self.inbox.send(Command::Engine(News::Frame(from, frame))).is_err() {
+                let frame = NcclFrame::decode(&body).ok_or_else(|| sent(&"nonsense"))?;
+                if self.inbox.send(Command::Engine(NcclEvent::Frame(from, frame))).is_err() {
                     return Ok(());
                 }
             }

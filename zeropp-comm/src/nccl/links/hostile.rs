@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, unbounded};
 
-use super::door::{Door, LINKS, STRANGERS_MAX, enter, introduction};
+use super::door::{LINKS, LinkListener, STRANGERS_MAX, enter, introduction};
 use super::*;
 use crate::handshake::{HandshakeError, VERSION, call};
 
@@ -25,43 +25,43 @@ fn greeting() -> Vec<u8> {
 
 /// A door of rank 0 that is open until this is dropped.
 struct Open {
-    door: Arc<Door>,
-    heard: Receiver<Command>,
+    door: Arc<LinkListener>,
+    received: Receiver<Command>,
 }
 
 impl Open {
     fn new() -> Open {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (inbox, heard) = unbounded();
+        let (inbox, received) = unbounded();
         let address = listener.local_addr().unwrap();
-        let door = Arc::new(Door::new((0, SIZE), SECRET, inbox, address));
+        let door = Arc::new(LinkListener::new((0, SIZE), SECRET, inbox, address));
         let accepting = door.clone();
         std::thread::spawn(move || accepting.accept(&listener));
-        Open { door, heard }
+        Open { door, received }
     }
 
     fn address(&self) -> String {
         self.door.address.to_string()
     }
 
-    fn hears(&self) -> News {
-        match self.heard.recv_timeout(PATIENCE) {
+    fn hears(&self) -> NcclEvent {
+        match self.received.recv_timeout(PATIENCE) {
             Ok(Command::Engine(news)) => news,
             _ => panic!("nothing was heard"),
         }
     }
 
-    fn hears_frame(&self) -> Frame {
+    fn hears_frame(&self) -> NcclFrame {
         match self.hears() {
-            News::Frame(1, frame) => frame,
-            News::Lost(_, why) => panic!("{why}"),
+            NcclEvent::Frame(1, frame) => frame,
+            NcclEvent::Lost(_, why) => panic!("{why}"),
             _ => panic!("something else than a frame of rank 1"),
         }
     }
 
     fn hears_loss(&self) -> String {
         match self.hears() {
-            News::Lost(1, why) => why,
+            NcclEvent::Lost(1, why) => why,
             _ => panic!("something else than the loss of rank 1"),
         }
     }
@@ -87,7 +87,7 @@ fn all_of(stream: &mut TcpStream) -> Vec<u8> {
 fn three(open: &Open) -> (TcpStream, [Vec<u8>; 3]) {
     let (stream, key) = enter(&open.address(), &SECRET, (1, 0)).unwrap();
     let mut sealer = Sealer::new(key, FRAME_MAX);
-    let frames = [Frame::Ask(1), Frame::Ask(2), Frame::Ask(3)];
+    let frames = [NcclFrame::Ask(1), NcclFrame::Ask(2), NcclFrame::Ask(3)];
     (stream, frames.map(|frame| sealer.seal(&frame.encode())))
 }
 
@@ -110,7 +110,7 @@ fn frames_that_are_changed_repeated_left_out_or_reordered_end_the_connection() {
         let (mut stream, mut frames) = three(&open);
         stream.write_all(&lie(&mut frames)).unwrap();
         for group in 1..=good as u64 {
-            assert_eq!(open.hears_frame(), Frame::Ask(group), "case {n}");
+            assert_eq!(open.hears_frame(), NcclFrame::Ask(group), "case {n}");
         }
         if good < 3 {
             assert_eq!(open.hears_loss(), "it sent a frame that was changed on its way");
@@ -124,7 +124,7 @@ fn frames_of_another_connection_do_not_open() {
     let open = Open::new();
     let (mut stream, frames) = three(&open);
     stream.write_all(&frames[0]).unwrap();
-    assert_eq!(open.hears_frame(), Frame::Ask(1));
+    assert_eq!(open.hears_frame(), NcclFrame::Ask(1));
     stream.shutdown(Shutdown::Both).unwrap();
     assert_eq!(open.hears_loss(), "it closed the connection");
     // A recording, on a new connection that someone else opened rightly.
@@ -148,19 +148,23 @@ fn a_handshake_that_was_listened_to_does_not_open_the_door_again() {
     let spy = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = spy.local_addr().unwrap().to_string();
     let victim = std::thread::spawn(move || enter(&at, &SECRET, (1, 0)).map(drop));
-    let (mut heard, _) = spy.accept().unwrap();
-    heard.write_all(&[&greeting()[..], &[9; 32]].concat()).unwrap();
+    let (mut received, _) = spy.accept().unwrap();
+    received.write_all(&[&greeting()[..], &[9; 32]].concat()).unwrap();
     let mut hello = [0; 8 + 2 + 32 + 32 + 4 + 8];
-    heard.read_exact(&mut hello).unwrap();
-    heard.write_all(&[0; 1 + 32 + 4]).unwrap();
+    received.read_exact(&mut hello).unwrap();
+    received.write_all(&[0; 1 + 32 + 4]).unwrap();
     let error = victim.join().unwrap().unwrap_err().to_string();
     assert_eq!(error, "the program that listens there belongs to another job");
 
     let open = Open::new();
     let mut stream = TcpStream::connect(open.door.address).unwrap();
     stream.write_all(&hello).unwrap();
-    let told = all_of(&mut stream);
-    assert_eq!((told.len(), told.last()), (GREETING + 1, Some(&1)), "a number and no proof");
+    let reported = all_of(&mut stream);
+    assert_eq!(
+        (reported.len(), reported.last()),
+        (GREETING + 1, Some(&1)),
+        "a number and no proof"
+    );
     // Nor does a right proof for other ends, with another secret, or for something else.
     let right = introduction((1, 0));
     for (secret, purpose, words) in [
@@ -205,7 +209,7 @@ fn strangers_at_the_door_are_few_and_soon_gone_and_ranks_get_in_all_the_same() {
     let (mut stream, frames) = three(&open);
     assert!(begin.elapsed() > HANDSHAKE_TIME - Duration::from_secs(1), "{:?}", begin.elapsed());
     stream.write_all(&frames[0]).unwrap();
-    assert_eq!(open.hears_frame(), Frame::Ask(1));
+    assert_eq!(open.hears_frame(), NcclFrame::Ask(1));
     for mut stranger in strangers {
         assert_eq!(all_of(&mut stranger).len(), GREETING, "a number and no proof");
     }

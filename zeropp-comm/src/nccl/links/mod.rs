@@ -22,13 +22,13 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
 use super::NcclOptions;
-use super::engine::{Command, News};
-use super::wire::Frame;
+use super::engine::{Command, NcclEvent};
+use super::wire::NcclFrame;
 use crate::CommError;
 use crate::handshake::Secret;
 use crate::rendezvous::Rendezvous;
 use crate::sealed::Sealer;
-use door::Door;
+use door::LinkListener;
 
 /// Longest frame, in bytes: an exchange's result is the largest.
 pub(super) const FRAME_MAX: usize = 256 << 20;
@@ -40,24 +40,24 @@ const WRITE_TIME: Duration = Duration::from_secs(5);
 const LAST_WORDS_TIME: Duration = Duration::from_secs(2);
 
 /// This rank's connections.
-pub(super) struct Links {
-    ends: Arc<Ends>,
+pub(super) struct Connections {
+    ends: Arc<DialOptions>,
     /// Frames for the thread that writes to a world rank.
     outgoing: HashMap<usize, Sender<Vec<u8>>>,
     /// Nothing comes here; it ends with the last thread that writes.
     writing: (Sender<()>, Receiver<()>),
-    door: Arc<Door>,
+    door: Arc<LinkListener>,
 }
 
 /// The rank, addresses and secret that opening a connection takes.
-struct Ends {
+struct DialOptions {
     rank: usize,
     /// Where each world rank listens: a host and a port.
     addresses: Vec<String>,
     secret: Secret,
 }
 
-impl Links {
+impl Connections {
     /// Publishes where this rank listens, and waits until all others have.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl Links {
         (rank, size): (usize, usize),
         rendezvous: &dyn Rendezvous,
         inbox: Sender<Command>,
-    ) -> Result<Links, CommError> {
+    ) -> Result<Connections, CommError> {
         let listen = || -> io::Result<(TcpListener, SocketAddr)> {
             let listener = match options.host.parse::<IpAddr>() {
                 Ok(own) => TcpListener::bind((own, 0))?,
@@ -88,30 +88,31 @@ impl Links {
         };
         let (secret, addresses) =
             addresses::exchange((rank, size), &published, rendezvous, options.start_timeout)?;
-        let door = Arc::new(Door::new((rank, size), secret, inbox, address));
+        let door = Arc::new(LinkListener::new((rank, size), secret, inbox, address));
         let accepting = door.clone();
         start(format!("links {rank}"), move || accepting.accept(&listener))
             .map_err(|e| unavailable(format!("no thread can be started ({e})")))?;
-        let ends = Arc::new(Ends { rank, addresses, secret });
-        Ok(Links { ends, outgoing: HashMap::new(), writing: bounded(0), door })
+        let ends = Arc::new(DialOptions { rank, addresses, secret });
+        Ok(Connections { ends, outgoing: HashMap::new(), writing: bounded(0), door })
     }
 
     /// Sends a frame to world rank `to`. Returns at once; where the rank cannot be reached, or does
     /// not read for a while, the inbox is notified.
-    pub(super) fn send(&mut self, to: usize, frame: &Frame) {
+    pub(super) fn send(&mut self, to: usize, frame: &NcclFrame) {
         let link = self.outgoing.entry(to).or_insert_with(|| {
             let (link, frames) = unbounded();
             let (ends, inbox) = (self.ends.clone(), self.door.inbox.clone());
             let writing = self.writing.0.clone();
             let body = move || {
                 if let Err(error) = ends.write(to, &frames) {
-                    let _ = inbox.send(Command::Engine(News::Unreachable(to, error.to_string())));
+                    let _ =
+                        inbox.send(Command::Engine(NcclEvent::Unreachable(to, error.to_string())));
                 }
                 drop(writing);
             };
             if let Err(error) = start(format!("to rank {to}"), body) {
                 let why = format!("no thread can be started ({error})");
-                let _ = self.door.inbox.send(Command::Engine(News::Unreachable(to, why)));
+                let _ = self.door.inbox.send(Command::Engine(NcclEvent::Unreachable(to, why)));
             }
             link
         });
@@ -129,7 +130,7 @@ impl Links {
     }
 }
 
-impl Ends {
+impl DialOptions {
     /// Opens a connection and writes what comes, until nothing can come any more.
     fn write(&self, to: usize, frames: &Receiver<Vec<u8>>) -> io::Result<()> {
         let (mut stream, key) = door::enter(&self.addresses[to], &self.secret, (self.rank, to))?;
@@ -139,7 +140,7 @@ impl Ends {
     }
 }
 
-impl Drop for Links {
+impl Drop for Connections {
     fn drop(&mut self) {
         self.door.closed.store(true, Ordering::Release);
         // The last words are on their way: a process must not end before they have left.

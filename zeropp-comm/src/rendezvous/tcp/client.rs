@@ -13,7 +13,7 @@ use super::super::board::{Board, check_size};
 use super::super::member::MEMBERS;
 use super::super::{Member, Rendezvous, RendezvousError, Token};
 use super::link::Link;
-use super::message::Message;
+use super::message::WireMessage;
 use super::{HANDSHAKE_TIME, LEFT_MS_MAX, STORE, TcpOptions, check_token, derived, spawn};
 use crate::handshake::{self, HandshakeError, Keys, Secret};
 use crate::patience::{Deadline, wait};
@@ -29,15 +29,15 @@ const LEAVE_TIME: Duration = Duration::from_secs(1);
 
 /// A connection to the store of the job.
 pub(super) struct Client {
-    shared: Arc<Shared>,
+    shared: Arc<ClientShared>,
     ended: Receiver<()>,
 }
 
-struct Shared {
+struct ClientShared {
     link: Link,
     /// The host's values that this process has received.
     board: Board,
-    talk: Mutex<Talk>,
+    talk: Mutex<ClientState>,
     changed: Condvar,
     silence: Duration,
     place: String,
@@ -45,11 +45,11 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct Talk {
+struct ClientState {
     /// Names that were asked for, and whether the host has answered.
     asked: HashMap<String, bool>,
     /// The values that were put, and the host's answers.
-    puts: HashMap<u32, Option<Message>>,
+    puts: HashMap<u32, Option<WireMessage>>,
     next_id: u32,
     down: bool,
 }
@@ -64,10 +64,10 @@ impl Client {
             reason: format!("the connection cannot be used ({e})"),
         };
         let link = Link::new(stream, keys.to_listener, options.silence).map_err(broken)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ClientShared {
             link,
             board: Board::default(),
-            talk: Mutex::new(Talk::default()),
+            talk: Mutex::new(ClientState::default()),
             changed: Condvar::new(),
             silence: options.silence,
             place,
@@ -166,32 +166,34 @@ fn dial_one(address: &SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-impl Shared {
+impl ClientShared {
     /// Reads until the connection ends.
     fn listen(&self, open: [u8; 32]) {
         let mut over = None;
         let end = self.link.read_all(open, |message| {
             match message {
-                Message::Beat => return true,
-                Message::Value { key, value } => {
+                WireMessage::Beat => return true,
+                WireMessage::Value { key, value } => {
                     // Names are set once, so there is no other value to be in its way.
                     let _ = self.board.put(&key, &value);
                     self.talk.lock().asked.insert(key, true);
                 }
-                Message::Absent { key } => {
+                WireMessage::Absent { key } => {
                     self.talk.lock().asked.insert(key, true);
                 }
-                Message::Stored { id } | Message::Taken { id } | Message::Full { id, .. } => {
+                WireMessage::Stored { id }
+                | WireMessage::Taken { id }
+                | WireMessage::Full { id, .. } => {
                     let mut talk = self.talk.lock();
                     if let Some(answer) = talk.puts.get_mut(&id) {
                         *answer = Some(message);
                     }
                 }
-                Message::Bye => {
+                WireMessage::Bye => {
                     over = Some("the process of rank 0 has ended");
                     return false;
                 }
-                news @ (Message::Lost { .. } | Message::Missing { .. }) => {
+                news @ (WireMessage::Lost { .. } | WireMessage::Missing { .. }) => {
                     self.board.end(news.into_error(&self.place).expect("these two are errors"));
                 }
                 _ => return false,
@@ -231,7 +233,7 @@ impl Rendezvous for Client {
         talk.next_id = id.wrapping_add(1);
         talk.puts.insert(id, None);
         drop(talk);
-        let message = Message::Put { id, key: key.into(), value: value.into() };
+        let message = WireMessage::Put { id, key: key.into(), value: value.into() };
         let sent = shared.link.send(&message);
         let deadline = Deadline::after(shared.silence);
         let mut talk = shared.talk.lock();
@@ -243,9 +245,9 @@ impl Rendezvous for Client {
         let answer = talk.puts.remove(&id).expect("inserted above");
         drop(talk);
         match answer {
-            Some(Message::Stored { .. }) => shared.board.put(key, value).map(drop),
-            Some(Message::Taken { .. }) => Err(RendezvousError::Taken { key: key.into() }),
-            Some(Message::Full { problem, .. }) => {
+            Some(WireMessage::Stored { .. }) => shared.board.put(key, value).map(drop),
+            Some(WireMessage::Taken { .. }) => Err(RendezvousError::Taken { key: key.into() }),
+            Some(WireMessage::Full { problem, .. }) => {
                 Err(RendezvousError::TooMuch { key: key.into(), problem })
             }
             _ => Err(shared.why_down()),
@@ -262,7 +264,7 @@ impl Rendezvous for Client {
         if first {
             shared.talk.lock().asked.entry(key.into()).or_insert(false);
             // Where it cannot be sent the reader ends, and with it the waiting below.
-            let _ = shared.link.send(&Message::Watch { key: key.into() });
+            let _ = shared.link.send(&WireMessage::Watch { key: key.into() });
         }
         if timeout.is_zero() {
             let deadline = Deadline::after(shared.silence);
@@ -284,7 +286,7 @@ impl Rendezvous for Client {
 impl Drop for Client {
     fn drop(&mut self) {
         // Where the host is gone no goodbye can be sent.
-        if self.shared.link.send(&Message::Bye).is_ok() {
+        if self.shared.link.send(&WireMessage::Bye).is_ok() {
             // Closing at once could overtake the goodbye: the host hangs up when it has read it.
             self.shared.link.close_writing();
             let _ = self.ended.recv_timeout(LEAVE_TIME);

@@ -10,7 +10,7 @@ use proptest::test_runner::TestRunner;
 
 use super::client::greet;
 use super::link::Link;
-use super::message::Message;
+use super::message::WireMessage;
 use super::server::AT_DOOR_MAX;
 use super::tests::{TOKEN, free, job, join, member, options};
 use super::*;
@@ -105,16 +105,16 @@ fn a_handshake_that_was_listened_to_does_not_open_the_door_again() {
         let stream = TcpStream::connect(at).unwrap();
         greet(&stream, &key(), &member(2, 3)).map(drop)
     });
-    let (mut heard, _) = spy.accept().unwrap();
+    let (mut received, _) = spy.accept().unwrap();
     let greeting = [&b"zeropp\r\n"[..], &VERSION.to_le_bytes(), &[9; 32]].concat();
-    heard.write_all(&greeting).unwrap();
+    received.write_all(&greeting).unwrap();
     let mut hello = vec![0; 8 + 2 + 32 + 32 + 4];
-    heard.read_exact(&mut hello).unwrap();
+    received.read_exact(&mut hello).unwrap();
     let length = u32::from_le_bytes(hello[74..].try_into().unwrap()) as usize;
     let mut text = vec![0; length];
-    heard.read_exact(&mut text).unwrap();
+    received.read_exact(&mut text).unwrap();
     // The host cannot prove that it knows the token, so the client trusts it with nothing.
-    heard.write_all(&[&[0][..], &[0; 32], &[0; 4]].concat()).unwrap();
+    received.write_all(&[&[0][..], &[0; 32], &[0; 4]].concat()).unwrap();
     assert!(matches!(victim.join().unwrap(), Err(HandshakeError::Token)));
 
     let address = free("127.0.0.1");
@@ -138,7 +138,7 @@ fn a_handshake_that_was_listened_to_does_not_open_the_door_again() {
 }
 
 #[test]
-fn who_dawdles_at_the_door_keeps_nobody_out() {
+fn a_slow_connection_keeps_no_other_out() {
     let address = free("127.0.0.1");
     let options = options(&address);
     let host = join(&options, member(0, 9));
@@ -162,7 +162,7 @@ fn who_dawdles_at_the_door_keeps_nobody_out() {
 }
 
 #[test]
-fn frames_that_lie_end_their_guest_and_are_told() {
+fn false_frames_end_their_connection_and_are_reported() {
     type Lie = Box<dyn Fn(&mut TcpStream, Keys)>;
     let lies: [(&str, Lie); 5] = [
         (
@@ -186,14 +186,14 @@ fn frames_that_lie_end_their_guest_and_are_told() {
             "it broke off",
             Box::new(|stream, keys| {
                 // The host's words in a client's mouth.
-                let body = Message::Value { key: "id".into(), value: vec![1] }.encode();
+                let body = WireMessage::Value { key: "id".into(), value: vec![1] }.encode();
                 stream.write_all(&sealer(&keys).seal(&body)).unwrap();
             }),
         ),
         (
             "its connection ",
             Box::new(|stream, keys| {
-                let frame = sealer(&keys).seal(&Message::Beat.encode());
+                let frame = sealer(&keys).seal(&WireMessage::Beat.encode());
                 stream.write_all(&frame[..frame.len() / 2]).unwrap();
                 stream.shutdown(Shutdown::Both).unwrap();
             }),
@@ -267,7 +267,7 @@ fn a_guest_that_leaves_before_all_are_here_ends_the_start() {
 }
 
 /// The error of rank 1 where the listener at the address answers `greeting` to all.
-fn told_by_one_that_says(greeting: Vec<u8>) -> String {
+fn error_after_greeting(greeting: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = Address::new("127.0.0.1", listener.local_addr().unwrap().port());
     std::thread::spawn(move || {
@@ -280,7 +280,7 @@ fn told_by_one_that_says(greeting: Vec<u8>) -> String {
 
 #[test]
 fn strangers_at_the_port_are_reported() {
-    let error = told_by_one_that_says(b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec());
+    let error = error_after_greeting(b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec());
     assert!(
         error.contains("what answers there is not zeropp; another program has this port"),
         "{error}"
@@ -288,9 +288,9 @@ fn strangers_at_the_port_are_reported() {
 }
 
 #[test]
-fn another_version_is_told_so() {
+fn another_version_is_reported() {
     let greeting = [&b"zeropp\r\n"[..], &7u16.to_le_bytes()].concat();
-    let error = told_by_one_that_says(greeting.clone());
+    let error = error_after_greeting(greeting.clone());
     let versions = format!("it speaks version 7 of the handshake, this zeropp version {VERSION}");
     assert!(error.contains(&versions), "{error}");
     // And the other way round.
@@ -328,13 +328,13 @@ fn who_sits_in_between_hears_no_token_and_can_change_nothing() {
     let middle = TcpListener::bind("127.0.0.1:0").unwrap();
     let through = Address::new("127.0.0.1", middle.local_addr().unwrap().port());
     let client = join(&TcpOptions { address: through, ..options }, member(1, 2));
-    let heard = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let received = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let lie = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let near = middle.accept().unwrap().0;
     wait_for(&address);
     let far = dial(&address);
     let copy = |stream: &TcpStream| stream.try_clone().unwrap();
-    let (upward, downward, lies) = (heard.clone(), heard.clone(), lie.clone());
+    let (upward, downward, lies) = (received.clone(), received.clone(), lie.clone());
     let up = carry(copy(&near), copy(&far), move |bytes| {
         upward.lock().extend_from_slice(bytes);
         if lies.load(std::sync::atomic::Ordering::SeqCst) {
@@ -346,7 +346,7 @@ fn who_sits_in_between_hears_no_token_and_can_change_nothing() {
     let [host, client] = [host, client].map(|rank| rank.join().unwrap().unwrap());
     client.put("id", b"a value").unwrap();
     assert_eq!(host.get("id", PATIENCE).unwrap(), b"a value");
-    let hears = |secret: &[u8]| heard.lock().windows(secret.len()).any(|w| w == secret);
+    let hears = |secret: &[u8]| received.lock().windows(secret.len()).any(|w| w == secret);
     assert!(hears(b"a value"), "values are not encrypted, so this would hear a token too");
     assert!(!hears(TOKEN.as_bytes()) && !hears(&key()));
 
@@ -362,6 +362,6 @@ fn who_sits_in_between_hears_no_token_and_can_change_nothing() {
 
 #[test]
 fn the_largest_value_fits_a_frame() {
-    let body = Message::Put { id: 0, key: "k".repeat(256), value: vec![0; 1 << 20] }.encode();
+    let body = WireMessage::Put { id: 0, key: "k".repeat(256), value: vec![0; 1 << 20] }.encode();
     assert!(body.len() <= BODY_BYTES_MAX);
 }

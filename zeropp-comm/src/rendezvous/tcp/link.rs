@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::BODY_BYTES_MAX;
-use super::message::Message;
+use super::message::WireMessage;
 use crate::patience::{Moment, SLICE};
 use crate::sealed::{Opener, Sealer};
 
@@ -32,7 +32,7 @@ impl Link {
     }
 
     /// Sends a message; where that fails the connection is closed, since a part may be on its way.
-    pub(super) fn send(&self, message: &Message) -> io::Result<()> {
+    pub(super) fn send(&self, message: &WireMessage) -> io::Result<()> {
         let mut out = self.out.lock();
         let frame = out.seal(&message.encode());
         let sent = (&self.stream).write_all(&frame);
@@ -59,12 +59,12 @@ impl Link {
     pub(super) fn read_all(
         &self,
         open: [u8; 32],
-        mut take: impl FnMut(Message) -> bool,
+        mut take: impl FnMut(WireMessage) -> bool,
     ) -> Option<String> {
         let mut opener = Opener::new(open, BODY_BYTES_MAX);
         let mut buffer = vec![0; 16 << 10];
         let beat = (self.silence / 4).clamp(BEAT_MIN, BEAT_MAX);
-        let (mut heard, mut said) = (Moment::now(), Moment::now());
+        let (mut received, mut said) = (Moment::now(), Moment::now());
         if let Err(e) = self.stream.set_read_timeout(Some(beat.min(SLICE))) {
             return Some(format!("its connection cannot be used ({e})"));
         }
@@ -72,7 +72,7 @@ impl Link {
             match (&self.stream).read(&mut buffer) {
                 Ok(0) => return Some("its connection closed".into()),
                 Ok(n) => {
-                    heard = Moment::now();
+                    received = Moment::now();
                     opener.feed(&buffer[..n]);
                 }
                 Err(e) if waiting(&e) => {}
@@ -81,7 +81,7 @@ impl Link {
             loop {
                 let message = match opener.next() {
                     Ok(None) => break,
-                    Ok(Some(body)) => Message::decode(&body).map_err(|e| e.to_string()),
+                    Ok(Some(body)) => WireMessage::decode(&body).map_err(|e| e.to_string()),
                     Err(e) => Err(e.to_string()),
                 };
                 match message.map(&mut take) {
@@ -90,12 +90,12 @@ impl Link {
                     Err(e) => return Some(format!("it sent {e}")),
                 }
             }
-            if heard.elapsed() > self.silence {
+            if received.elapsed() > self.silence {
                 return Some(format!("nothing came from it for {:?}", self.silence));
             }
             if said.elapsed() >= beat {
                 said = Moment::now();
-                if self.send(&Message::Beat).is_err() {
+                if self.send(&WireMessage::Beat).is_err() {
                     return Some("nothing can be sent to it".into());
                 }
             }

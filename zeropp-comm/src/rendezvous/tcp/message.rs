@@ -5,7 +5,7 @@ use super::super::board::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
 /// One message; a frame's body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Message {
+pub(super) enum WireMessage {
     /// Client: set this. `id` comes back with the answer.
     Put { id: u32, key: String, value: Vec<u8> },
     /// Server: it is set.
@@ -35,42 +35,42 @@ pub(super) enum Message {
 #[error("a message that makes no sense")]
 pub(super) struct NoMessage;
 
-impl Message {
+impl WireMessage {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let out = |kind: u8| Fields(vec![kind]);
+        let out = |kind: u8| BodyWriter(vec![kind]);
         match self {
-            Message::Put { id, key, value } => out(1).number(*id).text(key).bytes(value),
-            Message::Stored { id } => out(2).number(*id),
-            Message::Taken { id } => out(3).number(*id),
-            Message::Full { id, problem } => out(4).number(*id).text(problem),
-            Message::Watch { key } => out(5).text(key),
-            Message::Value { key, value } => out(6).text(key).bytes(value),
-            Message::Absent { key } => out(7).text(key),
-            Message::Beat => out(8),
-            Message::Bye => out(9),
-            Message::Lost { ranks, host, how } => out(10).text(ranks).text(host).text(how),
-            Message::Missing { missing, after_s, more } => {
+            WireMessage::Put { id, key, value } => out(1).number(*id).text(key).bytes(value),
+            WireMessage::Stored { id } => out(2).number(*id),
+            WireMessage::Taken { id } => out(3).number(*id),
+            WireMessage::Full { id, problem } => out(4).number(*id).text(problem),
+            WireMessage::Watch { key } => out(5).text(key),
+            WireMessage::Value { key, value } => out(6).text(key).bytes(value),
+            WireMessage::Absent { key } => out(7).text(key),
+            WireMessage::Beat => out(8),
+            WireMessage::Bye => out(9),
+            WireMessage::Lost { ranks, host, how } => out(10).text(ranks).text(host).text(how),
+            WireMessage::Missing { missing, after_s, more } => {
                 out(11).text(missing).number(u32::try_from(*after_s).unwrap_or(u32::MAX)).text(more)
             }
         }
         .0
     }
 
-    pub(super) fn decode(body: &[u8]) -> Result<Message, NoMessage> {
+    pub(super) fn decode(body: &[u8]) -> Result<WireMessage, NoMessage> {
         let (&kind, rest) = body.split_first().ok_or(NoMessage)?;
-        let mut f = Reader(rest);
+        let mut f = BodyReader(rest);
         let message = match kind {
-            1 => Message::Put { id: f.number()?, key: f.key()?, value: f.value()? },
-            2 => Message::Stored { id: f.number()? },
-            3 => Message::Taken { id: f.number()? },
-            4 => Message::Full { id: f.number()?, problem: f.text()? },
-            5 => Message::Watch { key: f.key()? },
-            6 => Message::Value { key: f.key()?, value: f.value()? },
-            7 => Message::Absent { key: f.key()? },
-            8 => Message::Beat,
-            9 => Message::Bye,
-            10 => Message::Lost { ranks: f.text()?, host: f.text()?, how: f.text()? },
-            11 => Message::Missing {
+            1 => WireMessage::Put { id: f.number()?, key: f.key()?, value: f.value()? },
+            2 => WireMessage::Stored { id: f.number()? },
+            3 => WireMessage::Taken { id: f.number()? },
+            4 => WireMessage::Full { id: f.number()?, problem: f.text()? },
+            5 => WireMessage::Watch { key: f.key()? },
+            6 => WireMessage::Value { key: f.key()?, value: f.value()? },
+            7 => WireMessage::Absent { key: f.key()? },
+            8 => WireMessage::Beat,
+            9 => WireMessage::Bye,
+            10 => WireMessage::Lost { ranks: f.text()?, host: f.text()?, how: f.text()? },
+            11 => WireMessage::Missing {
                 missing: f.text()?,
                 after_s: f.number()?.into(),
                 more: f.text()?,
@@ -83,8 +83,10 @@ impl Message {
     /// The news that ends a rendezvous, as an error at `place`.
     pub(super) fn into_error(self, place: &str) -> Option<RendezvousError> {
         match self {
-            Message::Lost { ranks, host, how } => Some(RendezvousError::Lost { ranks, host, how }),
-            Message::Missing { missing, after_s, more } => {
+            WireMessage::Lost { ranks, host, how } => {
+                Some(RendezvousError::Lost { ranks, host, how })
+            }
+            WireMessage::Missing { missing, after_s, more } => {
                 Some(RendezvousError::Missing { place: place.into(), missing, after_s, more })
             }
             _ => None,
@@ -92,9 +94,9 @@ impl Message {
     }
 }
 
-struct Fields(Vec<u8>);
+struct BodyWriter(Vec<u8>);
 
-impl Fields {
+impl BodyWriter {
     fn number(mut self, n: u32) -> Self {
         self.0.extend(n.to_le_bytes());
         self
@@ -111,9 +113,9 @@ impl Fields {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+struct BodyReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> BodyReader<'a> {
     fn number(&mut self) -> Result<u32, NoMessage> {
         let (number, rest) = self.0.split_first_chunk().ok_or(NoMessage)?;
         self.0 = rest;
@@ -153,32 +155,30 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn any_message() -> impl Strategy<Value = Message> {
+    fn any_message() -> impl Strategy<Value = WireMessage> {
         let text = || "[a-z/é0-9]{0,40}";
         let value = || prop::collection::vec(any::<u8>(), 0..300);
         prop_oneof![
-            (any::<u32>(), text(), value()).prop_map(|(id, key, value)| Message::Put {
+            (any::<u32>(), text(), value()).prop_map(|(id, key, value)| WireMessage::Put {
                 id,
                 key,
                 value
             }),
-            any::<u32>().prop_map(|id| Message::Stored { id }),
-            any::<u32>().prop_map(|id| Message::Taken { id }),
-            (any::<u32>(), text()).prop_map(|(id, problem)| Message::Full { id, problem }),
-            text().prop_map(|key| Message::Watch { key }),
-            (text(), value()).prop_map(|(key, value)| Message::Value { key, value }),
-            text().prop_map(|key| Message::Absent { key }),
-            Just(Message::Beat),
-            Just(Message::Bye),
-            (text(), text(), text()).prop_map(|(ranks, host, how)| Message::Lost {
+            any::<u32>().prop_map(|id| WireMessage::Stored { id }),
+            any::<u32>().prop_map(|id| WireMessage::Taken { id }),
+            (any::<u32>(), text()).prop_map(|(id, problem)| WireMessage::Full { id, problem }),
+            text().prop_map(|key| WireMessage::Watch { key }),
+            (text(), value()).prop_map(|(key, value)| WireMessage::Value { key, value }),
+            text().prop_map(|key| WireMessage::Absent { key }),
+            Just(WireMessage::Beat),
+            Just(WireMessage::Bye),
+            (text(), text(), text()).prop_map(|(ranks, host, how)| WireMessage::Lost {
                 ranks,
                 host,
                 how
             }),
-            (text(), any::<u32>(), text()).prop_map(|(missing, after_s, more)| Message::Missing {
-                missing,
-                after_s: after_s.into(),
-                more
+            (text(), any::<u32>(), text()).prop_map(|(missing, after_s, more)| {
+                WireMessage::Missing { missing, after_s: after_s.into(), more }
             }),
         ]
     }
@@ -192,7 +192,7 @@ mod tests {
 
         #[test]
         fn messages_read_back(message in any_message()) {
-            prop_assert_eq!(Message::decode(&message.encode()), Ok(message));
+            prop_assert_eq!(WireMessage::decode(&message.encode()), Ok(message));
         }
 
         #[test]
@@ -200,14 +200,14 @@ mod tests {
             message in any_message(), cut: prop::sample::Index,
         ) {
             let body = message.encode();
-            prop_assert_eq!(Message::decode(&body[..cut.index(body.len())]), Err(NoMessage));
-            prop_assert_eq!(Message::decode(&[&body[..], &[0]].concat()), Err(NoMessage));
+            prop_assert_eq!(WireMessage::decode(&body[..cut.index(body.len())]), Err(NoMessage));
+            prop_assert_eq!(WireMessage::decode(&[&body[..], &[0]].concat()), Err(NoMessage));
         }
 
         /// Whatever is read is what its own writing says; nothing is allocated for a length alone.
         #[test]
         fn random_bodies_are_refused_or_read(body in prop::collection::vec(any::<u8>(), 0..400)) {
-            if let Ok(message) = Message::decode(&body) {
+            if let Ok(message) = WireMessage::decode(&body) {
                 prop_assert_eq!(message.encode(), body);
             }
         }
@@ -217,7 +217,7 @@ mod tests {
     fn long_names_and_values_are_refused() {
         let put = |key: usize, value: usize| {
             let (key, value) = ("k".repeat(key), vec![0; value]);
-            Message::decode(&Message::Put { id: 0, key, value }.encode()).is_ok()
+            WireMessage::decode(&WireMessage::Put { id: 0, key, value }.encode()).is_ok()
         };
         assert!(put(KEY_BYTES_MAX, VALUE_BYTES_MAX));
         assert!(!put(KEY_BYTES_MAX + 1, 0) && !put(0, VALUE_BYTES_MAX + 1));

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-pub use talk::{Door, PIECE_BYTES, Talk};
+pub use talk::{PIECE_BYTES, Talk, TalkListener};
 
 use super::board::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 use super::{Address, Member, Rendezvous, RendezvousError, Token, Waiting};

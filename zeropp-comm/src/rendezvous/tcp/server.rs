@@ -13,7 +13,7 @@ use super::super::board::{Board, KEYS_MAX};
 use super::super::member::{self, MEMBERS};
 use super::super::{Member, Rendezvous, RendezvousError, Token, ranks_in_words};
 use super::link::Link;
-use super::message::Message;
+use super::message::WireMessage;
 use super::{HANDSHAKE_TIME, LEFT_MS_MAX, STORE, TcpOptions, derived, spawn};
 use crate::handshake::{self, HandshakeError, Keys};
 use crate::patience::{Deadline, Moment, wait};
@@ -23,7 +23,7 @@ pub(super) const AT_DOOR_MAX: usize = 256;
 /// How long the end waits for clients that have not said goodbye.
 const LINGER: Duration = Duration::from_secs(2);
 /// The most processes that have come which a line names.
-const TOLD_MAX: usize = 8;
+const NAMED_MAX: usize = 8;
 /// The most refused processes that a line names.
 const REFUSED_MAX: usize = 4;
 /// A pause before accepting again, where the system has no room for a connection.
@@ -31,14 +31,14 @@ const NO_ROOM_PAUSE: Duration = Duration::from_millis(50);
 
 /// The store of a job, in the process of rank 0.
 pub(super) struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     accepting: Option<JoinHandle<()>>,
     wake: SocketAddr,
 }
 
-struct Shared {
+struct ServerShared {
     board: Board,
-    state: Mutex<State>,
+    state: Mutex<ServerState>,
     /// A client has left.
     left: Condvar,
     key: [u8; 32],
@@ -47,21 +47,21 @@ struct Shared {
     closing: AtomicBool,
 }
 
-struct State {
+struct ServerState {
     /// All that were let in, by their first rank; rank 0's own process too.
-    members: BTreeMap<usize, Entry>,
+    members: BTreeMap<usize, MemberEntry>,
     /// Who waits for a name.
     watchers: HashMap<String, Vec<usize>>,
     at_door: usize,
     refused: Vec<String>,
 }
 
-struct Entry {
+struct MemberEntry {
     member: Member,
-    liveness: Liveness,
+    liveness: MemberLiveness,
 }
 
-enum Liveness {
+enum MemberLiveness {
     /// Rank 0's own process.
     Here,
     /// Let in, and about to be connected.
@@ -98,14 +98,14 @@ impl Server {
                 IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
             });
         }
-        let entry = Entry { member: me.clone(), liveness: Liveness::Here };
-        let state = State {
+        let entry = MemberEntry { member: me.clone(), liveness: MemberLiveness::Here };
+        let state = ServerState {
             members: [(0, entry)].into(),
             watchers: HashMap::new(),
             at_door: 0,
             refused: Vec::new(),
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerShared {
             board: Board::default(),
             state: Mutex::new(state),
             left: Condvar::new(),
@@ -139,7 +139,7 @@ impl Server {
         let error = news.clone().into_error(&options.address.to_string()).expect("it is an error");
         // First: a client that comes just now looks at the board, and would otherwise miss both.
         self.shared.board.end(error.clone());
-        self.shared.tell_all(&news);
+        self.shared.send_to_all(&news);
         Err(error)
     }
 }
@@ -163,11 +163,11 @@ impl Drop for Server {
         if self.shared.board.over().is_none() {
             let deadline = Deadline::after(LINGER);
             let mut state = self.shared.state.lock();
-            let connected = |s: &State| s.members.values().any(Entry::is_connected);
+            let connected = |s: &ServerState| s.members.values().any(MemberEntry::is_connected);
             while connected(&state) && !wait(&self.shared.left, &mut state, deadline) {}
         }
         self.shared.closing.store(true, Ordering::SeqCst);
-        self.shared.tell_all(&Message::Bye);
+        self.shared.send_to_all(&WireMessage::Bye);
         for link in self.shared.links() {
             link.close();
         }
@@ -180,9 +180,9 @@ impl Drop for Server {
     }
 }
 
-impl Entry {
+impl MemberEntry {
     fn is_connected(&self) -> bool {
-        matches!(self.liveness, Liveness::Connected(_))
+        matches!(self.liveness, MemberLiveness::Connected(_))
     }
 
     fn has(&self, rank: usize) -> bool {
@@ -190,7 +190,7 @@ impl Entry {
     }
 }
 
-fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
+fn accept_all(listener: &TcpListener, shared: &Arc<ServerShared>) {
     loop {
         let accepted = listener.accept();
         if shared.closing.load(Ordering::SeqCst) {
@@ -216,7 +216,7 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
     }
 }
 
-impl Shared {
+impl ServerShared {
     /// A connection from its handshake to its end.
     fn serve(self: Arc<Self>, stream: TcpStream, from: IpAddr) {
         let entered = self.let_in(&stream);
@@ -237,7 +237,7 @@ impl Shared {
                 return;
             }
         };
-        let connected = Liveness::Connected(link.clone());
+        let connected = MemberLiveness::Connected(link.clone());
         self.state.lock().members.get_mut(&rank).expect("was let in").liveness = connected;
         self.check_complete();
         if let Some(news) = self.board.over().and_then(news_of) {
@@ -246,19 +246,19 @@ impl Shared {
         }
         let mut said_bye = false;
         let end = link.read_all(open, |message| match message {
-            Message::Beat => true,
-            Message::Put { id, key, value } => {
+            WireMessage::Beat => true,
+            WireMessage::Put { id, key, value } => {
                 let answer = match self.put(&key, &value) {
-                    Ok(()) => Message::Stored { id },
-                    Err(RendezvousError::Taken { .. }) => Message::Taken { id },
-                    Err(error) => Message::Full { id, problem: error.to_string() },
+                    Ok(()) => WireMessage::Stored { id },
+                    Err(RendezvousError::Taken { .. }) => WireMessage::Taken { id },
+                    Err(error) => WireMessage::Full { id, problem: error.to_string() },
                 };
                 link.send(&answer).is_ok()
             }
-            Message::Watch { key } => {
+            WireMessage::Watch { key } => {
                 self.watch(rank, &key).is_some_and(|answer| link.send(&answer).is_ok())
             }
-            Message::Bye => {
+            WireMessage::Bye => {
                 said_bye = true;
                 false
             }
@@ -267,7 +267,8 @@ impl Shared {
         });
         link.close();
         if said_bye && self.board.look(MEMBERS).is_some() {
-            self.state.lock().members.get_mut(&rank).expect("was let in").liveness = Liveness::Gone;
+            self.state.lock().members.get_mut(&rank).expect("was let in").liveness =
+                MemberLiveness::Gone;
             self.left.notify_all();
         } else {
             let how = if said_bye { "it left before all ranks were here" } else { "it broke off" };
@@ -327,10 +328,10 @@ impl Shared {
         let end = new.first_rank + new.ranks;
         let taken = (new.first_rank..end)
             .find_map(|rank| Some((rank, state.members.values().find(|e| e.has(rank))?)));
-        if let Some((rank, Entry { member, liveness })) = taken {
+        if let Some((rank, MemberEntry { member, liveness })) = taken {
             // A process that was started again is faster than the end of those it belonged to:
             // those who take their place will meet here, too.
-            if matches!(liveness, Liveness::Gone) || self.board.over().is_some() {
+            if matches!(liveness, MemberLiveness::Gone) || self.board.over().is_some() {
                 return Err(HandshakeError::Later(format!(
                     "the meeting before this one, in which rank {rank} was process {} on {}, has \
                      not ended yet",
@@ -344,14 +345,16 @@ impl Shared {
             ));
         }
         let first_rank = new.first_rank;
-        state.members.insert(first_rank, Entry { member: new, liveness: Liveness::Entering });
+        state
+            .members
+            .insert(first_rank, MemberEntry { member: new, liveness: MemberLiveness::Entering });
         Ok(())
     }
 
     /// Once all ranks are here, each receives the list of all.
     fn check_complete(&self) {
         let state = self.state.lock();
-        let entered = |e: &&Entry| !matches!(e.liveness, Liveness::Entering);
+        let entered = |e: &&MemberEntry| !matches!(e.liveness, MemberLiveness::Entering);
         let members: Vec<_> =
             state.members.values().filter(entered).map(|e| e.member.clone()).collect();
         drop(state);
@@ -371,7 +374,7 @@ impl Shared {
         let watchers = state.watchers.remove(key).unwrap_or_default();
         let links: Vec<_> = watchers.iter().filter_map(|rank| state.link(*rank)).collect();
         drop(state);
-        let news = Message::Value { key: key.into(), value: value.into() };
+        let news = WireMessage::Value { key: key.into(), value: value.into() };
         for link in links {
             // A client that cannot be reached is noticed where it is read from.
             let _ = link.send(&news);
@@ -380,11 +383,11 @@ impl Shared {
     }
 
     /// The answer to a client that asks for `key`; `None` where it has asked for too many.
-    fn watch(&self, rank: usize, key: &str) -> Option<Message> {
+    fn watch(&self, rank: usize, key: &str) -> Option<WireMessage> {
         // Held from looking to noting, so that a value set in between is not missed.
         let mut state = self.state.lock();
         if let Some(value) = self.board.look(key) {
-            return Some(Message::Value { key: key.into(), value });
+            return Some(WireMessage::Value { key: key.into(), value });
         }
         if state.watchers.len() >= KEYS_MAX && !state.watchers.contains_key(key) {
             return None;
@@ -393,14 +396,14 @@ impl Shared {
         if !watchers.contains(&rank) {
             watchers.push(rank);
         }
-        Some(Message::Absent { key: key.into() })
+        Some(WireMessage::Absent { key: key.into() })
     }
 
     /// A process is gone: all others are notified.
     fn lose(&self, rank: usize, how: &str) {
         let mut state = self.state.lock();
         let entry = state.members.get_mut(&rank).expect("was let in");
-        entry.liveness = Liveness::Gone;
+        entry.liveness = MemberLiveness::Gone;
         let (ranks, host) = (entry.member.ranks_in_words(), entry.member.host.clone());
         drop(state);
         self.left.notify_all();
@@ -410,7 +413,7 @@ impl Shared {
         let error = RendezvousError::Lost { ranks, host, how: how.into() };
         self.board.end(error.clone());
         if let Some(news) = news_of(error) {
-            self.tell_all(&news);
+            self.send_to_all(&news);
         }
     }
 
@@ -419,7 +422,7 @@ impl Shared {
         state.members.keys().filter_map(|rank| state.link(*rank)).collect()
     }
 
-    fn tell_all(&self, news: &Message) {
+    fn send_to_all(&self, news: &WireMessage) {
         for link in self.links() {
             // As in `put`.
             let _ = link.send(news);
@@ -432,10 +435,11 @@ impl Shared {
         let world = state.members[&0].member.world;
         let here = |rank: &usize| state.members.values().any(|entry| entry.has(*rank));
         let missing = ranks_in_words((0..world).filter(|rank| !here(rank)));
-        let came =
-            |entry: &Entry| format!("{} on {}", entry.member.ranks_in_words(), entry.member.host);
-        let came: Vec<String> = state.members.values().take(TOLD_MAX).map(came).collect();
-        let more = state.members.len().saturating_sub(TOLD_MAX);
+        let came = |entry: &MemberEntry| {
+            format!("{} on {}", entry.member.ranks_in_words(), entry.member.host)
+        };
+        let came: Vec<String> = state.members.values().take(NAMED_MAX).map(came).collect();
+        let more = state.members.len().saturating_sub(NAMED_MAX);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         let refused = match state.refused.is_empty() {
             true => String::new(),
@@ -451,7 +455,7 @@ impl Shared {
     }
 
     /// Who is not here, and why perhaps.
-    fn missing(&self, after: Duration) -> Message {
+    fn missing(&self, after: Duration) -> WireMessage {
         let state = self.state.lock();
         let world = state.members[&0].member.world;
         let here = |rank: &usize| state.members.values().any(|entry| entry.has(*rank));
@@ -464,25 +468,25 @@ impl Shared {
             more.push_str(&format!("; refused: {}", state.refused.join("; ")));
         }
         more.push_str("; start them, see that they reach this place, or raise timeout-s:start");
-        Message::Missing { missing, after_s: after.as_secs_f64().round() as u64, more }
+        WireMessage::Missing { missing, after_s: after.as_secs_f64().round() as u64, more }
     }
 }
 
-impl State {
+impl ServerState {
     fn link(&self, rank: usize) -> Option<Arc<Link>> {
         match &self.members.get(&rank)?.liveness {
-            Liveness::Connected(link) => Some(link.clone()),
+            MemberLiveness::Connected(link) => Some(link.clone()),
             _ => None,
         }
     }
 }
 
 /// The message that reports an error to clients.
-fn news_of(error: RendezvousError) -> Option<Message> {
+fn news_of(error: RendezvousError) -> Option<WireMessage> {
     match error {
-        RendezvousError::Lost { ranks, host, how } => Some(Message::Lost { ranks, host, how }),
+        RendezvousError::Lost { ranks, host, how } => Some(WireMessage::Lost { ranks, host, how }),
         RendezvousError::Missing { missing, after_s, more, .. } => {
-            Some(Message::Missing { missing, after_s, more })
+            Some(WireMessage::Missing { missing, after_s, more })
         }
         _ => None,
     }

@@ -18,7 +18,7 @@ pub const PIECE_BYTES: usize = 1 << 20;
 
 /// Where others are listened to.
 #[derive(Debug)]
-pub struct Door {
+pub struct TalkListener {
     listener: TcpListener,
     token: Option<Token>,
 }
@@ -31,14 +31,14 @@ pub struct Talk {
     buffer: Vec<u8>,
 }
 
-impl Door {
+impl TalkListener {
     /// Takes the port. Without a token the address has to be this machine's own.
     ///
     /// # Errors
     /// `Unavailable`: it cannot be served, or needs a token.
-    pub fn open(address: &Address, token: Option<&Token>) -> Result<Door, RendezvousError> {
+    pub fn open(address: &Address, token: Option<&Token>) -> Result<TalkListener, RendezvousError> {
         let listener = listen(&options(address, token))?;
-        Ok(Door { listener, token: token.cloned() })
+        Ok(TalkListener { listener, token: token.cloned() })
     }
 
     /// The next caller at the door.
@@ -159,12 +159,12 @@ mod tests {
     fn called(of_door: Option<&str>, of_caller: Option<&str>) -> Result<Vec<u8>, String> {
         let [of_door, of_caller] = [of_door, of_caller].map(|t| t.map(|t| Token::new(t).unwrap()));
         let address = free("127.0.0.1");
-        let door = Door::open(&address, of_door.as_ref()).unwrap();
+        let door = TalkListener::open(&address, of_door.as_ref()).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut talk = door.let_in(door.accept().unwrap(), PATIENCE)?;
-                let heard = talk.receive()?;
-                talk.send(&heard.repeat(2))
+                let received = talk.receive()?;
+                talk.send(&received.repeat(2))
             });
             let talk = Talk::begin(&address, of_caller.as_ref(), PATIENCE);
             let mut talk = talk.map_err(|e| e.to_string())?;
@@ -182,7 +182,7 @@ mod tests {
             assert!(error.contains("its token differs"), "{error}");
         }
         let outside = "192.0.2.1:9".parse().unwrap();
-        let error = Door::open(&outside, None).unwrap_err().to_string();
+        let error = TalkListener::open(&outside, None).unwrap_err().to_string();
         assert!(error.contains("there is no token"), "{error}");
     }
 }

@@ -76,7 +76,7 @@ fn a_process_that_is_started_again_waits_for_the_meeting_before_to_end() {
 }
 
 #[test]
-fn ranks_meet_and_tell_each_other_values() {
+fn ranks_meet_and_exchange_values() {
     let ranks = job(&options(&free("127.0.0.1")), 4);
     for rank in &ranks {
         let all = members(&**rank).unwrap();
@@ -168,7 +168,7 @@ fn without_a_token_only_this_machine_meets() {
 }
 
 #[test]
-fn a_wrong_token_is_told_on_both_sides() {
+fn a_wrong_token_is_reported_on_both_sides() {
     let address = free("127.0.0.1");
     let right = TcpOptions { start_timeout: Duration::from_secs(2), ..options(&address) };
     let host = join(&right, member(0, 2));
@@ -204,22 +204,22 @@ fn missing_ranks_are_named_to_all_that_came() {
 }
 
 #[test]
-fn rank_0_tells_again_and_again_for_whom_it_waits() {
+fn rank_0_reports_again_and_again_for_which_ranks_it_waits() {
     let address = free("127.0.0.1");
-    let (tell, told) = std::sync::mpsc::channel();
+    let (tell, reported) = std::sync::mpsc::channel();
     let waiting = Waiting::new(Duration::from_millis(200), move |line| {
         let _ = tell.send(line.to_string());
     });
     let options = TcpOptions { waiting, ..options(&address) };
     let host = join(&options, member(0, 4));
-    let alone = told.recv_timeout(PATIENCE).unwrap();
+    let alone = reported.recv_timeout(PATIENCE).unwrap();
     let expected = format!("waiting for ranks 1-3 of 4 at {address} (0 of 60 s); here: rank 0 on");
     assert!(alone.starts_with(&expected), "{alone}");
     let token = Some(Token::new("another token that is wrong").unwrap());
     refused(open(&TcpOptions { token, ..options.clone() }, &member(1, 4)));
     let came = join(&options, member(2, 4));
     let knows = |line: &String| line.contains("rank 2 on node2") && line.contains("refused: 127");
-    let line = told.iter().find(knows).unwrap();
+    let line = reported.iter().find(knows).unwrap();
     assert!(line.starts_with("waiting for ranks 1, 3 of 4"), "{line}");
     let rest = [1, 3].map(|rank| join(&options, member(rank, 4)));
     for rank in [host, came].into_iter().chain(rest) {

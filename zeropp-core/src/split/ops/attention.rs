@@ -12,7 +12,7 @@ use crate::kernels::attention::{Dims, keeps_probabilities, kept, recomputed};
 use crate::kernels::bf16::attention as half_kernels;
 use crate::split::{DropoutPlace, OpCx, Saved, custom_vjp};
 
-use self::hidden::Hidden;
+use self::hidden::MaskedKeys;
 
 /// softmax(q·kᵀ/√d, causal)·v for `qkv: [b, s, 3h]`, which holds q, k and v one after another in
 /// its last axis and the heads inside of each (GPT-2's layout); the result is `[b, s, h]`.
@@ -88,7 +88,7 @@ fn attend(
     );
     let dims = Dims { b, s, heads, groups, d: width / parts };
     let plain = qkv.clone().inner();
-    let hidden = Hidden::new(window.filter(|window| *window < s), place, cx);
+    let hidden = MaskedKeys::new(window.filter(|window| *window < s), place, cx);
     if let Some(hidden) = hidden {
         return within(qkv, plain, dims, hidden, cx);
     }
@@ -127,7 +127,7 @@ fn attend(
 }
 
 /// Attention of which more is hidden than what comes later, or something dropped, on any device.
-fn within(qkv: Tensor<3>, plain: Tensor<3>, d: Dims, hidden: Hidden, cx: &OpCx) -> Tensor<3> {
+fn within(qkv: Tensor<3>, plain: Tensor<3>, d: Dims, hidden: MaskedKeys, cx: &OpCx) -> Tensor<3> {
     let on_kernels = hidden.forward(&plain, d);
     let is_generic = on_kernels.is_none();
     let (out, sums) = on_kernels.unwrap_or_else(|| blocks::forward(&plain, d, Some(&hidden)));

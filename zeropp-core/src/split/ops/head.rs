@@ -57,7 +57,7 @@ pub fn linear_cross_entropy(
     cx: &OpCx,
 ) -> Tensor<1> {
     let (targets, plain) = (targets.inner(), x.clone().inner());
-    let head = Head::new(&plain, w, ids, cx);
+    let head = ChunkedHead::new(&plain, w, ids, cx);
     if !wants_gradient(&x, cx) {
         return head.forward(plain, targets, None).0;
     }
@@ -77,14 +77,14 @@ pub fn linear_cross_entropy(
 }
 
 /// The map, and how it is cut.
-struct Head<'a> {
+struct ChunkedHead<'a> {
     w: &'a Weight<2>,
     ids: usize,
     chunk: usize,
     cx: &'a OpCx,
 }
 
-impl<'a> Head<'a> {
+impl<'a> ChunkedHead<'a> {
     fn new(x: &Tensor<3>, w: &'a Weight<2>, ids: usize, cx: &'a OpCx) -> Self {
         let [b, s, _] = x.dims();
         let shape = w.shape();

@@ -2,12 +2,12 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::position::{Turn, turn};
+use super::position::{RotaryTurn, turn};
 use super::projections::Turns;
 use super::{Later, fast, halves, link, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::convert::{narrow, widen};
-use crate::kernels::head_norm::{self as kernels, Heads};
+use crate::kernels::head_norm::{self as kernels, HeadRow};
 use crate::split::{OpCx, Weight};
 
 /// The norms of a [`head_norm`].
@@ -62,11 +62,11 @@ pub fn head_norm(
 }
 
 impl HeadNorms {
-    fn at(&self) -> Heads {
-        Heads { heads: self.heads, groups: self.groups }
+    fn at(&self) -> HeadRow {
+        HeadRow { heads: self.heads, groups: self.groups }
     }
 
-    fn turned_forward(&self, qkv: &Tensor<3>, by: Option<&Turn>) -> (Tensor<3>, Tensor<1>) {
+    fn turned_forward(&self, qkv: &Tensor<3>, by: Option<&RotaryTurn>) -> (Tensor<3>, Tensor<1>) {
         let (out, rrms) = self.forward(qkv);
         match by {
             Some(by) => (turn(out, by, false), rrms),

@@ -46,7 +46,7 @@ impl Angles {
 /// How the rows of a tensor turn: which heads, by which angles, and of which position each row is
 /// where positions do not just count the tokens of a sample.
 #[derive(Clone)]
-pub(super) struct Turn {
+pub(super) struct RotaryTurn {
     heads: Turned,
     angles: Arc<Angles>,
     /// The positions whose angles these are: those of a sample's tokens, or of a slice's.
@@ -54,7 +54,7 @@ pub(super) struct Turn {
     documents: Option<Arc<Documents>>,
 }
 
-impl Turn {
+impl RotaryTurn {
     /// `heads` by the angles of the `s` positions from `first` on, in documents if there are some.
     pub(super) fn new(
         heads: Turned,
@@ -138,7 +138,7 @@ pub fn rope(x: Tensor<3>, heads: usize, d: usize, base: f64) -> Tensor<3> {
     assert!(d.is_multiple_of(2) && d > 0, "rotary embedding of heads of {d} elements");
     assert!(heads * d <= width, "{heads} heads of {d} elements do not fit into {width}");
     let rotation = Rotation::new(kernels::inverse_frequencies(d, base));
-    let by = Turn::new(Turned { width, heads, d }, &rotation, (0, s), &Masks::default());
+    let by = RotaryTurn::new(Turned { width, heads, d }, &rotation, (0, s), &Masks::default());
     if !is_tracked(&x) {
         return turn(x.inner(), &by, false);
     }
@@ -148,7 +148,7 @@ pub fn rope(x: Tensor<3>, heads: usize, d: usize, base: f64) -> Tensor<3> {
 
 /// Turns `x: [b, s, width]`, or (`back`) pulls a gradient back through that, which undoes it where
 /// nothing is scaled.
-pub(super) fn turn(x: Tensor<3>, by: &Turn, back: bool) -> Tensor<3> {
+pub(super) fn turn(x: Tensor<3>, by: &RotaryTurn, back: bool) -> Tensor<3> {
     let t = by.heads;
     if is_fast(&x) {
         return cpu_tensor::map_in_place(x, |x| kernels::rope(x, t, by.by_position(), back))

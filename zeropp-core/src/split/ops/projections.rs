@@ -6,7 +6,7 @@
 use burn::tensor::{DType, Tensor, bf16 as Half};
 
 use super::linear::{bias_gradient, packed, row_block};
-use super::position::{Rotation, Turn, turn};
+use super::position::{RotaryTurn, Rotation, turn};
 use super::{Later, fast, halves, is_tracked, link, products, rows, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
@@ -41,10 +41,15 @@ impl Turns<'_> {
     ///
     /// # Panics
     /// Panics if the heads do not fit into the width.
-    pub(super) fn of(&self, [_, s, width]: [usize; 3], cx: &OpCx) -> Turn {
+    pub(super) fn of(&self, [_, s, width]: [usize; 3], cx: &OpCx) -> RotaryTurn {
         let d = self.rotation.head_dim();
         assert!(self.heads * d <= width, "{} heads of {d} do not fit into {width}", self.heads);
-        Turn::new(Turned { width, heads: self.heads, d }, self.rotation, (self.first, s), &cx.masks)
+        RotaryTurn::new(
+            Turned { width, heads: self.heads, d },
+            self.rotation,
+            (self.first, s),
+            &cx.masks,
+        )
     }
 }
 
@@ -59,7 +64,7 @@ pub fn projections(
     turns: Option<Turns<'_>>,
     cx: &OpCx,
 ) -> Tensor<3> {
-    let maps = Maps::new(maps);
+    let maps = ProjectionMaps::new(maps);
     let xi = x.clone().inner();
     let [b, s, _] = xi.dims();
     let turned = turns.map(|turns| turns.of([b, s, maps.width], cx));
@@ -104,13 +109,13 @@ pub(crate) fn turned(x: Tensor<3>, turns: Turns<'_>, cx: &OpCx) -> Tensor<3> {
 }
 
 /// The maps and where the columns of each begin.
-struct Maps {
+struct ProjectionMaps {
     maps: Vec<(usize, Projection)>,
     input: usize,
     width: usize,
 }
 
-impl Maps {
+impl ProjectionMaps {
     fn new(maps: &[Projection]) -> Self {
         let input = maps[0].weight.shape()[0];
         let mut width = 0;

@@ -1,11 +1,11 @@
 //! Packed factors of attention's products.
 
-use super::Rows;
+use super::MatrixRows;
 use crate::simd;
 use crate::tile::{Left, PANEL, ROW, RUN, SQUARE, Tile, multiply, transpose};
 
 /// Rows that are a left factor, and that tiles of scores are written to: `[runs, rows, ROW]`.
-pub(super) struct Block {
+pub(super) struct ScoreRows {
     data: Vec<f32>,
     rows: usize,
 }
@@ -13,7 +13,7 @@ pub(super) struct Block {
 /// Elements of the widest vector register.
 pub(super) const LANES: usize = 16;
 
-impl Block {
+impl ScoreRows {
     pub(super) fn new(rows: usize, terms: usize) -> Self {
         Self { data: vec![0.0; terms.div_ceil(RUN) * rows * ROW], rows }
     }
@@ -23,7 +23,7 @@ impl Block {
         (term / RUN * self.rows + i) * ROW + term % RUN
     }
 
-    pub(super) fn copy(&mut self, from: Rows<'_>, d: usize) {
+    pub(super) fn copy(&mut self, from: MatrixRows<'_>, d: usize) {
         for (i, row) in from.iter(d).enumerate() {
             for (run, part) in row.chunks(RUN).enumerate() {
                 let at = self.at(i, run * RUN);
@@ -96,7 +96,7 @@ impl Panels {
     }
 
     /// A row of `m` is a term, its `d` columns are the columns.
-    pub(super) fn of_columns(&mut self, m: Rows<'_>, d: usize) {
+    pub(super) fn of_columns(&mut self, m: MatrixRows<'_>, d: usize) {
         self.resize(m.to - m.from, d);
         let size = self.terms * PANEL;
         simd(
@@ -117,7 +117,7 @@ impl Panels {
     }
 
     /// A row of `m` is a column, its `d` columns are the terms.
-    pub(super) fn of_rows(&mut self, m: Rows<'_>, d: usize) {
+    pub(super) fn of_rows(&mut self, m: MatrixRows<'_>, d: usize) {
         self.resize(d, m.to - m.from);
         for (panel, to) in self.data.chunks_exact_mut(d * PANEL).enumerate() {
             let from = m.from + panel * PANEL;
@@ -141,7 +141,7 @@ impl Panels {
     pub(super) fn multiply(
         &self,
         panel: usize,
-        left: &Block,
+        left: &ScoreRows,
         (first, end): (usize, usize),
         terms: usize,
         (c, stride): (&mut [f32], usize),
@@ -160,7 +160,7 @@ impl Panels {
     pub(super) fn multiply_transposed(
         &self,
         panel: usize,
-        left: &Block,
+        left: &ScoreRows,
         (first, end): (usize, usize),
         unseen: usize,
         (c, stride): (&mut [f32], usize),

@@ -6,7 +6,7 @@ use zeropp_core::meter::MemoryKind;
 use zeropp_core::split::{Recording, Saved};
 
 use super::super::error::StepError;
-use super::super::graph::{Graph, Output};
+use super::super::graph::{Graph, StageOutput};
 use super::ModelWorker;
 
 impl ModelWorker {
@@ -17,7 +17,7 @@ impl ModelWorker {
         piece: Range<usize>,
         input: Option<Saved<3>>,
         output_wanted: bool,
-    ) -> Result<Output, StepError> {
+    ) -> Result<StageOutput, StepError> {
         let at = (stage, micro_batch);
         let queue = self.queues.entry(at).or_default().clone();
         let is_last = piece.end == self.stages[&stage].parts.len();
@@ -37,14 +37,14 @@ impl ModelWorker {
         &mut self,
         at: (usize, usize),
         input: Option<Saved<3>>,
-    ) -> Result<Output, StepError> {
+    ) -> Result<StageOutput, StepError> {
         let op = self.untracked(at.0, at.1)?;
         let mut x = input.as_ref().map(Saved::get);
         let mut inputs = vec![input];
         let pieces = self.stages[&at.0].pieces.clone();
         let last = pieces.len() - 1;
         for piece in &pieces[..last] {
-            let Output::Hidden(y) = self.run_layers(at, piece.clone(), x, (&op, true))? else {
+            let StageOutput::Hidden(y) = self.run_layers(at, piece.clone(), x, (&op, true))? else {
                 unreachable!("the head is in the last piece");
             };
             inputs.push(Some(Saved::new(y.clone(), MemoryKind::Activation, &self.meter)));

@@ -24,7 +24,7 @@ const NAMES: [f64; 2] = [260.0, 460.0];
 const SIDE: f64 = 8.0;
 
 /// The head of a panel.
-pub(super) struct Head<'a> {
+pub(super) struct PanelHeader<'a> {
     panel: &'a Panel,
     wide: f64,
     /// A curve, its name as it is shown, and where.
@@ -33,9 +33,9 @@ pub(super) struct Head<'a> {
     lines: usize,
 }
 
-impl Head<'_> {
+impl PanelHeader<'_> {
     /// In a picture that is so wide.
-    pub(super) fn new(panel: &Panel, all: f64) -> Head<'_> {
+    pub(super) fn new(panel: &Panel, all: f64) -> PanelHeader<'_> {
         let named = |c: &&Curve| c.mark != Mark::Faint && !c.name.is_empty();
         let curves: Vec<_> = panel.curves.iter().filter(named).collect();
         let names = shown(&curves, all - 2.0 * SIDE - NAME);
@@ -58,7 +58,7 @@ impl Head<'_> {
         }
         let last = if beside { below } else { at.1 };
         let lines = ((last - BASE) / LINE).round() as usize;
-        Head { panel, wide: all, names: placed, lines }
+        PanelHeader { panel, wide: all, names: placed, lines }
     }
 
     /// By how much it moves the axes down.
@@ -120,7 +120,7 @@ fn count_different(names: &[String]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draw::chart::look::Look;
+    use crate::draw::chart::look::CurveStyle;
 
     const WIDE: f64 = 860.0;
 
@@ -129,7 +129,7 @@ mod tests {
             name: name.clone(),
             points: vec![(0.0, 1.0), (1.0, 2.0)],
             mark: if name.contains("validation") { Mark::Points } else { Mark::Line },
-            look: Look::one_of(i, names.len()),
+            look: CurveStyle::one_of(i, names.len()),
         };
         Panel::over_steps("Loss, nats a token", names.iter().enumerate().map(curve).collect())
     }
@@ -145,7 +145,7 @@ mod tests {
         ];
         for (names, beside) in cases {
             let panel = panel(&names);
-            let head = Head::new(&panel, WIDE);
+            let head = PanelHeader::new(&panel, WIDE);
             assert_eq!(head.names.len(), names.len());
             assert_eq!(head.height() == 0.0, beside, "{}", names.len());
             let title = SIDE + 1.1 * width(&panel.title, TITLE);
@@ -164,11 +164,11 @@ mod tests {
     fn a_long_name_is_shortened_as_far_as_it_stays_one_of_its_own_and_is_shown_whole_on_hover() {
         let names = ["x", "y"].map(|m| format!("{}{m}{}", "a".repeat(35), "b".repeat(35)));
         let panel = panel(&names);
-        let head = Head::new(&panel, WIDE);
+        let head = PanelHeader::new(&panel, WIDE);
         assert_ne!(head.names[0].1, head.names[1].1);
         let names = ["x", "y"].map(|m| format!("{m}{}", "b".repeat(70)));
         let panel = self::panel(&names);
-        let (head, mut text) = (Head::new(&panel, WIDE), String::new());
+        let (head, mut text) = (PanelHeader::new(&panel, WIDE), String::new());
         head.draw(&mut text);
         assert!(head.names[0].1.contains('…'));
         assert!(names.iter().all(|name| text.contains(&format!("<title>{name}</title>"))));

@@ -40,19 +40,19 @@ impl Area {
 
 /// Where a name stands.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct LabelPlace {
     pub(super) area: Area,
     /// The end of the line from the dot, if the name is not beside it.
     pub(super) line: Option<(f64, f64)>,
 }
 
-impl Place {
+impl LabelPlace {
     /// With its left or its right edge's middle at a point.
-    fn at(name: &str, (x, y): (f64, f64), to_the_right: bool) -> Place {
+    fn at(name: &str, (x, y): (f64, f64), to_the_right: bool) -> LabelPlace {
         let (wide, half) = (width(name, SIZE), 0.5 * SIZE);
         let left = if to_the_right { x } else { x - wide };
         let area = Area { left, top: y - half, right: left + wide, bottom: y + half };
-        Place { area, line: None }
+        LabelPlace { area, line: None }
     }
 
     /// Small areas along the line from `dot`, near enough that nothing fits between them.
@@ -67,23 +67,23 @@ impl Place {
 }
 
 /// Places for the name of a dot, the best first.
-type Tries = fn(&str, (f64, f64)) -> Vec<Place>;
+type Tries = fn(&str, (f64, f64)) -> Vec<LabelPlace>;
 
 /// A place for the name of each of `dots` in `room`.
 ///
 /// The rule: a name stands right or left of its dot where it lies on no dot and no other name; all
 /// others stand at the end of the shortest line that crosses nothing; in a crowd that leaves no way
 /// out, of the shortest line. Where there is no room at all, a name stands to the right of its dot.
-pub(super) fn placed(dots: &[(String, (f64, f64))], room: Area) -> Vec<Place> {
+pub(super) fn placed(dots: &[(String, (f64, f64))], room: Area) -> Vec<LabelPlace> {
     let mut taken: Vec<Area> = dots.iter().map(|(_, at)| Area::around(*at, RADIUS)).collect();
-    let mut places: Vec<Option<Place>> = vec![None; dots.len()];
+    let mut places: Vec<Option<LabelPlace>> = vec![None; dots.len()];
     let passes: [(Tries, bool); 3] = [(beside, true), (at_lines, true), (at_lines, false)];
     for (tries, crosses_nothing) in passes {
         for (i, (name, at)) in dots.iter().enumerate() {
             if places[i].is_some() {
                 continue;
             }
-            let free = |place: &Place| {
+            let free = |place: &LabelPlace| {
                 let line = if crosses_nothing { place.along_line(*at) } else { Vec::new() };
                 let mut others = taken.iter().enumerate();
                 place.area.is_in(&room)
@@ -103,12 +103,12 @@ pub(super) fn placed(dots: &[(String, (f64, f64))], room: Area) -> Vec<Place> {
     all.map(|(place, (name, at))| place.unwrap_or(beside(name, *at)[0])).collect()
 }
 
-fn beside(name: &str, (x, y): (f64, f64)) -> Vec<Place> {
+fn beside(name: &str, (x, y): (f64, f64)) -> Vec<LabelPlace> {
     let off = RADIUS + GAP;
-    vec![Place::at(name, (x + off, y), true), Place::at(name, (x - off, y), false)]
+    vec![LabelPlace::at(name, (x + off, y), true), LabelPlace::at(name, (x - off, y), false)]
 }
 
-fn at_lines(name: &str, (x, y): (f64, f64)) -> Vec<Place> {
+fn at_lines(name: &str, (x, y): (f64, f64)) -> Vec<LabelPlace> {
     let rings = (2..).map(|ring| STEP * f64::from(ring)).take_while(|far| *far <= FAR);
     let ends = rings.flat_map(|far| {
         (0..DIRECTIONS).map(move |i| {
@@ -120,7 +120,7 @@ fn at_lines(name: &str, (x, y): (f64, f64)) -> Vec<Place> {
     ends.map(|end| {
         let to_the_right = end.0 > x;
         let start = if to_the_right { end.0 + 2.0 } else { end.0 - 2.0 };
-        Place { line: Some(end), ..Place::at(name, (start, end.1), to_the_right) }
+        LabelPlace { line: Some(end), ..LabelPlace::at(name, (start, end.1), to_the_right) }
     })
     .collect()
 }

@@ -28,7 +28,7 @@ const POINTS: [&str; 5] = [
 
 /// Colour and pattern of a curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Look {
+pub struct CurveStyle {
     color: Color,
     dash: usize,
 }
@@ -41,27 +41,27 @@ enum Color {
     Ramp(f64),
 }
 
-impl Look {
+impl CurveStyle {
     /// Of the curve at `place` of `count` that have no order.
-    pub fn one_of(place: usize, count: usize) -> Look {
+    pub fn one_of(place: usize, count: usize) -> CurveStyle {
         if count > COLORS.len() * DASHES.len() {
-            return Look::on_ramp(place, count, 0);
+            return CurveStyle::on_ramp(place, count, 0);
         }
-        Look { color: Color::Of(place % COLORS.len()), dash: place / COLORS.len() }
+        CurveStyle { color: Color::Of(place % COLORS.len()), dash: place / COLORS.len() }
     }
 
     /// Of the layer at `place` of `count`, in the run at place `run`.
-    pub fn of_layer(place: usize, count: usize, run: usize) -> Look {
+    pub fn of_layer(place: usize, count: usize, run: usize) -> CurveStyle {
         if count > COLORS.len() {
-            return Look::on_ramp(place, count, run);
+            return CurveStyle::on_ramp(place, count, run);
         }
-        Look { color: Color::Of(place), dash: run % DASHES.len() }
+        CurveStyle { color: Color::Of(place), dash: run % DASHES.len() }
     }
 
     /// Neighbours have almost one colour, so their dashes differ.
-    fn on_ramp(place: usize, count: usize, run: usize) -> Look {
+    fn on_ramp(place: usize, count: usize, run: usize) -> CurveStyle {
         let part = place as f64 / (count - 1) as f64;
-        Look { color: Color::Ramp(part), dash: (place + run) % DASHES.len() }
+        CurveStyle { color: Color::Ramp(part), dash: (place + run) % DASHES.len() }
     }
 
     /// The attributes of an element with this colour and other classes.
@@ -92,7 +92,7 @@ impl Look {
     }
 }
 
-/// The classes that [`Look`] names, on light ground or on dark.
+/// The classes that [`CurveStyle`] names, on light ground or on dark.
 pub(super) fn style(dark: bool) -> String {
     let mut out = String::new();
     for (i, (light, night)) in COLORS.iter().enumerate() {
@@ -150,9 +150,10 @@ mod tests {
     #[test]
     fn all_curves_of_a_picture_look_different() {
         for count in [1, 2, 8, 9, 14, 40, 41, 99] {
-            let runs = (0..count).map(|i| Look::one_of(i, count).dashed(""));
+            let runs = (0..count).map(|i| CurveStyle::one_of(i, count).dashed(""));
             assert_eq!(runs.collect::<HashSet<_>>().len(), count, "{count} runs");
-            let layers = |run| (0..count).map(move |i| Look::of_layer(i, count, run).dashed(""));
+            let layers =
+                |run| (0..count).map(move |i| CurveStyle::of_layer(i, count, run).dashed(""));
             let layers: HashSet<_> = (0..3).flat_map(layers).collect();
             assert_eq!(layers.len(), 3 * count, "{count} layers of 3 runs");
         }

@@ -1,6 +1,6 @@
 //! What a chart is made of, and its axes.
 
-use super::look::Look;
+use super::look::CurveStyle;
 
 /// How a curve is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct Curve {
     /// How it is drawn.
     pub mark: Mark,
     /// Curves of one run have one.
-    pub look: Look,
+    pub look: CurveStyle,
 }
 
 /// A point with a name beside it.
@@ -38,7 +38,7 @@ pub struct Dot {
     /// Where it is.
     pub at: (f64, f64),
     /// Its colour.
-    pub look: Look,
+    pub look: CurveStyle,
 }
 
 /// How an axis counts.

@@ -13,7 +13,7 @@ use crate::{
 /// any one unit. Each list has one entry per stage, or is empty where the cost is 0.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Costs {
+pub struct JsonCosts {
     /// F.
     pub t_f: Vec<f64>,
     /// B.
@@ -75,7 +75,7 @@ pub struct Costs {
 /// what nanoseconds in 64 bits can hold.
 const TIME_MAX: f64 = 1e9;
 
-impl Costs {
+impl JsonCosts {
     /// The first field that does not work for so many stages, and what would.
     pub(super) fn fault(&self, stages: usize) -> Option<(&'static str, String)> {
         for (name, list) in self.times() {
@@ -151,7 +151,7 @@ impl Costs {
     }
 
     /// The costs as the simulator takes them, for a schedule of so many stages. The costs must be
-    /// those of a file that was read, or of [`Costs::from`].
+    /// those of a file that was read, or of [`JsonCosts::from`].
     pub fn for_simulator(&self, stages: usize) -> simulate::Costs {
         let stage = |s: usize| StageCosts {
             f_ns: nanos(at(&self.t_f, s)),
@@ -189,12 +189,12 @@ impl Costs {
     }
 }
 
-impl From<&simulate::Costs> for Costs {
-    fn from(costs: &simulate::Costs) -> Costs {
+impl From<&simulate::Costs> for JsonCosts {
+    fn from(costs: &simulate::Costs) -> JsonCosts {
         let times =
             |of: fn(&StageCosts) -> u64| costs.stages.iter().map(|s| micros(of(s))).collect();
         let memory = |of: fn(&StageBytes) -> i64| costs.memory.iter().map(of).collect();
-        Costs {
+        JsonCosts {
             t_f: times(|s| s.f_ns),
             t_b: times(|s| s.b_ns),
             t_w: times(|s| s.w_ns),

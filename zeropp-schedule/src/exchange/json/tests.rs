@@ -196,8 +196,9 @@ fn any_measures(pp: usize) -> impl Strategy<Value = Measures> {
 
 fn any_document() -> impl Strategy<Value = Document> {
     any_schedule(false).prop_flat_map(|schedule| {
-        let costs =
-            prop::option::of(any_simulator_costs(schedule.stages()).prop_map(|c| Costs::from(&c)));
+        let costs = prop::option::of(
+            any_simulator_costs(schedule.stages()).prop_map(|c| JsonCosts::from(&c)),
+        );
         let measures = prop::option::of(any_measures(schedule.pp()));
         (Just(schedule), "[a-z\"\\\\é-]{0,8}", costs, measures).prop_map(
             |(mut schedule, kind, costs, measures)| {
@@ -217,7 +218,7 @@ proptest! {
 
     #[test]
     fn the_simulators_costs_survive(costs in (1usize..5).prop_flat_map(any_simulator_costs)) {
-        let file = Costs::from(&costs);
+        let file = JsonCosts::from(&costs);
         prop_assert_eq!(file.fault(costs.stages.len()), None);
         prop_assert_eq!(file.for_simulator(costs.stages.len()), costs);
     }

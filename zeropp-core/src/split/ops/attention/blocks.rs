@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 
-use super::hidden::Hidden;
+use super::hidden::MaskedKeys;
 use super::softmax;
 #[cfg(feature = "cube")]
 use crate::cube::DroppedRows;
@@ -62,9 +62,13 @@ impl Heads {
 
 /// The output `[b, s, heads·d]` and the logarithms of the sums `[b, heads, s]`, fp32; with what is
 /// hidden beside later keys, and dropped, if anything is.
-pub(super) fn forward(qkv: &Tensor<3>, d: Dims, masked: Option<&Hidden>) -> (Tensor<3>, Tensor<3>) {
+pub(super) fn forward(
+    qkv: &Tensor<3>,
+    d: Dims,
+    masked: Option<&MaskedKeys>,
+) -> (Tensor<3>, Tensor<3>) {
     let firsts = masked.filter(|m| m.hides_keys()).map(|masked| firsts(masked, d, qkv));
-    let dropped = masked.and_then(Hidden::dropped);
+    let dropped = masked.and_then(MaskedKeys::dropped);
     let Heads { q, k, v } = Heads::of(qkv, d);
     let (mut outs, mut sums) = (Vec::new(), Vec::new());
     for queries in blocks(d) {
@@ -87,10 +91,10 @@ pub(super) fn backward(
     qkv: &Tensor<3>,
     sums: Tensor<3>,
     d: Dims,
-    masked: Option<&Hidden>,
+    masked: Option<&MaskedKeys>,
 ) -> Tensor<3> {
     let firsts = masked.filter(|m| m.hides_keys()).map(|masked| firsts(masked, d, qkv));
-    let dropped = masked.and_then(Hidden::dropped);
+    let dropped = masked.and_then(MaskedKeys::dropped);
     let Heads { q, k, v } = Heads::of(qkv, d);
     let dy = by_group(by_head(dy, d.heads), d);
     let mut dqs = Vec::new();
@@ -140,7 +144,7 @@ fn drop_some(p: Tensor<3>, dropped: Option<Dropped>, queries: &Range<usize>, d: 
 }
 
 /// The first key that each query sees, `[b, s]`.
-fn firsts(masked: &Hidden, d: Dims, on: &Tensor<3>) -> Tensor<2, Int> {
+fn firsts(masked: &MaskedKeys, d: Dims, on: &Tensor<3>) -> Tensor<2, Int> {
     let firsts: Vec<i32> = masked.firsts(d).into_iter().map(|first| first as i32).collect();
     Tensor::from_data(TensorData::new(firsts, [d.b, d.s]), &on.device())
 }
@@ -160,8 +164,12 @@ fn hidden(firsts: &Tensor<2, Int>, queries: &Range<usize>, d: Dims) -> Tensor<3,
     hidden.reshape([d.b * d.groups, d.heads / d.groups * rows, keys])
 }
 
-fn softmax_shape(queries: &Range<usize>, d: Dims) -> softmax::Rows {
-    softmax::Rows { first: queries.start, queries: queries.len(), scale: 1.0 / (d.d as f32).sqrt() }
+fn softmax_shape(queries: &Range<usize>, d: Dims) -> softmax::SoftmaxRows {
+    softmax::SoftmaxRows {
+        first: queries.start,
+        queries: queries.len(),
+        scale: 1.0 / (d.d as f32).sqrt(),
+    }
 }
 
 /// `[b, s, heads·d]` to `[b, heads, s, d]`.

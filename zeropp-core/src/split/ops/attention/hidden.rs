@@ -18,20 +18,20 @@ use crate::split::{Documents, DropoutPlace, OpCx};
 
 /// The keys that queries do not see beside the later ones: those of other documents, and those
 /// before a window; and which probabilities are dropped of the keys that they do see.
-pub(super) struct Hidden {
+pub(super) struct MaskedKeys {
     documents: Option<Arc<Documents>>,
     window: Option<usize>,
     dropped: Option<Dropped>,
 }
 
-impl Hidden {
+impl MaskedKeys {
     /// None where nothing is hidden and the micro-batch has no dropout. Where it has, attention
     /// keeps as much whether this one drops probabilities or not, as is predicted.
     pub(super) fn new(
         window: Option<usize>,
         place: Option<DropoutPlace<'_>>,
         cx: &OpCx,
-    ) -> Option<Hidden> {
+    ) -> Option<MaskedKeys> {
         let documents = cx.masks.documents.clone();
         let at = |place| cx.masks.dropout.as_ref().map(|dropout| (dropout, place));
         let dropped = place.and_then(at).map(|(dropout, place)| Dropped {
@@ -40,7 +40,7 @@ impl Hidden {
             token: 0,
         });
         let is_any = documents.is_some() || window.is_some() || cx.masks.dropout.is_some();
-        is_any.then_some(Hidden { documents, window, dropped })
+        is_any.then_some(MaskedKeys { documents, window, dropped })
     }
 
     /// The rows that are a sample of their own each: documents, or samples.

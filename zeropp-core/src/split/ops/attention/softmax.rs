@@ -8,7 +8,7 @@ use crate::{cube, split::ops::on_gpu};
 /// The rows of a block of scores: its `queries` queries of one head after another, the first of
 /// which is token `first` of its sample.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rows {
+pub(super) struct SoftmaxRows {
     /// Token of the first query.
     pub(super) first: usize,
     /// Queries of a head in the block.
@@ -22,7 +22,7 @@ pub(super) struct Rows {
 /// and the fp32 logarithm of each row's sum of exponentials, `[n, rows]`.
 pub(super) fn forward(
     scores: Tensor<3>,
-    rows: Rows,
+    rows: SoftmaxRows,
     hidden: Option<Tensor<3, Bool>>,
     dtype: DType,
 ) -> (Tensor<3>, Tensor<2>) {
@@ -43,7 +43,7 @@ pub(super) fn forward(
 pub(super) fn backward(
     (scores, dp): (Tensor<3>, Tensor<3>),
     sums: Tensor<2>,
-    rows: Rows,
+    rows: SoftmaxRows,
     hidden: Option<Tensor<3, Bool>>,
     dtype: DType,
 ) -> (Tensor<3>, Tensor<3>) {
@@ -67,7 +67,7 @@ pub(super) fn backward(
 }
 
 /// Which keys lie after their query, `[1, rows, keys]`.
-fn future(scores: &Tensor<3>, rows: Rows) -> Tensor<3, burn::tensor::Bool> {
+fn future(scores: &Tensor<3>, rows: SoftmaxRows) -> Tensor<3, burn::tensor::Bool> {
     let [_, height, keys] = scores.dims();
     let device = scores.device();
     let (n, share) = (rows.queries, height / rows.queries);

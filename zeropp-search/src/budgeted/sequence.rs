@@ -1,18 +1,18 @@
-//! Orders as words: what the search changes.
+//! Orders as sequences: what the search changes.
 //!
-//! A letter is a class (F or B of one of the rank's stages) and stands for that class's next
+//! An entry is a class (F or B of one of the rank's stages) and stands for that class's next
 //! micro-batch; micro-batches being equal, first in first out loses nothing, and the sums of
-//! gradients need it. The letter 2V asks for one W there. All other W are fillers: the decoder puts
+//! gradients need it. The entry 2V asks for one W there. All other W are fillers: the decoder puts
 //! them where the rank would wait, where memory runs out, and at the end.
 
 use super::problem::Problem;
 
 /// The order of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Word {
+pub(super) struct RankSequence {
     /// Classes, and 2V for a W.
-    pub(super) letters: Vec<u8>,
-    /// Micro-batch of each letter.
+    pub(super) entries: Vec<u8>,
+    /// Micro-batch of each entry.
     pub(super) batch: Vec<u16>,
     /// The shortest wait that a W fills.
     pub(super) threshold: i64,
@@ -20,26 +20,26 @@ pub(super) struct Word {
 
 /// The order of every rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Plan {
-    pub(super) words: Vec<Word>,
+pub(super) struct RankOrders {
+    pub(super) sequences: Vec<RankSequence>,
     /// Micro-batches after which the order nearly repeats itself; 0 where none are known.
     pub(super) stride: usize,
 }
 
-impl Word {
+impl RankSequence {
     /// Writes `from` over it without giving memory back.
-    pub(super) fn copy(&mut self, from: &Word) {
-        self.letters.clone_from(&from.letters);
+    pub(super) fn copy(&mut self, from: &RankSequence) {
+        self.entries.clone_from(&from.entries);
         self.batch.clone_from(&from.batch);
         self.threshold = from.threshold;
     }
 
-    /// Numbers all letters; false where a B comes before its F.
+    /// Numbers all entries; false where a B comes before its F.
     pub(super) fn number(&mut self, v: usize) -> bool {
         let mut counts = [0u16; 2 * STAGES_MAX + 1];
         self.batch.clear();
-        for &letter in &self.letters {
-            let class = usize::from(letter);
+        for &entry in &self.entries {
+            let class = usize::from(entry);
             self.batch.push(counts[class]);
             counts[class] += 1;
             if class >= v && class < 2 * v && counts[class] > counts[class - v] {
@@ -49,10 +49,10 @@ impl Word {
         true
     }
 
-    /// Moves the `len` letters at `from` so that they start at `to`, and numbers what changed:
-    /// false where that cannot be, the word then being spoilt.
+    /// Moves the `len` entries at `from` so that they start at `to`, and numbers what changed:
+    /// false where that cannot be, the sequence then being spoilt.
     pub(super) fn shift(&mut self, v: usize, from: usize, to: isize, len: usize) -> bool {
-        let n = self.letters.len();
+        let n = self.entries.len();
         if from + len > n || to < 0 || to as usize + len > n || to as usize == from {
             return false;
         }
@@ -60,19 +60,19 @@ impl Word {
         let (low, high) = (from.min(to), from.max(to) + len);
         let mut next = [u16::MAX; 2 * STAGES_MAX + 1];
         for j in low..high {
-            let class = usize::from(self.letters[j]);
+            let class = usize::from(self.entries[j]);
             if next[class] == u16::MAX {
                 next[class] = self.batch[j];
             }
         }
-        let range = &mut self.letters[low..high];
+        let range = &mut self.entries[low..high];
         if to > from {
             range.rotate_left(len);
         } else {
             range.rotate_right(len);
         }
         for j in low..high {
-            let class = usize::from(self.letters[j]);
+            let class = usize::from(self.entries[j]);
             let i = next[class];
             self.batch[j] = i;
             next[class] += 1;
@@ -83,30 +83,33 @@ impl Word {
         true
     }
 
-    /// Where the letter of `class` and micro-batch `i` stands.
+    /// Where the entry of `class` and micro-batch `i` stands.
     pub(super) fn position(&self, class: usize, i: usize) -> Option<usize> {
-        let is = |(letter, batch): (&u8, &u16)| {
-            usize::from(*letter) == class && usize::from(*batch) == i
-        };
-        self.letters.iter().zip(&self.batch).position(is)
+        let is =
+            |(entry, batch): (&u8, &u16)| usize::from(*entry) == class && usize::from(*batch) == i;
+        self.entries.iter().zip(&self.batch).position(is)
     }
 }
 
-/// The most stages a rank that letters can name.
+/// The most stages a rank that entries can name.
 pub(super) const STAGES_MAX: usize = 32;
 
-impl Plan {
-    /// Words of these letters, all with one threshold; none where a B comes before its F or a
-    /// letter is missing.
-    pub(super) fn new(problem: &Problem, letters: Vec<Vec<u8>>, threshold: i64) -> Option<Plan> {
-        let words = letters.into_iter().map(|letters| {
-            let mut word = Word { letters, batch: Vec::new(), threshold };
+impl RankOrders {
+    /// Words of these entries, all with one threshold; none where a B comes before its F or a
+    /// entry is missing.
+    pub(super) fn new(
+        problem: &Problem,
+        entries: Vec<Vec<u8>>,
+        threshold: i64,
+    ) -> Option<RankOrders> {
+        let sequences = entries.into_iter().map(|entries| {
+            let mut sequence = RankSequence { entries, batch: Vec::new(), threshold };
             let spare = u8::try_from(problem.classes).expect("few stages");
-            let complete = word.letters.iter().filter(|l| **l != spare).count();
-            let good = word.number(problem.v) && complete == problem.classes * problem.b;
-            good.then_some(word)
+            let complete = sequence.entries.iter().filter(|l| **l != spare).count();
+            let good = sequence.number(problem.v) && complete == problem.classes * problem.b;
+            good.then_some(sequence)
         });
-        Some(Plan { words: words.collect::<Option<_>>()?, stride: 0 })
+        Some(RankOrders { sequences: sequences.collect::<Option<_>>()?, stride: 0 })
     }
 }
 
@@ -114,16 +117,17 @@ impl Plan {
 mod tests {
     use super::*;
 
-    fn word(letters: &[u8]) -> Word {
-        let mut word = Word { letters: letters.to_vec(), batch: Vec::new(), threshold: 1 };
-        assert!(word.number(2));
-        word
+    fn sequence(entries: &[u8]) -> RankSequence {
+        let mut sequence =
+            RankSequence { entries: entries.to_vec(), batch: Vec::new(), threshold: 1 };
+        assert!(sequence.number(2));
+        sequence
     }
 
     #[test]
     fn a_shift_numbers_as_a_whole_count_does() {
         // F0 F0 F1 F1 B1 B0 W B1 B0
-        let start = word(&[0, 0, 1, 1, 3, 2, 4, 3, 2]);
+        let start = sequence(&[0, 0, 1, 1, 3, 2, 4, 3, 2]);
         for from in 0..9 {
             for to in 0..9 {
                 for len in 1..4 {
@@ -144,7 +148,8 @@ mod tests {
 
     #[test]
     fn a_b_before_its_f_is_refused() {
-        let mut word = Word { letters: vec![0, 2, 3, 1], batch: Vec::new(), threshold: 1 };
-        assert!(!word.number(2));
+        let mut sequence =
+            RankSequence { entries: vec![0, 2, 3, 1], batch: Vec::new(), threshold: 1 };
+        assert!(!sequence.number(2));
     }
 }
