@@ -49,22 +49,6 @@ fn no_kind_of_schedule_is_named_by_a_string_outside_of_its_file_and_row() {
     report(&broken);
 }
 
-/// Public types whose name has another home, too, until one of them is renamed.
-const SHARED: [&str; 12] = [
-    "Compute",
-    "Costs",
-    "Groups",
-    "Layer",
-    "Layout",
-    "LearningRate",
-    "Links",
-    "Look",
-    "Model",
-    "Place",
-    "Plan",
-    "Weights",
-];
-
 /// The public struct, enum, trait or alias that `line` declares.
 fn public_type(line: &str) -> Option<&str> {
     let item = line.strip_prefix("pub ")?;
@@ -74,7 +58,7 @@ fn public_type(line: &str) -> Option<&str> {
 }
 
 #[test]
-fn no_other_public_type_name_has_two_homes() {
+fn no_public_type_name_has_two_homes() {
     let mut homes: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     // The command is no library.
     for folder in CRATES.iter().filter(|folder| !folder.starts_with("zeropp-cli")) {
@@ -86,15 +70,8 @@ fn no_other_public_type_name_has_two_homes() {
     }
     let mut broken = Vec::new();
     for (name, homes) in homes.iter().filter(|(_, homes)| homes.len() > 1) {
-        if !SHARED.contains(&name.as_str()) {
-            broken
-                .push(format!("{name}: {}", homes.iter().cloned().collect::<Vec<_>>().join(", ")));
-        }
-    }
-    for name in SHARED {
-        if homes.get(name).is_none_or(|homes| homes.len() < 2) {
-            broken.push(format!("{name} has one home, and need not be listed"));
-        }
+        let homes: Vec<_> = homes.iter().map(String::as_str).collect();
+        broken.push(format!("{name}: {}", homes.join(", ")));
     }
     report(&broken);
 }
