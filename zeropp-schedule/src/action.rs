@@ -171,7 +171,7 @@ pub enum Action {
 
 /// What an action names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operand {
+pub(crate) enum Operand {
     /// Nothing.
     Nothing,
     /// A stage.
