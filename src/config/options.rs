@@ -107,7 +107,8 @@ options! {
         ///
         /// The others do as with `selective`, and so does the stage with the head. So the memory
         /// that there is can be used up: `zeropp plan` finds the number.
-        "recompute-first" "N" recompute_first: Option<usize> = None, Program Kept;
+        "recompute-first" "N" recompute_first: Option<usize> = None, Program Kept
+            => "recompute:first";
         /// When ranks learn the norm that clipping and the check for finite gradients need.
         ///
         /// `barrier`: before each update, for which all ranks meet. `late`: each rank updates as

@@ -155,7 +155,7 @@ impl Config {
 
     fn check_recompute(&self) -> Checked {
         let Some(first) = self.recompute_first else { return Ok(()) };
-        let field = "recompute-first";
+        let field = "recompute:first";
         check(self.recompute == Recompute::Full, || {
             let problem =
                 format!("says what recompute = full is for, and it is {}", self.recompute);

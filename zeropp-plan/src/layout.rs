@@ -315,9 +315,9 @@ impl Layout {
             flags.push(format!("--unit {}", self.unit));
         }
         if self.recompute != Recompute::None {
-            flags.push(format!("--recompute {}", self.recompute));
+            let first = self.redone.map_or_else(String::new, |first| format!(":first={first}"));
+            flags.push(format!("--recompute {}{first}", self.recompute));
         }
-        flags.extend(self.redone.map(|first| format!("--recompute-first {first}")));
         if self.zero1 {
             flags.push("--zero1".into());
         }
