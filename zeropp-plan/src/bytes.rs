@@ -155,6 +155,7 @@ pub fn stage_bytes<'a>(
         gather_input: if alone || fp32 { 0 } else { shard * element },
         reduced: if alone { 0 } else { trained_shard * 4 },
         replica_reduced: if form.is_summed { trained_shard * 4 / cut.owners as u64 } else { 0 },
+        ..StageBytes::default()
     }
 }
 

@@ -65,11 +65,15 @@ fn equal(job: &Job, layout: &Layout, model: &mut Model, blocks: &[usize]) -> Spl
     simulated(job, layout, &stages, Vec::new()).unwrap()
 }
 
-/// The rows of the design's table for llama3-8b, with 128k and 256k ids.
+/// The rows of the design's table for llama3-8b, with 128k and 256k ids: what is uneven and the
+/// head's messages in a share of a step, and how far it is from equal stages. On 16 ranks the way
+/// of a micro-batch over all of them is longer than its order has micro-batches ahead.
 #[test]
 fn a_split_head_costs_little_beside_equal_stages() {
     for ids in [128_256, 256_000] {
-        for shape in [(4, 4, 32), (8, 4, 32), (16, 2, 64)] {
+        for (shape, most, apart) in
+            [((4, 4, 32), 0.02, 0.015), ((8, 4, 32), 0.02, 0.015), ((16, 2, 64), 0.035, 0.065)]
+        {
             let (job, layout) = llama(ids, shape);
             let mut model = Model::new(&job, 1);
             let blocks = vec![1; layout.stages()];
@@ -93,8 +97,8 @@ fn a_split_head_costs_little_beside_equal_stages() {
             );
             verify(&split.program, &VerifyLimits::default()).unwrap();
             verify_issue_order(&in_issue_order(&split.program)).unwrap();
-            assert!(share <= 0.02, "{share}");
-            assert!(loss(&split) <= equal + 0.015, "{} {equal}", loss(&split));
+            assert!(share <= most, "{share}");
+            assert!(loss(&split) <= equal + apart, "{} {equal}", loss(&split));
         }
     }
 }
