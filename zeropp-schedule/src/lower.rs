@@ -412,8 +412,8 @@ fn add_reductions(gradients: &[Gradient], replicas: bool, inserts: &mut Inserts)
 
 /// The end of each reduction: before the next one or, in kinds that take a step in units and where
 /// a rank's gradients come one after the other, before the next gradient is begun: others were
-/// timed without that wait. A split head's gradient is beside those of the stages. The last one's is
-/// given back.
+/// timed without that wait. A split head's gradient is beside those of the stages. The last one's
+/// is given back.
 fn add_retirements(
     (schedule, program): (&Schedule, &[Action]),
     gradients: &[Gradient],

@@ -62,8 +62,8 @@ pub(super) fn add_gathers(
     }
 }
 
-/// AG before the first F of each unit's slice of a split head, FREE after its last B; where the next
-/// unit's F begin before that, they have what is there.
+/// AG before the first F of each unit's slice of a split head, FREE after its last B; where the
+/// next unit's F begin before that, they have what is there.
 pub(super) fn add_slice_gathers(
     schedule: &Schedule,
     program: &[Action],

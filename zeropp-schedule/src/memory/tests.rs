@@ -330,20 +330,22 @@ proptest! {
     }
 }
 
+/// What is held of each kind that comes and goes.
+fn of(held: &MemoryBytes) -> [(Held, u64); 7] {
+    [
+        (Held::Gathered, held.gathered),
+        (Held::Packed, held.packed_weights),
+        (Held::Gradient, held.gradient),
+        (Held::GradientShard, held.gradient_shard),
+        (Held::Activation, held.activation),
+        (Held::Stash, held.weight_stash),
+        (Held::Communication, held.communication),
+    ]
+}
+
 /// What every action does to memory in all programs is what its row says: no more, and all of it.
 #[test]
 fn every_action_takes_and_gives_the_memory_that_its_row_says() {
-    let of = |held: &MemoryBytes| {
-        [
-            (Held::Gathered, held.gathered),
-            (Held::Packed, held.packed_weights),
-            (Held::Gradient, held.gradient),
-            (Held::GradientShard, held.gradient_shard),
-            (Held::Activation, held.activation),
-            (Held::Stash, held.weight_stash),
-            (Held::Communication, held.communication),
-        ]
-    };
     let bytes = StageBytes {
         packed_forward: 20,
         packed_backward: 30,

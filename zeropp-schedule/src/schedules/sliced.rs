@@ -4,7 +4,7 @@
 //! F and B of a slice run at the next boundary once their inputs are there, as other ranks wait for
 //! them; W, its own and the stages', fill gaps. At most [`PENDING_MAX`] micro-batches of a slice
 //! are between F and W, which bounds what they keep. The other actions stay in the kind's order, so
-//! that no rank waits in a circle; the clock moves only W, and no stage's W past another of its own.
+//! that no rank waits in a circle; the clock moves only W, and no stage's W past another of it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -24,7 +24,7 @@ const AHEAD_MAX: usize = 6;
 const QUARTERS: [u64; 3] = [4, 2, 0];
 
 /// Of the orders that `base` makes with more and more micro-batches ahead the one that takes least
-/// time with slices of these blocks, the first of equals. `costs` has entries for stages and slices.
+/// time with slices of these blocks, the first of equals. `costs` has those of slices, too.
 pub(super) fn fastest(
     kind: &'static str,
     shape: &Shape,

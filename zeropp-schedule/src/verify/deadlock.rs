@@ -68,8 +68,8 @@ struct Awaited<'a> {
     program: bool,
 }
 
-/// A message of a split head that has to be sent, or the compute that it takes in a schedule without
-/// messages.
+/// A message of a split head that has to be sent, or the compute that it takes in a schedule
+/// without messages.
 struct Of<'a> {
     head: &'a Head,
     edge: usize,
