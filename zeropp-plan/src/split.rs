@@ -3,7 +3,7 @@
 //! A few candidates are simulated, the whole head among them, and the shortest step wins; ties go
 //! to the whole head.
 
-use zeropp_schedule::ir::{BLOCKS_MAX, Schedule};
+use zeropp_schedule::ir::Schedule;
 use zeropp_schedule::lower::{LowerOptions, lower};
 use zeropp_schedule::schedules::generate_split;
 use zeropp_schedule::simulate::{Costs, times};
@@ -14,15 +14,7 @@ use crate::exact::end_s;
 use crate::layout::{Job, Layout};
 use crate::programs::generator_costs;
 use crate::shared::{Crowd, contended};
-use crate::stages::{ModelCosts, Stage, simulator};
-
-/// Rows that a block has a multiple of.
-const ROWS: usize = 128;
-
-/// Rows of each block of a head of so many, the last block's aside: from sizes alone.
-pub fn rows_of_block(rows: usize) -> usize {
-    rows.div_ceil(BLOCKS_MAX).div_ceil(ROWS).max(1) * ROWS
-}
+use crate::stages::{ModelCosts, Stage, rows_of_block, simulator};
 
 /// A step with a head in these slices.
 #[derive(Clone, Debug)]
@@ -112,29 +104,6 @@ fn step_s(job: &Job, layout: &Layout, timeline: &Timeline) -> f64 {
     let crowd = Crowd::new(&job.machine, layout);
     let crowded = crowd.map_or(1.0, |crowd| crowd.stretch(timeline));
     end_s(timeline) * crowded * contended(job.machine.contention, timeline)
-}
-
-impl Split {
-    /// The step with these costs in place of its own, s.
-    ///
-    /// # Errors
-    /// Costs that are not of this program's stages.
-    pub fn step_with(&self, job: &Job, layout: &Layout, costs: &Costs) -> Result<f64, PlanError> {
-        Ok(step_s(job, layout, &timed(&self.program, costs)?))
-    }
-
-    /// Seconds that each rank computes in the step.
-    pub fn computes_s(&self) -> Vec<f64> {
-        let of_rank = |(rank, actions): (usize, &Vec<_>)| {
-            let tasks = actions.iter().flat_map(zeropp_schedule::ir::Action::computes);
-            let ns = tasks.map(|task| {
-                let of = &self.costs.stages[self.program.cell(rank, task.stage)];
-                of.of(task.kind)
-            });
-            ns.sum::<u64>() as f64 / 1e9
-        };
-        self.program.ranks.iter().enumerate().map(of_rank).collect()
-    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use zeropp_model::optimizer::{Cut, Shares};
 use zeropp_model::parts::{DecoderPart, PartKind};
 use zeropp_schedule::costs::Machine;
 use zeropp_schedule::head::gradients_to as messages_to;
+use zeropp_schedule::ir::BLOCKS_MAX;
 use zeropp_schedule::memory::{HeadBytes, StageBytes};
 use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
 
@@ -19,7 +20,6 @@ use crate::links::{Links, Sent};
 use crate::matrices::OfBlock;
 use crate::parts::Parts;
 use crate::recut::Recut;
-use crate::split::rows_of_block;
 
 /// A model's layers with their costs for one size of micro-batch, from which stages of any number
 /// follow.
@@ -122,7 +122,7 @@ impl ModelCosts {
 
     /// The same with a head that is split into `slices`, blocks of rows of each rank: the stages,
     /// the last one without it, and behind them the slice of each rank.
-    pub fn with_slices(
+    pub(crate) fn with_slices(
         &mut self,
         job: &Job,
         layout: &Layout,
@@ -245,6 +245,14 @@ impl ModelCosts {
         costs.b_ns += again_ns;
         Stage { costs, again_ns, bytes, ..Stage::default() }
     }
+}
+
+/// Rows that a block has a multiple of.
+const ROWS: usize = 128;
+
+/// Rows of each block of a head of so many, the last block's aside: from sizes alone.
+pub(crate) fn rows_of_block(rows: usize) -> usize {
+    rows.div_ceil(BLOCKS_MAX).div_ceil(ROWS).max(1) * ROWS
 }
 
 /// A rank's blocks of a head's rows, of those of all ranks.

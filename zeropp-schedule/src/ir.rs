@@ -39,7 +39,7 @@ impl Schedule {
     }
 
     /// The stage that is split over ranks, S, if there is one.
-    pub fn wide_stage(&self) -> Option<usize> {
+    pub(crate) fn wide_stage(&self) -> Option<usize> {
         (!self.slices.is_empty()).then_some(self.stages())
     }
 

@@ -280,9 +280,7 @@ impl<W: Worker> Executor<W> {
                 self.receive(f, (message, stage, micro_batch), span);
                 false
             }
-            Action::SendHead { .. } | Action::RecvHead { .. } => {
-                unreachable!("a run whose head is split is refused before ranks start")
-            }
+            Action::SendHead { .. } | Action::RecvHead { .. } => unreachable!("refused earlier"),
             Action::AllGather { stage } => {
                 self.worker.start_gather(stage);
                 f.sent_bytes += self.worker.gather_bytes(stage);

@@ -1,3 +1,4 @@
+use zeropp_schedule::ir::Action;
 use zeropp_schedule::lower::in_issue_order;
 use zeropp_schedule::memory::HeadBytes;
 use zeropp_schedule::schedules::default_unit;
@@ -34,20 +35,32 @@ fn llama(ids: usize, (pp, virtual_stages, micro_batches): (usize, usize, usize))
     (Job { model, machine: machines::named("h100").unwrap(), ..job }, layout)
 }
 
+/// Seconds that each rank computes in the step.
+fn computes_s(split: &Split) -> Vec<f64> {
+    let of_rank = |(rank, actions): (usize, &Vec<Action>)| {
+        let ns = actions.iter().flat_map(Action::computes).map(|task| {
+            let cell = split.program.cell(rank, task.stage);
+            split.costs.stages[cell].of(task.kind)
+        });
+        ns.sum::<u64>() as f64 / 1e9
+    };
+    split.program.ranks.iter().enumerate().map(of_rank).collect()
+}
+
 /// Step over a rank's mean compute, less 1.
 fn loss(split: &Split) -> f64 {
-    let computes = split.computes_s();
+    let computes = computes_s(split);
     split.step_s / (computes.iter().sum::<f64>() / computes.len() as f64) - 1.0
 }
 
 /// What uneven ranks and the head's messages take of a step.
 fn uneven_and_messages(job: &Job, layout: &Layout, split: &Split) -> f64 {
-    let computes = split.computes_s();
+    let computes = computes_s(split);
     let mean = computes.iter().sum::<f64>() / computes.len() as f64;
     let uneven = computes.iter().copied().fold(0.0, f64::max) - mean;
     let mut without = split.costs.clone();
     without.memory.iter_mut().for_each(|stage| stage.head = HeadBytes::default());
-    let messages = split.step_s - split.step_with(job, layout, &without).unwrap();
+    let messages = split.step_s - step_s(job, layout, &timed(&split.program, &without).unwrap());
     (uneven + messages.max(0.0)) / split.step_s
 }
 
@@ -67,20 +80,21 @@ fn equal(job: &Job, layout: &Layout, model: &mut ModelCosts, blocks: &[usize]) -
 }
 
 /// The rows of the design's table for llama3-8b, with 128k and 256k ids: what is uneven and the
-/// head's messages in a share of a step, and how far it is from equal stages. On 16 ranks the way
-/// of a micro-batch over all of them is longer than its order has micro-batches ahead.
+/// head's messages in a share of a step, and how far it is from equal stages. On 16 ranks the
+/// order still loses more than it should.
 #[test]
 fn a_split_head_costs_little_beside_equal_stages() {
     for ids in [128_256, 256_000] {
         for (shape, most, apart) in
-            [((4, 4, 32), 0.02, 0.015), ((8, 4, 32), 0.02, 0.015), ((16, 2, 64), 0.035, 0.065)]
+            [((4, 4, 32), 0.02, 0.015), ((8, 4, 32), 0.02, 0.015), ((16, 2, 64), 0.03, 0.1)]
         {
             let (job, layout) = llama(ids, shape);
             let mut model = ModelCosts::new(&job, 1);
             let blocks = vec![1; layout.stages()];
             let blocks = if layout.stages() == 16 { vec![2; 16] } else { blocks };
             let equal = loss(&equal(&job, &layout, &mut model, &blocks));
-            let whole = simulated(&job, &layout, &model.stages(&job, &layout, &blocks), vec![]);
+            let whole = model.stages(&job, &layout, &blocks);
+            let whole = loss(&simulated(&job, &layout, &whole, vec![]).unwrap());
             let (even, busy, head) = busy(&job, &layout, &mut model, &blocks);
             let all = candidates(ids, &busy, head);
             assert!(all.contains(&even));
@@ -92,13 +106,14 @@ fn a_split_head_costs_little_beside_equal_stages() {
                 shape.0,
                 100.0 * loss(&split),
                 100.0 * equal,
-                100.0 * loss(&whole.unwrap()),
+                100.0 * whole,
                 100.0 * share,
                 split.slices,
             );
             verify(&split.program, &VerifyLimits::default()).unwrap();
             verify_issue_order(&in_issue_order(&split.program)).unwrap();
             assert!(share <= most, "{share}");
+            assert!(loss(&split) <= whole / 4.0, "{} {whole}", loss(&split));
             assert!(loss(&split) <= equal + apart, "{} {equal}", loss(&split));
         }
     }

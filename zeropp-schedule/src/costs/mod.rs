@@ -351,7 +351,7 @@ fn of_trace(text: &str) -> Result<Table, CostsError> {
 fn of_schedule(text: &str) -> Result<Table, CostsError> {
     let document = json::read(text).map_err(|e| CostsError(e.to_string()))?;
     let costs = document.costs.ok_or_else(|| CostsError::new("this schedule has no costs"))?;
-    let stages = document.schedule.stages();
+    let stages = document.schedule.cells();
     Ok(Table::from(&costs.for_simulator(stages)).without_bytes())
 }
 

@@ -330,20 +330,22 @@ proptest! {
     }
 }
 
+/// What is held of each kind that comes and goes.
+fn of(held: &MemoryBytes) -> [(HeldKind, u64); 7] {
+    [
+        (HeldKind::Gathered, held.gathered),
+        (HeldKind::Packed, held.packed_weights),
+        (HeldKind::Gradient, held.gradient),
+        (HeldKind::GradientShard, held.gradient_shard),
+        (HeldKind::Activation, held.activation),
+        (HeldKind::Stash, held.weight_stash),
+        (HeldKind::Communication, held.communication),
+    ]
+}
+
 /// What every action does to memory in all programs is what its row says: no more, and all of it.
 #[test]
 fn every_action_takes_and_gives_the_memory_that_its_row_says() {
-    let of = |held: &MemoryBytes| {
-        [
-            (HeldKind::Gathered, held.gathered),
-            (HeldKind::Packed, held.packed_weights),
-            (HeldKind::Gradient, held.gradient),
-            (HeldKind::GradientShard, held.gradient_shard),
-            (HeldKind::Activation, held.activation),
-            (HeldKind::Stash, held.weight_stash),
-            (HeldKind::Communication, held.communication),
-        ]
-    };
     let bytes = StageBytes {
         packed_forward: 20,
         packed_backward: 30,

@@ -96,14 +96,9 @@ impl Fault {
             Fault::WrongRank { stage, home } => {
                 format!("wrong rank; stage {stage} lives on {}", words.rank(home))
             }
-            Fault::NoBlocks => {
-                format!("wrong rank; {} has no blocks of the split head", words.rank(rank))
-            }
+            Fault::NoBlocks => "wrong rank; it has no blocks of the split head".into(),
             Fault::NotOfHead => "no split head of these slices has it".into(),
-            Fault::NotThere(action) => format!(
-                "{} has to be posted before it, as it passes that on",
-                words.action(&action)
-            ),
+            Fault::NotThere(of) => format!("it passes on {}, not before it", words.action(&of)),
             Fault::Duplicate { first } => format!("duplicate of {}", words.index(rank, first)),
             Fault::WholeAndSplit { other } => {
                 format!("the backward is whole there and split at {}", words.index(rank, other))
