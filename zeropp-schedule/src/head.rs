@@ -362,8 +362,8 @@ mod tests {
             (vec![13, 0], 1),
         ] {
             let head = head(&slices, root);
-            for rank in 0..slices.len() {
-                let others = rank != root && slices[rank] > 0;
+            for (rank, blocks) in slices.iter().enumerate() {
+                let others = rank != root && *blocks > 0;
                 assert_eq!(head.needs(rank, Compute::F, head.stage).len(), usize::from(others));
                 let b = head.needs(rank, Compute::B, head.stage).len();
                 assert!(rank == root || b == usize::from(others));

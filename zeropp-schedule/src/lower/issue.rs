@@ -8,6 +8,7 @@
 //! [`verify_issue_order`](crate::verify::verify_issue_order) proves.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use crate::action::Partners;
 use crate::head::{End, Head};
@@ -192,8 +193,8 @@ impl<'a> PassedOn<'a> {
             // Later than what it passes on by all that decides.
             let there = needs.into_iter().map(|(clock, ..)| clock + 1).max().unwrap_or(0);
             let key = key(head, edge, i);
-            if !messages.contains_key(&key) {
-                messages.insert(key, (moment.0.max(there), moment.1, moment.2));
+            if let Entry::Vacant(place) = messages.entry(key) {
+                place.insert((moment.0.max(there), moment.1, moment.2));
                 gone.push(key);
                 left.extend(&self.waiting[edge]);
             }
