@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_b_makes_again_for_w_counts_from_b_on() {
+    fn bytes_that_b_makes_again_for_w_count_from_b_on() {
         // x, its norm for W with a dY of 8, an activation's input, and its output for W.
         let norm = Keeps { slots: vec![Slot::new(10)], made: 0 };
         let up = Keeps { slots: vec![Slot::new(10).made_from(10).for_w()], made: 8 };

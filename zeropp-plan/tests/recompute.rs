@@ -50,7 +50,7 @@ fn less_memory_costs_as_little_time_as_the_cheapest_recomputation_that_fits() {
 }
 
 #[test]
-fn what_is_made_again_has_a_row_of_its_own() {
+fn recomputed_work_has_a_row_of_its_own() {
     let terms = paper(22.0, Some(Recompute::Selective)).terms;
     assert!(terms.selective > 0.0 && terms.recompute == 0.0, "{terms:?}");
     assert!(terms.selective < 0.03 * terms.compute, "{terms:?}");
