@@ -443,6 +443,8 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         kv_heads: Some(2),
         head_dim: Some(16),
         intermediate: Some(256),
+        experts: Some(8),
+        experts_per_token: Some(2),
         recompute_first: Some(2),
         max_gathered: Some(2),
         max_gathers: Some(12),

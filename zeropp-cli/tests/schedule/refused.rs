@@ -42,6 +42,15 @@ fn a_bad_schedule_is_reported_with_row_column_and_action() {
 }
 
 #[test]
+fn a_run_refuses_a_schedule_whose_head_is_split() {
+    let dir = tempfile::tempdir().unwrap();
+    works(dir.path(), "schedule --pp 2 --unit 4 --head-split 2,2 -o split.csv");
+    works(dir.path(), "check split.csv");
+    let problem = "schedule = split.csv: its head is split over ranks, which runs cannot do yet";
+    fails(dir.path(), "run --schedule split.csv --pp 2 --layers 4 --steps 1", problem);
+}
+
+#[test]
 fn check_lists_every_error_also_as_json() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
