@@ -63,7 +63,7 @@ pub(super) fn check(kind: &'static str, pp: usize, slices: &[usize]) -> Result<(
 fn unfit(kind: &'static str, slices: &[usize]) -> ScheduleError {
     ScheduleError::Field {
         kind,
-        field: "blocks of a split head",
+        field: "head-split",
         value: slices.iter().fold(0, |sum: usize, n| sum.saturating_add(*n)),
         works: format!("give a number for each rank, 1 to {BLOCKS_MAX} in all"),
     }
