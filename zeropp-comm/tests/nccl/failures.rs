@@ -302,9 +302,10 @@ fn strangers_are_refused_and_do_no_harm() {
         let mut streams: Vec<_> = (0..8).map(|_| TcpStream::connect(&address).unwrap()).collect();
         for (i, stream) in streams.iter_mut().enumerate() {
             // The right words and rank 0's name, but without the secret; or nonsense; or nothing.
-            let mut hello = b"zeropp 2".to_vec();
+            let mut hello = b"zeropp\r\n".to_vec();
+            hello.extend(4u16.to_le_bytes());
+            hello.extend(vec![i as u8; 64]);
             hello.extend(0u32.to_le_bytes());
-            hello.extend(vec![i as u8; 48]);
             hello.truncate(hello.len() * (i % 4) / 3);
             stream.write_all(&hello).unwrap();
         }
@@ -312,7 +313,8 @@ fn strangers_are_refused_and_do_no_harm() {
             let mut answer = Vec::new();
             stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
             let _ = stream.read_to_end(&mut answer);
-            assert_eq!(answer.len(), 16, "stranger {i} gets a number and no proof");
+            // The listener's greeting, and one byte that says that the token differs.
+            assert_eq!(answer.len(), 42 + 1, "stranger {i} gets a number and no proof");
         }
         stranger.wait();
     });
