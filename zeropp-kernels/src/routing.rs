@@ -140,7 +140,11 @@ pub fn route(logits: &mut [f32], routing: Routing) -> (Vec<f32>, ChosenExperts) 
             softmax(scores);
             order.clear();
             order.extend(0..all as u32);
-            let score = |expert: u32| scores[expert as usize];
+            // What is no number has either sign: here it has one, before all numbers.
+            let score = |expert: u32| match scores[expert as usize] {
+                score if score.is_nan() => f32::NAN,
+                score => score,
+            };
             if k < all {
                 order.select_nth_unstable_by(k - 1, |a, b| {
                     score(*b).total_cmp(&score(*a)).then(a.cmp(b))

@@ -2,10 +2,12 @@
 // Colours that the colour-blind can tell apart, and letters beside them.
 const KINDS_OF_ACTION = ["F", "B", "W", "BW", "R", "F&BW", "send activation", "send gradient", "receive activation",
   "receive gradient", "all-gather", "free", "reduce-scatter", "sum over replicas", "optimizer step",
-  "validation", "end of reduction"];
+  "validation", "end of reduction", "send the head's input", "send the head's sums", "send log-sum-exp",
+  "send the head's gradient", "receive the head's input", "receive the head's sums", "receive log-sum-exp",
+  "receive the head's gradient"];
 const COLOURS = ["#3b8bd0", "#e69f00", "#2aa17b", "#d9640f", "#c678a8", "#8888cc", "#9aa0a6", "#b9a37a", "#c5cad1",
   "#dccfae", "#56b4e9", "#888", "#f0d000", "#b8860b", "#777",
-  "#b2182b", "#8e7cb5"];
+  "#b2182b", "#8e7cb5", "#9aa0a6", "#9aa0a6", "#9aa0a6", "#b9a37a", "#c5cad1", "#c5cad1", "#c5cad1", "#dccfae"];
 const LEFT = 58, LANE = 19, THIN = 6, MEMORY = 26, GAP = 7, AXIS = 20, TEXT = 15;
 const isCompute = (span) => span[0] <= 5;
 
