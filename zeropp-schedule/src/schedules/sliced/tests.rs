@@ -153,7 +153,8 @@ fn a_kind_without_such_an_order_names_those_that_have_one() {
     );
     assert_eq!(
         error("zeropp", &[8, 8, 8]),
-        "schedule zeropp: head-split = 24 does not work; give a number for each rank, 1 to 64 in all"
+        "schedule zeropp: head-split = 24 does not work; give a number for each rank, 1 to 64 in \
+         all"
     );
     assert!(error("1f1b", &[8, 8]).contains("virtual"));
 }
