@@ -1,6 +1,6 @@
 //! A run's settings as a planner changes them, and back.
 
-use zeropp_plan::change::Given;
+use zeropp_plan::change::ChangeableRun;
 use zeropp_plan::layout::Layout;
 
 use crate::config::{Config, EngineKind};
@@ -25,9 +25,9 @@ pub(crate) fn layout(config: &Config) -> Layout {
 }
 
 /// The run whose settings are to be changed.
-pub(crate) fn given(bp: &Blueprint) -> Given {
+pub(crate) fn given(bp: &Blueprint) -> ChangeableRun {
     let config = &bp.config;
-    Given {
+    ChangeableRun {
         layout: layout(config),
         unit: config.unit,
         blocks: bp.parts.groups().len(),

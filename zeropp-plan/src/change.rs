@@ -17,7 +17,7 @@ const WORTH: f64 = 0.03;
 
 /// A run whose settings may be changed. All that is changed trains the same batch.
 #[derive(Clone, Debug)]
-pub struct Given {
+pub struct ChangeableRun {
     /// Its settings; without a name of a schedule where that is from a file.
     pub layout: Layout,
     /// U, where that is given; else it follows from P, V and B.
@@ -60,11 +60,11 @@ pub struct RunOutcome {
 type Value = fn(&Layout) -> String;
 
 /// Of one setting the values that need less and less.
-type Ladder = fn(&Given, &Layout) -> Vec<Layout>;
+type Ladder = fn(&ChangeableRun, &Layout) -> Vec<Layout>;
 
 const LADDERS: [Ladder; 6] = [recompute, micro_batch_size, unit, virtual_stages, zero1, zero3];
 
-impl Given {
+impl ChangeableRun {
     /// Up to three settings with which `fits` says how much is needed, because it fits: the fewest
     /// changes first, of each set of them all but the last as far as they go, and the last no
     /// further than it takes.
@@ -187,7 +187,7 @@ fn follow(layout: Layout, unit: Option<usize>) -> Layout {
     Layout { unit, ..layout }
 }
 
-fn recompute(_: &Given, from: &Layout) -> Vec<Layout> {
+fn recompute(_: &ChangeableRun, from: &Layout) -> Vec<Layout> {
     let less = match from.recompute {
         Recompute::None => &[Recompute::Selective, Recompute::Full][..],
         Recompute::Selective => &[Recompute::Full],
@@ -202,7 +202,7 @@ fn powers(most: usize) -> impl Iterator<Item = usize> {
 }
 
 /// The same samples of a step in more micro-batches.
-fn micro_batch_size(given: &Given, from: &Layout) -> Vec<Layout> {
+fn micro_batch_size(given: &ChangeableRun, from: &Layout) -> Vec<Layout> {
     let size = from.micro_batch_size;
     let divided = |by: usize| {
         let micro_batches = from.micro_batches.saturating_mul(by);
@@ -211,12 +211,12 @@ fn micro_batch_size(given: &Given, from: &Layout) -> Vec<Layout> {
     powers(size).filter(|by| size.is_multiple_of(*by)).map(divided).collect()
 }
 
-fn unit(_: &Given, from: &Layout) -> Vec<Layout> {
+fn unit(_: &ChangeableRun, from: &Layout) -> Vec<Layout> {
     let smaller = |by: usize| Layout { unit: from.unit / by, ..from.clone() };
     powers(from.unit).filter(|_| from.in_units()).map(smaller).collect()
 }
 
-fn virtual_stages(given: &Given, from: &Layout) -> Vec<Layout> {
+fn virtual_stages(given: &ChangeableRun, from: &Layout) -> Vec<Layout> {
     let v = from.virtual_stages;
     let fits = |by: &usize| !given.is_cut && from.pp * v * by <= given.blocks;
     // A unit that is smaller by now stays so.
@@ -225,13 +225,13 @@ fn virtual_stages(given: &Given, from: &Layout) -> Vec<Layout> {
     powers(4).filter(fits).map(more).collect()
 }
 
-fn zero1(_: &Given, from: &Layout) -> Vec<Layout> {
+fn zero1(_: &ChangeableRun, from: &Layout) -> Vec<Layout> {
     let helps = from.dp > 1 && !from.zero1;
     helps.then(|| Layout { zero1: true, ..from.clone() }).into_iter().collect()
 }
 
 /// More ranks, where there may be some.
-fn zero3(given: &Given, from: &Layout) -> Vec<Layout> {
+fn zero3(given: &ChangeableRun, from: &Layout) -> Vec<Layout> {
     let (batches, all) = (from.micro_batches, given.deal.all());
     let more = |by: usize| {
         let micro_batches = batches / by;
@@ -249,7 +249,7 @@ fn zero3(given: &Given, from: &Layout) -> Vec<Layout> {
 mod tests {
     use super::*;
 
-    fn given() -> Given {
+    fn given() -> ChangeableRun {
         let layout = Layout {
             pp: 4,
             zero3: 1,
@@ -266,7 +266,15 @@ mod tests {
         };
         let deal = Deal::even(14, 1);
         let unit = None;
-        Given { layout, unit, blocks: 16, is_cut: false, deal, has_samples: false, may_grow: false }
+        ChangeableRun {
+            layout,
+            unit,
+            blocks: 16,
+            is_cut: false,
+            deal,
+            has_samples: false,
+            may_grow: false,
+        }
     }
 
     #[test]
@@ -283,7 +291,7 @@ mod tests {
         assert_eq!(flags[1], "--unit 3");
         assert_eq!(flags[2], "--virtual 4 --unit 7");
         assert!(found.iter().all(|fit| fit.needed <= 40));
-        let cut = Given { is_cut: true, ..given };
+        let cut = ChangeableRun { is_cut: true, ..given };
         assert!(cut.with_less_memory(fits).iter().all(|f| f.layout.virtual_stages == 2));
     }
 
