@@ -150,16 +150,19 @@ impl Config {
             let key = option.key;
             let own = find(&own, option);
             let follows = find(&follows, option).filter(|value| own.as_ref() != Some(value));
-            if own.is_none() && follows.is_none() {
-                continue;
-            }
+            // One line per key, so that it is a file, too, where every comment is taken up.
+            let line = match (own, follows) {
+                (Some(own), Some(follows)) => format!("{key} = {own}  # {follows}\n"),
+                (Some(own), None) => format!("{key} = {own}\n"),
+                (None, Some(follows)) => format!("# {key} = {follows}\n"),
+                (None, None) => continue,
+            };
             if option.heading != heading {
                 let blank = if heading.is_empty() { "" } else { "\n" };
                 text.push_str(&format!("{blank}# {}\n", option.heading));
                 heading = option.heading;
             }
-            text.extend(own.map(|value| format!("{key} = {value}\n")));
-            text.extend(follows.map(|value| format!("# {key} = {value}\n")));
+            text.push_str(&line);
         }
         Ok(text)
     }

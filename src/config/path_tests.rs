@@ -290,6 +290,21 @@ fn derived_values_are_printed_as_comments() {
 }
 
 #[test]
+fn derived_values_can_all_be_taken_up() {
+    for toml in ["", "pp = 2\nzero3 = 2\noptimizer = 'lion:beta2=0.9'\nsave = 'x'"] {
+        let config = Config::from_toml(toml).unwrap();
+        let text = config.to_toml_beside(Some(&config.resolved())).unwrap();
+        let set = |line: &str| match line.strip_prefix("# ") {
+            Some(rest) if rest.contains(" = ") => format!("{rest}\n"),
+            _ => format!("{line}\n"),
+        };
+        let taken: String = text.lines().map(set).collect();
+        let taken = Config::from_toml(&taken).unwrap_or_else(|e| panic!("{e}\n{taken}"));
+        assert_eq!(taken.resolved(), config.resolved());
+    }
+}
+
+#[test]
 fn settings_can_be_taken_back() {
     let config = Config::from_toml("save = 'x'\nsave-every = 3\npp = 2").unwrap();
     let without = config.without(&["save", "save-every"]).unwrap();
