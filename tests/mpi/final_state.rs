@@ -1,10 +1,11 @@
 //! Prints a digest of what a run leaves behind, parameter by parameter: of its final weights or of
-//! the first step's gradients. The same digests, the same bits.
+//! the first step's gradients; or of what a program asks for between steps. The same digests, the
+//! same bits.
 //!
-//! `final_state weights|gradients 'key = value'…`, with the settings as in a TOML file. Where the
-//! ranks are in several processes, rank 0's prints.
+//! `final_state weights|gradients|between 'key = value'…`, with the settings as in a TOML file.
+//! Where the ranks are in several processes, rank 0's prints.
 
-use zeropp::{Config, Trainer};
+use zeropp::{Config, Error, NamedWeights, Trainer};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -20,7 +21,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let (metrics, gradients) = trainer.first_gradients()?;
             (metrics.loss, gradients)
         }
-        other => return Err(format!("{other:?}: use weights or gradients").into()),
+        "between" => between(&trainer)?,
+        other => return Err(format!("{other:?}: use weights, gradients or between").into()),
     };
     if state.is_empty() {
         return Ok(());
@@ -34,4 +36,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     println!("{what} of {} parameters, loss {:016x}", state.len(), loss.to_bits());
     Ok(())
+}
+
+/// The last validation loss and weights of a run that is asked for both after every step, and to
+/// save its second step. All processes ask for the same.
+fn between(trainer: &Trainer) -> Result<(f64, NamedWeights), Error> {
+    let mut steps = trainer.steps()?;
+    let (mut loss, mut weights) = (f64::NAN, NamedWeights::new());
+    while let Some(step) = steps.next().transpose()? {
+        if step.step == 2 {
+            steps.save()?;
+        }
+        weights = steps.weights()?;
+        loss = steps.evaluate()?.loss;
+    }
+    Ok((loss, weights))
 }
