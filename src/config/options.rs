@@ -254,10 +254,11 @@ options! {
         /// mixtral, qwen2, qwen3, qwen3-moe. A preset has its own, as a file has: gpt2,
         /// gpt2-medium, gpt2-large, gpt2-xl, llama2-7b, llama2-13b, llama2-70b, llama3-8b,
         /// llama3-70b, llama3.1-8b, llama-1b, llama-3b, smollm2-135m, smollm2-360m, smollm2-1.7b,
-        /// mistral-7b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b,
-        /// qwen3-8b. Beside these, layers, seq and vocab may be set; seq is at most 1024 by
-        /// default. What has a slash or ends in .json or .gguf is a path: of a folder, its
-        /// config.json, or a GGUF file. Weights start from the seed, unless init-from names some.
+        /// mistral-7b, mixtral-8x7b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b,
+        /// qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-30b-a3b, qwen3-235b-a22b. Beside these, layers,
+        /// seq and vocab may be set; seq is at most 1024 by default. What has a slash or ends in
+        /// .json or .gguf is a path: of a folder, its config.json, or a GGUF file. Weights start
+        /// from the seed, unless init-from names some.
         "model" "MODEL" model: String = "gpt".into(), Same Fixed OfModel;
         /// Transformer blocks. Every stage needs at least one: P·V or more.
         "layers" "N" layers: usize = 8, Same Kept OfModel;

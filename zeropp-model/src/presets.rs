@@ -1,7 +1,7 @@
 //! Open models by name: their sizes, as their makers published them. No weights.
 
 use crate::Activation;
-use crate::decoder::{Biases, Decoder, Naming, Norm, Positions, Rotary, RotaryScaling};
+use crate::decoder::{Biases, Decoder, Moe, Naming, Norm, Positions, Rotary, RotaryScaling};
 
 /// A model that has a name.
 #[derive(Clone, Copy, Debug)]
@@ -113,6 +113,16 @@ const fn qwen3(name: &'static str, sizes: Sizes, tied: bool) -> Preset {
     Preset { name, decoder: Decoder { qk_norm: true, head_dim: 128, norm, tied, ..decoder } }
 }
 
+/// A model whose blocks all have `experts` experts of `inner`, of which a token goes to `chosen`.
+const fn with_experts(preset: Preset, experts: usize, chosen: usize, inner: usize) -> Preset {
+    let moe = Moe { experts, chosen, inner, divided: true, first: 0, every: 1 };
+    Preset { decoder: Decoder { moe: Some(moe), ..preset.decoder }, ..preset }
+}
+
+const fn mistral(name: &'static str, vocabulary: usize) -> Preset {
+    Preset { name, decoder: llama([32, 4096, 32, 8, 14_336], vocabulary, 32_768, 1e6) }
+}
+
 /// All presets, family by family.
 pub const PRESETS: &[Preset] = &[
     gpt2("gpt2", 12, 768, 12),
@@ -132,7 +142,8 @@ pub const PRESETS: &[Preset] = &[
     smollm2("smollm2-360m", [32, 960, 15, 5, 2560], 1e5),
     smollm2("smollm2-1.7b", [24, 2048, 32, 32, 8192], 1.3e5),
     // v0.3, whose attention has no window.
-    Preset { name: "mistral-7b", decoder: llama([32, 4096, 32, 8, 14_336], 32_768, 32_768, 1e6) },
+    mistral("mistral-7b", 32_768),
+    with_experts(mistral("mixtral-8x7b", 32_000), 8, 2, 14_336),
     qwen2("qwen2.5-0.5b", [24, 896, 14, 2, 4864], 151_936, 32_768, true),
     qwen2("qwen2.5-1.5b", [28, 1536, 12, 2, 8960], 151_936, 131_072, true),
     qwen2("qwen2.5-7b", [28, 3584, 28, 4, 18_944], 152_064, 131_072, false),
@@ -140,6 +151,8 @@ pub const PRESETS: &[Preset] = &[
     qwen3("qwen3-1.7b", [28, 2048, 16, 8, 6144], true),
     qwen3("qwen3-4b", [36, 2560, 32, 8, 9728], true),
     qwen3("qwen3-8b", [36, 4096, 32, 8, 12_288], false),
+    with_experts(qwen3("qwen3-30b-a3b", [48, 2048, 32, 4, 6144], false), 128, 8, 768),
+    with_experts(qwen3("qwen3-235b-a22b", [94, 4096, 64, 4, 12_288], false), 128, 8, 1536),
 ];
 
 #[cfg(test)]
@@ -166,6 +179,7 @@ mod tests {
             ("smollm2-360m", 361_821_120),
             ("smollm2-1.7b", 1_711_376_384),
             ("mistral-7b", 7_248_023_552),
+            ("mixtral-8x7b", 46_702_792_704),
             ("qwen2.5-0.5b", 494_032_768),
             ("qwen2.5-1.5b", 1_543_714_304),
             ("qwen2.5-7b", 7_615_616_512),
@@ -173,6 +187,8 @@ mod tests {
             ("qwen3-1.7b", 1_720_574_976),
             ("qwen3-4b", 4_022_468_096),
             ("qwen3-8b", 8_190_735_360),
+            ("qwen3-30b-a3b", 30_532_122_624),
+            ("qwen3-235b-a22b", 235_093_634_560),
         ];
         assert_eq!(published.len(), PRESETS.len());
         for (name, parameters) in published {

@@ -31,6 +31,7 @@ pub mod sizes;
 pub mod split;
 pub mod stages;
 pub mod text;
+mod work;
 
 /// What cannot be planned: the field, its value and what would work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

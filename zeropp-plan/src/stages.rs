@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use zeropp_model::layer::BatchShape;
 use zeropp_model::optimizer::{Cut, Shares};
 use zeropp_model::parts::{DecoderPart, PartKind};
 use zeropp_schedule::costs::Machine;
@@ -13,13 +12,14 @@ use zeropp_schedule::ir::BLOCKS_MAX;
 use zeropp_schedule::memory::{HeadBytes, StageBytes};
 use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
 
-use crate::bytes::{self, StageForm, StageState};
+use crate::bytes::{StageForm, StageState};
 use crate::cut::GroupTimes;
-use crate::layout::{ComputeSettings, Job, Layout, Recompute};
+use crate::layout::{Job, Layout, Recompute};
 use crate::links::{Links, Sent};
 use crate::matrices::OfBlock;
 use crate::parts::Parts;
 use crate::recut::Recut;
+use crate::work::LayerWork;
 
 /// A model's layers with their costs for one size of micro-batch, from which stages of any number
 /// follow.
@@ -286,99 +286,6 @@ impl Stage {
     pub fn sent(&self, layout: &Layout) -> Sent {
         let bytes = [self.bytes.weights, self.bytes.gradient, 4 * self.state.elements];
         Sent::new(layout, bytes)
-    }
-}
-
-/// A layer with what a micro-batch costs in it.
-#[derive(Clone, Debug)]
-struct LayerWork {
-    sizes: bytes::LayerSizes,
-    kind: PartKind,
-    /// Floating-point operations of F, B, W and R.
-    flops: [f64; 4],
-    /// What B does besides where attention's probabilities are computed again, in as many.
-    again: f64,
-    /// Bytes that a pass over activations moves in a forward.
-    traffic: f64,
-}
-
-impl LayerWork {
-    fn new(part: &DecoderPart, batch: BatchShape, compute: &ComputeSettings) -> LayerWork {
-        let (parameters, mut cost) = (part.parameters(), part.cost(batch));
-        if compute.redoes_outputs {
-            cost.output_flops = 0.0;
-        }
-        let sizes = bytes::LayerSizes::new(parameters, part.role(), cost);
-        let of_weights = sizes.weight_flops(batch.tokens());
-        let mut flops = sizes.flops(batch.tokens(), false);
-        // One of attention's two products, and as long for exponentials: what was measured for
-        // samples of 128 and of 512 tokens (ADR 57).
-        let again = if part.is_block() { (cost.forward_flops - of_weights).max(0.0) } else { 0.0 };
-        if compute.dropout {
-            flops[1] += again;
-        }
-        let d = &part.decoder;
-        let of = |elements: usize| (elements * batch.element_bytes) as f64;
-        let traffic = match part.kind {
-            // Everything kept is written once and read once; the causal half of scores, too.
-            PartKind::Block(index) => {
-                let seen = d.window_of(index).map_or(batch.seq, |window| window.min(batch.seq));
-                let scores = batch.tokens() * d.heads * seen;
-                let without = BatchShape { keeps_probabilities: false, ..batch };
-                2.0 * part.cost(without).activation_bytes as f64 + of(scores)
-            }
-            PartKind::Head => 2.0 * of(batch.tokens() * d.rows()),
-            _ => 2.0 * of(batch.tokens() * d.hidden),
-        };
-        let kind = part.kind;
-        LayerWork { sizes, kind, flops, again, traffic }
-    }
-
-    fn is_block(&self) -> bool {
-        matches!(self.kind, PartKind::Block(_))
-    }
-
-    /// Seconds that B takes longer with selective recomputation: a pass over what it makes again,
-    /// and attention's probabilities where they were kept.
-    fn again_s(&self, job: &Job) -> f64 {
-        let machine = &job.machine;
-        let passes = self.sizes.cost.again_bytes as f64 / machine.memory_bytes_per_s;
-        if !job.compute.keeps_probabilities {
-            return passes;
-        }
-        let rate = machine.block_flops_per_s.map(|rates| rates[1]);
-        let rate = rate.unwrap_or(machine.flops_per_s * machine.flops_share);
-        passes + self.again / rate
-    }
-
-    /// Seconds of F, B, W and R: by what layers were measured to do, else products at the
-    /// machine's rate, passes over what is kept, and in a block the gaps between its kernels; a
-    /// head that makes its gradients in F has all of it there.
-    fn seconds(&self, machine: &Machine) -> [f64; 4] {
-        let measured = match self.kind {
-            PartKind::Block(_) => machine.block_flops_per_s.map(|rates| (rates, machine.block_s)),
-            PartKind::Head => machine.head_flops_per_s.map(|rate| ([rate; 4], [0.0; 4])),
-            _ => None,
-        };
-        if let Some((rates, beside)) = measured {
-            return std::array::from_fn(|i| self.flops[i] / rates[i] + beside[i]);
-        }
-        let passes = match self.sizes.cost.gradients_in_forward {
-            true => [2.0, 0.0, 0.0, 2.0],
-            false => [1.0, 1.5, 0.0, 1.0],
-        };
-        let stash = [0.0, 0.0, self.sizes.cost.stash_bytes as f64, 0.0];
-        // W is a few large products.
-        let gaps = match self.kind {
-            PartKind::Block(_) => [1.0, 2.0, 0.0, 1.0],
-            _ => [0.0; 4],
-        };
-        std::array::from_fn(|i| {
-            let bytes = passes[i] * self.traffic + stash[i];
-            let rate = machine.flops_per_s * machine.flops_share;
-            let moved = bytes / machine.memory_bytes_per_s;
-            self.flops[i] / rate + moved + gaps[i] * machine.layer_s
-        })
     }
 }
 
