@@ -99,7 +99,8 @@ pub use trainer::builder::TrainerBuilder;
 pub use trainer::signals::not_ignored;
 pub use trainer::signals::stop_on_signals;
 pub use trainer::steps::Steps;
-pub use trainer::{NamedWeights, StepFlow, Trainer};
+pub use trainer::train::StepFlow;
+pub use trainer::{NamedWeights, Trainer};
 pub use zeropp_comm::{launch, rendezvous};
 pub use zeropp_core::metrics::{
     Evaluation, EvaluationPlan, LayerMetrics, Plan, RankPlan, RunHeader, StepMetrics, Stopped,

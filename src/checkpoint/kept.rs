@@ -58,7 +58,7 @@ pub(crate) fn rate_then(manifest: &Manifest) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::settings;
+    use crate::checkpoint::settings::settings;
 
     #[test]
     fn kept_settings_give_the_batch() {

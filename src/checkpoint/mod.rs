@@ -16,14 +16,15 @@ pub(crate) mod patience;
 pub(crate) mod resume;
 pub(crate) mod saved;
 pub(crate) mod saved_cut;
+pub(crate) mod settings;
 pub(crate) mod writer;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::config::{Config, OnResume, Resume};
+use crate::config::Resume;
 use parking_lot::Mutex;
 use tracing::warn;
 use zeropp_checkpoint::WrittenState;
@@ -41,6 +42,7 @@ use zeropp_zero3::optimizer::LearningRateFn;
 use crate::Error;
 use crate::checkpoint::patience::Patience;
 use crate::checkpoint::resume::Resumed;
+use crate::checkpoint::settings::settings;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::world::hello::Roster;
@@ -49,18 +51,6 @@ use crate::world::hello::Roster;
 const SHARED_TIME: Duration = Duration::from_secs(4);
 /// The prefix of the file that ranks look for on other hosts.
 const PROBE: &str = ".probe-";
-
-/// The settings that make a run what it is, each as a person would write it, and the digest of its
-/// model.
-pub(crate) fn settings(config: &Config) -> BTreeMap<String, String> {
-    let resolved = config.resolved();
-    let kept = resolved.texts().filter(|(option, _)| option.on_resume != OnResume::Left);
-    let kept = kept.filter_map(|(option, text)| Some((option.key.to_owned(), text?)));
-    let mut kept = kept.collect();
-    identity::add(config, &mut kept);
-    kept::add_deal(config, &mut kept);
-    kept
-}
 
 /// The system grants no thread for what is saved in a folder.
 pub(crate) fn no_thread(folder: &Path, error: &std::io::Error) -> CheckpointError {
@@ -399,19 +389,5 @@ impl Saver {
     /// Whether there is a complete checkpoint, of whatever step.
     pub(crate) fn has_any(&self) -> bool {
         self.store.newest().is_ok()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn settings_are_kept_as_plain_text() {
-        let config = Config { pp: 2, zero3: 3, dp: 2, lr: 0.1, ..Config::default() };
-        let kept = settings(&config);
-        assert_eq!((kept["lr"].as_str(), kept["seed"].as_str()), ("0.1", "0"));
-        assert_eq!(kept["schedule"], "zeropp", "quoted once, by the manifest");
-        assert!(!kept.contains_key("save-every") && !kept.contains_key("resume"));
     }
 }

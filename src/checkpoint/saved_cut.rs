@@ -65,7 +65,7 @@ fn with_deal(config: Config, settings: &Kept) -> Config {
 mod tests {
     use super::*;
     use crate::checkpoint::kept::DEALT_BY;
-    use crate::checkpoint::settings;
+    use crate::checkpoint::settings::settings;
 
     /// Before, another kind dealt the same batch otherwise, and the last bits of sums changed.
     #[test]

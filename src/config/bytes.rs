@@ -5,8 +5,6 @@ use std::fmt;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::kind::{OptionKind, OptionType};
-
 /// The expected form, for a value that is no amount of memory.
 pub(super) const EXPECTED: &str = "expected bytes, such as 25769803776, 24GiB, 512 MiB or 1.5GB";
 /// Units, by their letters in lower case. A letter alone is what it is in SI, as in `80G`.
@@ -67,10 +65,6 @@ impl fmt::Display for Bytes {
             None => write!(f, "{} B", self.0),
         }
     }
-}
-
-impl OptionType for Bytes {
-    const KIND: OptionKind = OptionKind::Bytes;
 }
 
 impl Serialize for Bytes {

@@ -99,7 +99,10 @@ kind_of!(
     u64 => Count,
     f64 => Number,
     bool => Switch,
-    String => Text
+    String => Text,
+    Bytes => Bytes,
+    Resume => Resume,
+    StepRange => Steps
 );
 
 impl OptionType for PathBuf {

@@ -5,8 +5,6 @@ use std::fmt;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::kind::{OptionKind, OptionType};
-
 /// How [`Resume`] is read where it is not `true` or a step.
 const MUST: &str = "must";
 /// The expected form, for a value that is none of these.
@@ -53,10 +51,6 @@ impl fmt::Display for Resume {
             Resume::Step(step) => step.fmt(f),
         }
     }
-}
-
-impl OptionType for Resume {
-    const KIND: OptionKind = OptionKind::Resume;
 }
 
 impl Serialize for Resume {

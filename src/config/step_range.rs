@@ -5,8 +5,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::kind::{OptionKind, OptionType};
-
 /// The steps from `first` to `last`, both of them; steps count from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -48,10 +46,6 @@ impl From<StepRange> for String {
     fn from(steps: StepRange) -> String {
         steps.to_string()
     }
-}
-
-impl OptionType for StepRange {
-    const KIND: OptionKind = OptionKind::Steps;
 }
 
 #[cfg(test)]

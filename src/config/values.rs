@@ -29,12 +29,13 @@ impl OptionInfo {
     /// alone leaves the setting as it is.
     ///
     /// # Errors
-    /// The problem and what would work, or what was expected.
-    pub fn parse(&self, text: &str) -> Result<Table, String> {
-        let (head, values) = self.split(text)?;
+    /// The setting or the value of it that does not work, and what would.
+    pub fn parse(&self, text: &str) -> Result<Table, ConfigError> {
+        let wrong = |why: String| self.wrong(text, &why);
+        let (head, values) = self.split(text).map_err(wrong)?;
         let mut table = Table::new();
         if let Some(head) = head {
-            table.insert(self.key.into(), self.kind.parse(head)?);
+            table.insert(self.key.into(), self.kind.parse(head).map_err(wrong)?);
         }
         let mut last: Option<&OptionInfo> = None;
         for item in values.into_iter().flat_map(|values| values.split(',')) {
@@ -43,18 +44,15 @@ impl OptionInfo {
                 // The next entry of a list.
                 let list = last.filter(|o| o.kind == OptionKind::Text && !item.contains('='));
                 let text = list.and_then(|option| table.get_mut(option.key));
-                let Some(Value::String(text)) = text else { return Err(self.unknown(name)) };
+                let Some(Value::String(text)) = text else { return Err(wrong(self.unknown(name))) };
                 text.push(',');
                 text.push_str(item);
                 continue;
             };
             let value = if item.contains('=') { value } else { "true" };
-            let read = option.kind.parse(value).map_err(|e| match e.strip_prefix("expected ") {
-                Some(works) => format!("{name} is no value of this kind; use {works}"),
-                None => format!("{name} {e}"),
-            })?;
+            let read = option.kind.parse(value).map_err(|why| option.wrong(value, &why))?;
             if table.insert(option.key.into(), read).is_some() {
-                return Err(format!("{name} is there twice; leave one of them out"));
+                return Err(option.wrong(value, "is there twice; leave one of them out"));
             }
             last = Some(option);
         }
@@ -144,7 +142,7 @@ impl OptionInfo {
     /// # Errors
     /// Text that [`parse`](Self::parse) does not read; a value that is there already.
     pub fn add_to(&self, settings: &mut Table, text: &str) -> Result<(), ConfigError> {
-        let mut read = self.parse(text).map_err(|why| self.wrong(text, &why))?.into_iter();
+        let mut read = self.parse(text)?.into_iter();
         read.try_for_each(|(key, value)| insert(settings, key, value))
     }
 
@@ -153,16 +151,17 @@ impl OptionInfo {
     /// # Errors
     /// Values that the setting has not.
     pub(super) fn parts_of(&self, text: &str) -> Result<Option<Table>, ConfigError> {
-        let wrong = |why: String| self.wrong(text, &why);
-        match self.split(text).map_err(wrong)? {
-            (_, Some(_)) => self.parse(text).map(Some).map_err(wrong),
+        match self.split(text).map_err(|why| self.wrong(text, &why))? {
+            (_, Some(_)) => self.parse(text).map(Some),
             _ => Ok(None),
         }
     }
 
     fn wrong(&self, text: &str, why: &str) -> ConfigError {
-        let (problem, help) = why.split_once("; ").unwrap_or(("does not work", why));
-        ConfigError::value(self.key, text, problem, help.replacen("expected ", "use ", 1))
+        let (shown, usual) =
+            if text.is_empty() { ("\"\"", "is empty") } else { (text, "does not work") };
+        let (problem, help) = why.split_once("; ").unwrap_or((usual, why));
+        ConfigError::value(self.key, shown, problem, help.replacen("expected ", "use ", 1))
     }
 }
 
@@ -358,7 +357,7 @@ mod tests {
             ("optimizer = 'adamw:beta2'", "optimizer = adamw:beta2: \"beta2\" is none of"),
             (
                 "optimizer = 'adamw:beta2=x'",
-                "optimizer = adamw:beta2=x: beta2 is no value of this kind; use a number, such as",
+                "optimizer:beta2 = x: does not work; use a number, such as",
             ),
             (
                 "optimizer = 'adam:beta2=0.9'",
@@ -366,7 +365,7 @@ mod tests {
             ),
             (
                 "optimizer = 'adamw:eps=1e-6,eps=1e-7'",
-                "optimizer = adamw:eps=1e-6,eps=1e-7: eps is there twice; leave one of them out",
+                "optimizer:eps = 1e-7: is there twice; leave one of them out",
             ),
             (
                 "resume = 'true:fall'",

@@ -18,22 +18,13 @@ use zeropp_pipeline::exchange::json::{self, Document};
 use crate::config::{Across, Config, OPTIONS, OptionInfo};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
-use crate::run::rank::RunShared;
+use crate::run::shared::{AgreedBlueprint, Digests, RunShared};
 
 /// Largest program that is sent, in bytes of JSON: some 30 million actions.
 const PROGRAM_BYTES_MAX: usize = 256 << 20;
 
 /// Settings by their keys, each as a person would write it.
 type Settings = BTreeMap<String, String>;
-
-/// The digests that a process compares with the others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Digests {
-    /// Of the settings that all must share, and of the data.
-    settings: blake3::Hash,
-    /// Of partition and program.
-    program: blake3::Hash,
-}
 
 /// The settings that a rank whose settings differ sends, and rank 0.
 #[derive(Serialize, Deserialize)]
@@ -53,14 +44,6 @@ struct Rank0Program {
     programs: Vec<String>,
     /// The settings that it was made from.
     settings: Settings,
-}
-
-/// The blueprint that a process runs in place of its own.
-#[derive(Clone)]
-pub(crate) struct AgreedBlueprint {
-    blueprint: Arc<Blueprint>,
-    /// In which settings the process differs from rank 0's, in words.
-    differs: String,
 }
 
 /// A rank's answer to what rank 0 has sent.

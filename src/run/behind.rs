@@ -8,7 +8,7 @@ use zeropp_comm::{AllBytes, CommResult, Communicator, Pending};
 use zeropp_core::metrics::StepMetrics;
 
 use crate::run::collect::{self, Gathering};
-use crate::run::rank::StageTimes;
+use crate::run::figures::StageTimes;
 use crate::run::stop::StopRequest;
 
 /// A rank's note to all others about a step.

@@ -10,7 +10,7 @@ use zeropp_core::cpu_tensor::{from_vec, into_vec};
 use zeropp_pipeline::timeline::{SaveSpan, Span};
 use zeropp_zero3::ParamExport;
 
-use crate::run::rank::RankResult;
+use crate::run::results::RankResult;
 
 /// Elements of one message: 4 MiB.
 const PIECE: usize = 1 << 20;

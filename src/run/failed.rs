@@ -8,7 +8,7 @@ use zeropp_pipeline::executor::{ExecutorError, StepError};
 
 use crate::Error;
 use crate::error::{RankError, explained};
-use crate::run::spawn::ProcessContext;
+use crate::run::context::ProcessContext;
 
 /// How ranks end that have not, once the run has failed.
 pub(crate) const MEANWHILE: (EndKind, &str) = (EndKind::AtWork, "the run failed meanwhile");
@@ -229,7 +229,7 @@ mod tests {
             assert_eq!((&verdict.ranks, verdict.cause), (&why.ranks, why.cause), "seed {seed}");
             assert_eq!(*rank, why.ranks.first().copied().unwrap_or(*seen_by), "seed {seed}");
             let comes_again = failure.comes_again();
-            let mut recoveries = Recoveries::new(&bp, crate::run::rank::Export::Nothing, false);
+            let mut recoveries = Recoveries::new(&bp, crate::run::shared::Export::Nothing, false);
             let remedy = recoveries.remedy(&error, std::time::Instant::now());
             assert_eq!(
                 matches!(remedy, RecoveryAnswer::End(None)),

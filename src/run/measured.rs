@@ -9,7 +9,7 @@ use zeropp_pipeline::timeline::Timeline;
 
 use crate::Error;
 use crate::plan::blueprint::Blueprint;
-use crate::run::rank::traced_steps;
+use crate::run::shared::traced_steps;
 
 /// Writes to `path` the times in `timeline`, of `steps` steps after `done`. Returns the reason
 /// where nothing was written, as the timeline has too little for a file of costs.

@@ -11,7 +11,7 @@ use zeropp_zero3::checkpoint::CheckpointError;
 use crate::checkpoint::copies;
 use crate::config::DeviceKind;
 use crate::error::RankError;
-use crate::run::rank::RunShared;
+use crate::run::shared::RunShared;
 use crate::world::cores;
 use crate::world::hello::{self, Hello, Power, Roster};
 

@@ -10,8 +10,9 @@ use zeropp_comm::Communicator;
 
 use crate::Error;
 use crate::error::RankError;
+use crate::run::context::ProcessContext;
 use crate::run::failed::{self, RankFailure};
-use crate::run::spawn::{ProcessContext, RankMessage, spawn_rank};
+use crate::run::spawn::{RankMessage, spawn_rank};
 use crate::world::{LocalRank, World};
 
 /// After one rank has failed, how long the others get to stop before they are left behind.

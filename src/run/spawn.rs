@@ -4,15 +4,14 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use tracing::{Span, debug_span, dispatcher};
+use tracing::{debug_span, dispatcher};
 use zeropp_comm::Communicator;
 use zeropp_comm::flight::now_ns;
-use zeropp_comm::mesh::Mesh;
 use zeropp_core::threads::start_as;
-use zeropp_pipeline::executor::StatusBoard;
 
 use crate::error::RankError;
-use crate::recorder::{self, FlightRecorder};
+use crate::recorder;
+use crate::run::context::ProcessContext;
 use crate::run::failed::{self, RankFailure};
 use crate::run::trace;
 use crate::world::LocalRank;
@@ -23,20 +22,6 @@ pub(crate) enum RankMessage<N, R> {
     News(N),
     /// From each, with its number, last of all.
     Done(usize, Result<R, RankFailure>),
-}
-
-/// The state that the ranks of a process share, whatever they do.
-pub(crate) struct ProcessContext {
-    /// World ranks of this process.
-    pub(crate) here: Arc<[usize]>,
-    pub(crate) mesh: Mesh,
-    /// The current action of each rank.
-    pub(crate) status: Arc<StatusBoard>,
-    pub(crate) recorder: Option<Arc<FlightRecorder>>,
-    /// The span of the ranks' events.
-    pub(crate) span: Span,
-    /// Stack of a rank's thread.
-    pub(crate) stack_bytes: usize,
 }
 
 /// Starts a rank on a thread of its own, which does `work`, sends `tx` its events and, last, how it
@@ -119,12 +104,15 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::mpsc::channel;
 
+    use tracing::Span;
     use zeropp_core::device::Devices;
     use zeropp_failures::{Cause, Run, judge};
+    use zeropp_pipeline::executor::StatusBoard;
 
     use super::*;
     use crate::Error;
     use crate::config::Config;
+    use crate::recorder::FlightRecorder;
     use crate::trainer::Trainer;
     use crate::world::{self, World};
 

@@ -13,7 +13,7 @@ use zeropp_pipeline::executor::TokenSource;
 use crate::own::samples;
 use crate::plan::blueprint::Blueprint;
 use crate::run::evaluation::EvaluationSet;
-use crate::run::rank::RunShared;
+use crate::run::shared::RunShared;
 
 /// Finds a sample by its step, as the executor counts, and its place in the step's batch.
 type Find = Arc<dyn Fn(u64, usize) -> Result<Sample, DataError> + Send + Sync>;

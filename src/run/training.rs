@@ -24,13 +24,12 @@ use crate::run::behind::{Behind, Note, ReportedSteps};
 use crate::run::collect;
 use crate::run::diagnose::diagnose;
 use crate::run::evaluation::{EvaluationRequests, Evaluator};
+use crate::run::figures::{RankStep, StageTimes, step_metrics, summarise};
 use crate::run::layers;
-use crate::run::rank::{
-    Export, RankEnd, RankEvent, RankResult, RankStep, Ready, RunShared, StageTimes, step_metrics,
-    summarise,
-};
 use crate::run::request::StepAnswer;
+use crate::run::results::{RankEnd, RankEvent, RankResult, Ready};
 use crate::run::saving::Saving;
+use crate::run::shared::{Export, RunShared};
 use crate::run::stop::StopRequest;
 use crate::run::tokens::Scored;
 use crate::world::clocks::ClockOffset;

@@ -8,9 +8,9 @@ use serde_json::Value;
 use zeropp_core::files::open_kept;
 use zeropp_core::metrics::{RunHeader, StepMetrics};
 
-use super::StepWriter;
 use super::keys::{KEYS, values};
 use super::out::Out;
+use super::step_writer::StepWriter;
 
 /// The row of names.
 fn names() -> String {

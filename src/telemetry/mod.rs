@@ -6,6 +6,7 @@ mod header;
 mod keys;
 mod out;
 mod prometheus;
+mod step_writer;
 mod tensorboard;
 
 use std::fs::OpenOptions;
@@ -17,31 +18,13 @@ use zeropp_core::metrics::{JsonLines, RunHeader, StepMetrics, Summary};
 
 use crate::Error;
 use crate::config::{Config, ConfigError};
-use crate::telemetry::csv::CsvRows;
-use crate::telemetry::out::{FileEvent, Out, WAITING_MAX};
-use crate::telemetry::tensorboard::EventFile;
+use csv::CsvRows;
+use out::{FileEvent, Out, WAITING_MAX};
+use step_writer::StepWriter;
+use tensorboard::EventFile;
 
 pub(crate) use header::header;
 pub(crate) use prometheus::Prometheus;
-
-/// Something that is written step by step.
-trait StepWriter: Send {
-    /// Writes what comes before the first step.
-    fn begin(&mut self, run: &RunHeader) -> io::Result<()>;
-
-    /// Writes a step and hands it to the operating system.
-    fn write(&mut self, step: &StepMetrics) -> io::Result<()>;
-}
-
-impl StepWriter for JsonLines {
-    fn begin(&mut self, run: &RunHeader) -> io::Result<()> {
-        self.write_header(run)
-    }
-
-    fn write(&mut self, step: &StepMetrics) -> io::Result<()> {
-        JsonLines::write(self, step)
-    }
-}
 
 /// A file.
 struct MetricsFile {

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use zeropp_core::files::open_kept;
 use zeropp_core::metrics::{LayerMetrics, RunHeader, StepMetrics};
 
-use super::StepWriter;
 use super::keys::KEYS;
 use super::out::Out;
+use super::step_writer::StepWriter;
 
 /// The version that the first event of a file has.
 const VERSION: &[u8] = b"brain.Event:2";

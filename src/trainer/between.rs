@@ -4,11 +4,12 @@ use zeropp_core::metrics::Evaluation;
 
 use crate::Error;
 use crate::config::ConfigError;
-use crate::run::rank::RankEvent;
 use crate::run::request::{StepAnswer, StepRequest};
+use crate::run::results::RankEvent;
 use crate::run::stop::StopRequest;
+use crate::trainer::NamedWeights;
 use crate::trainer::steps::Steps;
-use crate::trainer::{NamedWeights, assemble};
+use crate::trainer::train::assemble;
 
 impl Steps<'_> {
     /// The weights as the step that was last seen has left them, the run's last one too, whole, for

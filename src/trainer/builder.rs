@@ -30,7 +30,7 @@ pub struct TrainerBuilder {
 }
 
 impl TrainerBuilder {
-    pub(super) fn new(config: Config) -> TrainerBuilder {
+    fn new(config: Config) -> TrainerBuilder {
         let (own, predicts) = (CustomParts::default(), false);
         TrainerBuilder { config, model: None, loss: None, weights: None, own, predicts }
     }
@@ -145,6 +145,22 @@ impl TrainerBuilder {
         let hint = predicts.then(|| hints::note(blueprint)).flatten();
         blueprint.plan.notes.extend(hint);
         Ok(trainer)
+    }
+}
+
+impl Trainer {
+    /// A trainer of these settings, to which a program may add what is its own: a model, data, a
+    /// loss, an optimizer, a learning rate, a schedule, weights.
+    pub fn builder(config: Config) -> TrainerBuilder {
+        TrainerBuilder::new(config)
+    }
+
+    /// A trainer of what the settings name, and nothing else.
+    ///
+    /// # Errors
+    /// As [`TrainerBuilder::build`].
+    pub fn new(config: Config) -> Result<Trainer, Error> {
+        Self::builder(config).build()
     }
 }
 

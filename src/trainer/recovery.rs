@@ -12,7 +12,7 @@ use zeropp_core::metrics::StepMetrics;
 use crate::Error;
 use crate::config::EngineKind;
 use crate::plan::blueprint::Blueprint;
-use crate::run::rank::Export;
+use crate::run::shared::Export;
 
 /// Most steps whose bits are kept, to be held against those of steps that are done again.
 const BITS_MAX: usize = 4096;

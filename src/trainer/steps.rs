@@ -21,18 +21,21 @@ use crate::plan::blueprint::Blueprint;
 use crate::plan::fits;
 use crate::recorder;
 use crate::run::failed::MEANWHILE;
+use crate::run::figures::StageTimes;
 use crate::run::measured;
-use crate::run::rank::{Export, RankEnd, RankEvent, RankResult, Ready, StageTimes};
 use crate::run::request::StepAnswer;
+use crate::run::results::{RankEnd, RankEvent, RankResult, Ready};
+use crate::run::shared::Export;
 use crate::run::stop::StopRequest;
 use crate::run::totals::Totals;
 use crate::run::trace;
 use crate::telemetry::{Prometheus, Telemetry, header};
+use crate::trainer::Trainer;
 use crate::trainer::costs;
 use crate::trainer::epoch::{Epoch, EpochInputs};
 use crate::trainer::health::Health;
 use crate::trainer::recovery::{Recoveries, RecoveryAnswer};
-use crate::trainer::{Trainer, timeline};
+use crate::trainer::timeline::timeline;
 
 /// A run under way: an iterator over its steps. The ranks begin a step when it is asked for, and
 /// end when this is dropped, after the step that was last seen, which is saved if the run saves.

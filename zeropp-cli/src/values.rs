@@ -2,6 +2,7 @@
 
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use zeropp::config::ConfigError;
 use zeropp_core::files::escaped_line;
 
 /// Reads a whole number of at least `least`.
@@ -38,7 +39,17 @@ pub(crate) fn refused(error: &clap::Error) -> Option<clap::Error> {
     let key = &key[..key.find([' ', '[', '=', '>']).unwrap_or(key.len())];
     let value = text(ContextKind::InvalidValue).unwrap_or("");
     let works = match (error.kind(), error.get(ContextKind::ValidValue)) {
-        (ErrorKind::ValueValidation, _) => std::error::Error::source(error)?.to_string(),
+        (ErrorKind::ValueValidation, _) => {
+            let source = std::error::Error::source(error)?;
+            // It names the setting, or the value behind it, itself.
+            if let Some(whole) = source.downcast_ref::<ConfigError>() {
+                return Some(clap::Error::raw(
+                    ErrorKind::ValueValidation,
+                    escaped_line(&whole.to_string()) + "\n",
+                ));
+            }
+            source.to_string()
+        }
         (ErrorKind::InvalidValue, Some(ContextValue::Strings(known))) if !known.is_empty() => {
             format!("expected {}", one_of(known))
         }
@@ -87,6 +98,18 @@ mod tests {
         let flags = command.get_arguments().filter(|arg| arg.get_action().takes_values());
         let flags = flags.filter_map(|arg| arg.get_long()).map(String::from);
         flags.filter(|flag| reported(command.get_name(), flag, "abc").is_some()).collect()
+    }
+
+    #[test]
+    fn a_value_behind_a_setting_is_refused_by_its_own_name() {
+        for (text, said) in [
+            ("adamw:beta2=x", "optimizer:beta2 = x: does not work; use a number, such as 0.1"),
+            ("adamw:beta2=", "optimizer:beta2 = \"\": is empty; use a number, such as 0.1"),
+            ("adamw:eps=1,eps=2", "optimizer:eps = 2: is there twice; leave one of them out"),
+        ] {
+            let error = reported("run", "optimizer", text).expect(text);
+            assert_eq!(error.trim_end(), format!("error: {said}"));
+        }
     }
 
     #[test]

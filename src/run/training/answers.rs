@@ -14,8 +14,8 @@ use crate::checkpoint::patience::Patience;
 use crate::error::RankError;
 use crate::run::collect;
 use crate::run::evaluation::EvaluationRequests;
-use crate::run::rank::{RankEvent, RankResult};
 use crate::run::request::{NO_REQUEST, StepAnswer, StepRequest};
+use crate::run::results::{RankEvent, RankResult};
 use crate::run::saving::Saving;
 use crate::run::stop::StopRequest;
 

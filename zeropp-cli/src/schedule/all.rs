@@ -17,20 +17,6 @@ use crate::figures::table;
 /// Values of `--format` with `--all`.
 const FORMATS: [&str; 5] = ["ascii", "json", "csv", "svg", "html"];
 
-/// The columns that a table can be sorted by.
-pub(super) const COLUMNS: [&str; 10] = [
-    "kind",
-    "virtual",
-    "makespan",
-    "own-span",
-    "bubble",
-    "bubble-own-span",
-    "bubble-rate",
-    "peak",
-    "gathers",
-    "reductions",
-];
-
 /// Columns that a narrow window has no room for.
 const LESS: [&str; 6] =
     ["V", "own span us", "bubble_own_span", "bubble_rate", "gathers", "reductions"];
@@ -182,7 +168,7 @@ impl Row {
         }
     }
 
-    /// As a table has them, in the order of [`COLUMNS`].
+    /// As a table has them, in the order of [`COLUMNS`](super::args::COLUMNS).
     fn cells(&self, memory: MemoryUnit) -> Vec<String> {
         let least = self.bubble_rate_at_least;
         let least = least.map_or(String::new(), |least| format!(", at least {}", rate(least)));

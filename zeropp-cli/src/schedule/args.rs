@@ -8,7 +8,6 @@ use zeropp::config::Bytes;
 use zeropp::pipeline::lower::{LowerOptions, OptimizerSync};
 use zeropp::pipeline::schedules::{DEFAULT, FORWARD, KINDS, Kind, Limits, Rate, StepForm};
 
-use super::all::COLUMNS;
 use super::cost_args::{CostFlags, MEMORY, cost_args};
 use crate::values::whole;
 
@@ -91,6 +90,20 @@ const OUTPUT: &str = "Output";
 
 /// Values of `--format`.
 pub(super) const FORMATS: [&str; 7] = ["ascii", "json", "csv", "torch", "svg", "html", "chrome"];
+
+/// The columns that a table can be sorted by.
+pub(super) const COLUMNS: [&str; 10] = [
+    "kind",
+    "virtual",
+    "makespan",
+    "own-span",
+    "bubble",
+    "bubble-own-span",
+    "bubble-rate",
+    "peak",
+    "gathers",
+    "reductions",
+];
 
 /// The most activation memory on a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

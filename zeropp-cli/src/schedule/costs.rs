@@ -26,23 +26,8 @@ pub(crate) struct ScheduleCosts {
 }
 
 impl ScheduleCosts {
-    /// The costs of `stages` stages for schedules of so many micro-batches.
-    pub(crate) fn new(
-        flags: &CostFlags,
-        stages: usize,
-        micro_batches: usize,
-    ) -> Result<ScheduleCosts, Failure> {
-        match &flags.file {
-            Some(path) => super::costs_file::schedule_costs(flags, path, stages, micro_batches),
-            None => match &flags.layer {
-                Some(layer) => ScheduleCosts::of_layers(flags, layer, stages, micro_batches),
-                None => ScheduleCosts::typed(&flags.times, &flags.memory, stages, micro_batches),
-            },
-        }
-    }
-
     /// The costs of stages of so many layers as there are for each.
-    fn of_layers(
+    pub(super) fn of_layers(
         flags: &CostFlags,
         layer: &LayerTimes,
         stages: usize,
@@ -83,7 +68,7 @@ impl ScheduleCosts {
         ScheduleCosts { generator, simulator, note: Some(note), memory_unit, is_of_file: true }
     }
 
-    fn typed(
+    pub(super) fn typed(
         times: &TimeArgs,
         memory: &MemoryArgs,
         stages: usize,

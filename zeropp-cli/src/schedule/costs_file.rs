@@ -1,4 +1,4 @@
-//! Costs from a file, under the flags that are typed beside it.
+//! The costs of a request: its flags', or a file's under the flags that are typed beside it.
 
 use std::path::Path;
 
@@ -13,8 +13,25 @@ use super::costs::{Changes, ScheduleCosts};
 use super::micros::{self, Micros};
 use crate::Failure;
 
+impl ScheduleCosts {
+    /// The costs of `stages` stages for schedules of so many micro-batches.
+    pub(crate) fn new(
+        flags: &CostFlags,
+        stages: usize,
+        micro_batches: usize,
+    ) -> Result<ScheduleCosts, Failure> {
+        match &flags.file {
+            Some(path) => schedule_costs(flags, path, stages, micro_batches),
+            None => match &flags.layer {
+                Some(layer) => ScheduleCosts::of_layers(flags, layer, stages, micro_batches),
+                None => ScheduleCosts::typed(&flags.times, &flags.memory, stages, micro_batches),
+            },
+        }
+    }
+}
+
 /// The costs that the file at `path` has for so many stages, and flags over them.
-pub(super) fn schedule_costs(
+fn schedule_costs(
     flags: &CostFlags,
     path: &Path,
     stages: usize,

@@ -2,98 +2,21 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 
-use super::channel::MpiChannel;
+use super::comms::GroupComms;
 use super::engine::{Input, Output, Slot};
+use super::payload::{Payload, room, unpack};
 use super::sys::{MpiError, Transfer, TransferMemory, parts};
 use super::wire::{Header, HeaderShare, INLINE_MAX};
 use crate::progress::Group;
 use crate::signature::{Operation, Signature};
 use crate::subgroup::SplitRequest;
 use crate::{AllBytes, CommError, kernels};
-use zeropp_core::cpu_tensor::on_cpu;
 
 /// An all-reduce of at most this many bytes gathers all buffers and sums them on every rank: one
 /// round trip instead of two.
 const GATHERED_SUM_BYTES: usize = 16 << 10;
-
-/// A flat buffer on its way into MPI.
-pub(super) struct Payload {
-    memory: TransferMemory,
-    kind: DType,
-    len: usize,
-    device: Device,
-}
-
-impl Payload {
-    /// Views a tensor of the CPU, or copies one from elsewhere.
-    pub(super) fn new(tensor: Tensor<1>) -> Payload {
-        let (kind, len, device) = (tensor.dtype(), tensor.dims()[0], tensor.device());
-        let memory = match on_cpu(&tensor) {
-            Some(view) => TransferMemory::Tensor(view),
-            None => TransferMemory::Bytes(tensor.into_data().into_bytes().to_vec()),
-        };
-        Payload { memory, kind, len, device }
-    }
-
-    /// The elements' bytes.
-    pub(super) fn bytes(&self) -> &[u8] {
-        match &self.memory {
-            TransferMemory::Tensor(view) => bytemuck::cast_slice(view.as_slice()),
-            TransferMemory::Bytes(bytes) => bytes,
-            TransferMemory::Pooled(_) => unreachable!("a payload is a view or a copy"),
-        }
-    }
-
-    /// Whether a frame carries it.
-    pub(super) fn is_small(&self) -> bool {
-        self.bytes().len() <= INLINE_MAX
-    }
-
-    /// Where the tensor lived.
-    pub(super) fn device(&self) -> Device {
-        self.device.clone()
-    }
-
-    /// The memory that a transfer reads, and the type of its elements.
-    pub(super) fn into_memory(self) -> (TransferMemory, DType) {
-        (self.memory, self.kind)
-    }
-}
-
-/// Room for `len` elements that MPI will write.
-pub(super) fn room(group: &Group, kind: DType, len: usize) -> TransferMemory {
-    match kind {
-        DType::F32 => TransferMemory::Pooled(group.buffers.lend(len)),
-        _ => TransferMemory::Bytes(vec![0; len * kind.size()]),
-    }
-}
-
-/// The tensor over what MPI wrote or, for the root of a broadcast, read.
-pub(super) fn unpack(
-    group: &Group,
-    memory: TransferMemory,
-    kind: DType,
-    device: &Device,
-) -> Tensor<1> {
-    match memory {
-        TransferMemory::Pooled(buffer) => {
-            let tensor = buffer.tensor();
-            group.buffers.give_back(buffer);
-            kernels::on(device, &tensor)
-        }
-        TransferMemory::Bytes(bytes) => from_bytes(bytes, kind, device),
-        // What the root of a broadcast passed in.
-        TransferMemory::Tensor(view) => view.into_tensor(),
-    }
-}
-
-/// A tensor of these bytes.
-pub(super) fn from_bytes(bytes: Vec<u8>, kind: DType, device: &Device) -> Tensor<1> {
-    let len = bytes.len() / kind.size();
-    Tensor::from_data(TensorData::from_bytes_vec(bytes, [len], kind), (device, kind))
-}
 
 /// One collective of a group.
 pub(super) struct MpiCollective {
@@ -188,9 +111,9 @@ impl InProgress {
     }
 
     /// Posts the first transfer.
-    fn post(&self, channel: &MpiChannel, payload: Payload) -> Result<Transfer, MpiError> {
-        let (group, comm) = (&channel.group, channel.main);
-        let (kind, len, size) = (payload.kind, payload.len, channel.group.size());
+    fn post(&self, comms: &GroupComms, payload: Payload) -> Result<Transfer, MpiError> {
+        let (group, comm) = (&comms.group, comms.main);
+        let (kind, len, size) = (payload.kind, payload.len, comms.group.size());
         let source = payload.memory;
         match self.signature.operation {
             Operation::Broadcast => {
@@ -243,7 +166,7 @@ impl InProgress {
     /// Gives MPI a chance, and takes the next step if it is time.
     pub(super) fn advance(
         &mut self,
-        channel: &MpiChannel,
+        comms: &GroupComms,
         headers: &[Option<Header>],
         turn: Turn,
     ) -> Result<CollectiveProgress, MpiError> {
@@ -252,7 +175,7 @@ impl InProgress {
                 return Ok(CollectiveProgress::Waiting);
             }
             if let Some(payload) = self.payload.take() {
-                self.transfer = Some(self.post(channel, payload)?);
+                self.transfer = Some(self.post(comms, payload)?);
             }
             self.stage = MpiPhase::First;
         }
@@ -262,8 +185,8 @@ impl InProgress {
             return Ok(CollectiveProgress::Waiting);
         }
         match self.stage {
-            MpiPhase::Late => Ok(CollectiveProgress::Done(self.after_late(channel, headers))),
-            _ => self.after_first(channel, headers, turn.late),
+            MpiPhase::Late => Ok(CollectiveProgress::Done(self.after_late(comms, headers))),
+            _ => self.after_first(comms, headers, turn.late),
         }
     }
 
@@ -298,11 +221,11 @@ impl InProgress {
 
     fn after_first(
         &mut self,
-        channel: &MpiChannel,
+        comms: &GroupComms,
         headers: &[Option<Header>],
         in_turn: bool,
     ) -> Result<CollectiveProgress, MpiError> {
-        let group = &channel.group;
+        let group = &comms.group;
         let (kind, len) = self.signature.buffer.unwrap_or((DType::U8, 0));
         let output = match self.signature.operation {
             Operation::Barrier => Output::Bytes(AllBytes::default()),
@@ -324,7 +247,7 @@ impl InProgress {
                 let landed = self.landed(group, headers);
                 let sum = Payload::new(self.sum(group, landed, kind, lens[group.place]));
                 let target = room(group, kind, len);
-                let late = channel.late;
+                let late = comms.late;
                 let parts = Transfer::all_gather_parts(late, &lens, kind, sum.memory, target)?;
                 return Ok(self.go_late(parts));
             }
@@ -335,7 +258,7 @@ impl InProgress {
                     let room = if gets { lens.iter().sum() } else { 0 };
                     let target = TransferMemory::Bytes(vec![0; room]);
                     let source = TransferMemory::Bytes(std::mem::take(&mut self.bytes));
-                    let late = channel.late;
+                    let late = comms.late;
                     let all = match self.signature.root {
                         Some(root) => Transfer::gather_parts(late, root, &lens, source, target)?,
                         None => Transfer::all_gather_parts(late, &lens, DType::U8, source, target)?,
@@ -359,11 +282,11 @@ impl InProgress {
         CollectiveProgress::Waiting
     }
 
-    fn after_late(&mut self, channel: &MpiChannel, headers: &[Option<Header>]) -> Output {
-        let landed = self.landed(&channel.group, headers);
+    fn after_late(&mut self, comms: &GroupComms, headers: &[Option<Header>]) -> Output {
+        let landed = self.landed(&comms.group, headers);
         match (self.signature.buffer, landed) {
             (Some((kind, _)), memory) => {
-                Output::Buffer(unpack(&channel.group, memory, kind, &self.device))
+                Output::Buffer(unpack(&comms.group, memory, kind, &self.device))
             }
             (None, TransferMemory::Bytes(all)) if all.is_empty() => {
                 Output::Bytes(AllBytes::default())
@@ -422,10 +345,10 @@ impl From<MpiError> for SplitError {
 /// Makes this rank's sub-group. Blocks until all ranks of the group are here, which have all
 /// joined.
 pub(super) fn split(
-    channel: &MpiChannel,
+    comms: &GroupComms,
     headers: &[Option<Header>],
-) -> Result<MpiChannel, SplitError> {
-    let group = &channel.group;
+) -> Result<GroupComms, SplitError> {
+    let group = &comms.group;
     let sequence = headers.iter().flatten().map(|h| h.sequence).next().unwrap_or(0);
     let split_request =
         |share: &HeaderShare| SplitRequest::decode(&share.inline).expect("written by encode");
@@ -438,7 +361,7 @@ pub(super) fn split(
     colors.dedup();
     let mine = split_requests[group.place].color;
     let color = colors.binary_search(&mine).expect("mine is among them");
-    let main = channel.late.split(color, new.place)?;
+    let main = comms.late.split(color, new.place)?;
     let late = main.duplicate()?;
-    Ok(MpiChannel::new(new, main, late))
+    Ok(GroupComms { group: new, main, late })
 }

@@ -8,13 +8,13 @@ use burn::tensor::DType;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use super::channel::MpiChannel;
-use super::collective::{
-    CollectiveProgress, InProgress, MpiCollective, Payload, SplitError, Turn, split,
-};
+use super::collective::{CollectiveProgress, InProgress, MpiCollective, SplitError, Turn, split};
+use super::comms::GroupComms;
 use super::engine::{Command, Join, Output, Shared, Wanted, WhoIsMissing};
 use super::mail::{MpiMail, data_tag};
+use super::payload::Payload;
 use super::sys::{self, Comm, MpiError, Transfer, TransferMemory};
-use super::timeout_attribution::MpiTimeout;
+use super::timeout::MpiTimeout;
 use super::wire::{Carriage, FRAME_MAX, Header, MpiFrame};
 use crate::CommError;
 use crate::patience::Moment;
@@ -76,7 +76,7 @@ impl MpiDriver {
             data,
             inbox: None,
             outbox: Vec::new(),
-            channels: HashMap::from([(world.group.id, world)]),
+            channels: HashMap::from([(world.comms.group.id, world)]),
             early: HashMap::new(),
             mail: MpiMail::new(size, shared.engine.device.clone()),
             departed: vec![false; size],
@@ -156,7 +156,7 @@ impl MpiDriver {
             Command::Fail => self.spread(),
             Command::Depart => {
                 self.departed[self.shared.rank] = true;
-                let called = self.channels.values().map(|c| (c.group.id, c.called)).collect();
+                let called = self.channels.values().map(|c| (c.comms.group.id, c.called)).collect();
                 self.notify_all(&MpiFrame::Depart(called));
             }
             Command::Finish => {
@@ -229,7 +229,7 @@ impl MpiDriver {
     }
 
     fn send(&mut self, to: usize, envelope: Envelope, payload: Payload) {
-        let to = self.channels[&envelope.address.group].group.members[to];
+        let to = self.channels[&envelope.address.group].comms.group.members[to];
         if payload.is_small() {
             let inline = Carriage::Inline(payload.bytes().to_vec());
             return self.tell(std::iter::once(to), &MpiFrame::Envelope(envelope, inline));
@@ -335,7 +335,7 @@ impl MpiDriver {
     /// Fails the world if something waits for world rank `rank`, which has departed.
     pub(super) fn lost(&mut self, rank: usize) {
         let stuck = self.channels.values().find_map(|channel| {
-            let group = &channel.group;
+            let group = &channel.comms.group;
             let place = group.members.iter().position(|member| *member == rank)?;
             // What it had called before it left is on its way through the tree.
             let called = self.called_by.get(&(rank, group.id)).copied().unwrap_or(0);
@@ -376,22 +376,22 @@ impl MpiDriver {
     /// Carries the collectives of one group forward.
     fn poll_channel(&mut self, id: u64) -> bool {
         let mut done: Vec<u64> = Vec::new();
-        let mut made: Option<MpiChannel> = None;
+        let mut made: Option<GroupComms> = None;
         let mut failure: Option<CommError> = None;
         let channel = self.channels.get_mut(&id).expect("a known group");
-        let mut exchanges = std::mem::take(&mut channel.exchanges);
+        let (comms, mut exchanges) = (&channel.comms, std::mem::take(&mut channel.exchanges));
         let mut turn = Turn { first: true, late: true };
         for (sequence, MpiCollective { headers, in_progress, .. }) in &mut exchanges {
             let Some(in_progress) = in_progress else { break };
             let signature = in_progress.signature;
-            let operation = || format!("{}: {signature}", channel.group.name);
-            match in_progress.advance(channel, headers, turn) {
+            let operation = || format!("{}: {signature}", comms.group.name);
+            match in_progress.advance(comms, headers, turn) {
                 Ok(CollectiveProgress::Waiting) => {}
                 Ok(CollectiveProgress::Done(output)) => {
                     in_progress.slot.put(Ok(output));
                     done.push(*sequence);
                 }
-                Ok(CollectiveProgress::Split) => match split(channel, headers) {
+                Ok(CollectiveProgress::Split) => match split(comms, headers) {
                     Ok(new) => {
                         in_progress.slot.put(Ok(Output::Group(new.group.clone())));
                         made = Some(new);
@@ -413,7 +413,7 @@ impl MpiDriver {
         channel.exchanges = exchanges;
         if let Some(new) = made {
             let id = new.group.id;
-            self.channels.insert(id, new);
+            self.channels.insert(id, MpiChannel::new(new));
             self.early.remove(&id).into_iter().flatten().for_each(|header| self.note(header));
         }
         if let Some(error) = failure {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use burn::tensor::{DType, Device, Tensor};
 use crossbeam_channel::{Sender, bounded};
 
-use super::collective::Payload;
+use super::payload::Payload;
 use super::wire::INLINE_MAX;
 use crate::codec::can_send;
 use crate::patience::{Deadline, received};

@@ -15,7 +15,7 @@ impl MpiDriver {
     pub(super) fn join(&mut self, join: Join) {
         let Join { group: id, sequence, signature, input, slot } = join;
         let channel = self.channels.get_mut(&id).expect("a member's group");
-        let group = channel.group.clone();
+        let group = channel.comms.group.clone();
         let header = header(&group, sequence, signature, &input);
         channel.called = sequence + 1;
         let new = || MpiCollective::new(group.size(), group.place);
@@ -39,7 +39,7 @@ impl MpiDriver {
     /// everyone's are.
     fn pass_on(&mut self, id: u64, sequence: u64) {
         let channel = self.channels.get_mut(&id).expect("a member's group");
-        let (group, position) = (channel.group.clone(), channel.position.clone());
+        let (group, position) = (channel.comms.group.clone(), channel.position.clone());
         let Some(exchange) = channel.exchanges.get_mut(&sequence) else { return };
         let headers = &exchange.headers;
         let has = |range: Range<usize>| headers[range].iter().all(Option::is_some);
@@ -72,7 +72,7 @@ impl MpiDriver {
         let Some(channel) = self.channels.get_mut(&header.group) else {
             return self.early.entry(header.group).or_default().push(header);
         };
-        let group = channel.group.clone();
+        let group = channel.comms.group.clone();
         if header.place >= group.size() {
             return;
         }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 
-use super::collective::{from_bytes, room, unpack};
 use super::engine::{MpiEngine, Output, Slot, Wanted};
+use super::payload::{from_bytes, room, unpack};
 use super::sys::{Comm, Transfer};
 use super::wire::Carriage;
 use crate::CommError;

@@ -18,11 +18,14 @@
 
 mod channel;
 mod collective;
+mod comms;
 mod driver;
 mod engine;
 mod headers;
 mod mail;
+mod payload;
 mod sys;
+mod timeout;
 mod timeout_attribution;
 mod tree;
 mod wire;
@@ -40,6 +43,7 @@ use super::{CommError, CommResult, Communicator, THREADS};
 use crate::patience::{Deadline, Timeout, received};
 use crate::placement::one_name_each;
 use channel::MpiChannel;
+use comms::GroupComms;
 use driver::MpiDriver;
 use engine::{Command, MpiEngine, Shared};
 use sys::{Comm, MpiError};
@@ -215,7 +219,7 @@ fn open(options: MpiOptions) -> Result<(MpiDriver, Arc<Group>, Crew), MpiError> 
     let (control, data) = (all.duplicate()?, all.duplicate()?);
     let (main, late) = (all.duplicate()?, all.duplicate()?);
     let group = Group::world(rank, size);
-    let world = MpiChannel::new(group.clone(), main, late);
+    let world = MpiChannel::new(GroupComms { group: group.clone(), main, late });
     let (commands, orders) = unbounded();
     let engine = MpiEngine { device: options.device };
     let timeout = Timeout::new(options.timeout, options.first_timeout, 1);

@@ -10,22 +10,11 @@ use crossbeam_channel::Sender;
 
 use super::driver::MpiDriver;
 use super::engine::Slot;
+use super::timeout::MpiTimeout;
 use super::wire::MpiFrame;
 use crate::CommError;
 use crate::patience::Deadline;
 use crate::progress::{ANSWER_TIME, Awaited};
-
-/// One late operation, and who has answered since.
-pub(super) struct MpiTimeout {
-    what: Awaited,
-    slot: Arc<Slot>,
-    /// Who only wants to know the missing ranks.
-    answer: Option<Sender<Vec<usize>>>,
-    deadline: Deadline,
-    pub(super) answered: Vec<bool>,
-    /// World ranks that have said that they have called it.
-    pub(super) called: Vec<bool>,
-}
 
 impl MpiDriver {
     /// Asks all ranks whether they are alive.
@@ -88,7 +77,7 @@ impl MpiDriver {
                 let channel = self.channels.get(&group)?;
                 let exchange = channel.exchanges.get(&sequence)?;
                 exchange.in_progress.as_ref()?;
-                let group = &channel.group;
+                let group = &channel.comms.group;
                 let not_joined = exchange.not_joined().map(|place| group.members[place]);
                 let missing = not_joined.filter(|rank| !called[*rank]).collect();
                 Some((group.name.clone(), missing))

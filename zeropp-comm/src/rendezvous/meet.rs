@@ -1,11 +1,10 @@
 //! From settings and launcher to a rendezvous at which all ranks are.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::member::{self, MEMBERS};
-use super::{Address, Local, Member, Rendezvous, RendezvousError, Token, tcp};
+use super::{Address, Local, Member, Rendezvous, RendezvousError, Token, Waiting, tcp};
 
 /// Where and how to meet.
 #[derive(Clone, Debug)]
@@ -20,38 +19,6 @@ pub struct RendezvousOptions {
     pub silence: Duration,
     /// Receives, on rank 0, lines about the processes that are still missing.
     pub waiting: Waiting,
-}
-
-/// Receives a line at intervals: which processes have come to a rendezvous, were refused, or are
-/// missing.
-#[derive(Clone)]
-pub struct Waiting {
-    pub(super) every: Duration,
-    tell: Arc<dyn Fn(&str) + Send + Sync>,
-}
-
-impl Waiting {
-    /// Calls `tell` with a line once per `every`.
-    pub fn new(every: Duration, tell: impl Fn(&str) + Send + Sync + 'static) -> Waiting {
-        Waiting { every, tell: Arc::new(tell) }
-    }
-
-    pub(super) fn tell(&self, line: &str) {
-        (self.tell)(line);
-    }
-}
-
-/// Reports to nothing.
-impl Default for Waiting {
-    fn default() -> Waiting {
-        Waiting::new(Duration::MAX, |_| ())
-    }
-}
-
-impl fmt::Debug for Waiting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waiting").field("every", &self.every).finish_non_exhaustive()
-    }
 }
 
 /// Brings `me` together with all others of its job: within this process where it has all ranks,

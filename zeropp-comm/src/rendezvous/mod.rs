@@ -12,6 +12,7 @@ mod meet;
 mod member;
 pub mod tcp;
 mod token;
+mod waiting;
 
 use std::time::Duration;
 
@@ -19,9 +20,10 @@ pub use address::Address;
 pub use error::RendezvousError;
 pub(crate) use error::ranks_in_words;
 pub use local::Local;
-pub use meet::{RendezvousOptions, Waiting, open};
+pub use meet::{RendezvousOptions, open};
 pub use member::{Member, members};
 pub use token::{TOKEN_VARIABLE, Token};
+pub use waiting::Waiting;
 
 /// Names and values that all processes of a job see. A name is set once.
 pub trait Rendezvous: Send + Sync {

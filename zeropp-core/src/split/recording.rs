@@ -1,10 +1,10 @@
 //! A stage's forward from its plain input to its plain output, and the way back.
 
-use burn::backend::DispatchTensor;
+use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Device, Tensor};
 
 use super::tape::{self, Tape};
-use super::vjp::{Seed, custom_vjp, seed_backward, tape_input};
+use super::vjp::{Seed, VjpBackend, custom_vjp, seed_backward, tape_input};
 
 /// Where the operations of a forward are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +91,7 @@ impl<const D: usize, const DY: usize> Recorded<D, DY> {
     pub fn backward(self, dy: Tensor<DY>) -> Option<Tensor<D>> {
         match self.0 {
             Way::Tape(tape) => {
-                let dx: Option<DispatchTensor> = tape.backward(dy.into_dispatch());
+                let dx: Option<DispatchTensor> = tape.backward(dy.into_dispatch(), Dispatch::sum);
                 dx.map(Tensor::from_dispatch)
             }
             Way::Burn(seed, input) => {

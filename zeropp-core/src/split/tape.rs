@@ -8,11 +8,8 @@
 
 use std::cell::RefCell;
 
-use burn::backend::Dispatch;
 use burn::backend::DispatchTensor;
 use burn::backend::autodiff::NodeId;
-
-use super::vjp::VjpBackend;
 
 /// A pullback: the output's gradient in, one for each input out.
 pub(super) type PullBack = Box<dyn FnOnce(DispatchTensor) -> Vec<Option<DispatchTensor>> + Send>;
@@ -80,8 +77,12 @@ impl Tape {
     }
 
     /// Walks back from the last operation with its output's gradient; gives the gradient of the
-    /// tensor that the forward began with.
-    pub(super) fn backward(mut self, dy: DispatchTensor) -> Option<DispatchTensor> {
+    /// tensor that the forward began with. `add` sums the gradients of a tensor with several uses.
+    pub(super) fn backward(
+        mut self,
+        dy: DispatchTensor,
+        add: impl Fn(DispatchTensor, DispatchTensor) -> DispatchTensor,
+    ) -> Option<DispatchTensor> {
         let mut gradients: Vec<Option<DispatchTensor>> = self.0.iter().map(|_| None).collect();
         *gradients.last_mut().expect("something was recorded") = Some(dy);
         // What a forward begins with comes before its operations, and has no pullback.
@@ -91,7 +92,7 @@ impl Tape {
             for (at, gradient) in inputs.into_iter().zip(pull(dy)) {
                 let Some(gradient) = gradient else { continue };
                 gradients[at] = Some(match gradients[at].take() {
-                    Some(sum) => Dispatch::sum(sum, gradient),
+                    Some(sum) => add(sum, gradient),
                     None => gradient,
                 });
             }

@@ -5,8 +5,11 @@
 //! of the sum of its exponentials, from which the backward has the probabilities again.
 
 mod buffers;
+mod matrix_rows;
 
-use self::buffers::{LANES, Panels, ScoreRows};
+use buffers::{LANES, Panels, ScoreRows};
+use matrix_rows::MatrixRows;
+
 use super::{Dims, Dropped, DroppedHead};
 use crate::mat_mut::MatMut;
 use crate::math::exp;
@@ -22,23 +25,6 @@ const BLOCK: usize = 64;
 fn heads_of(d: Dims, group: usize) -> core::ops::Range<usize> {
     let share = d.heads / d.groups;
     group * share..(group + 1) * share
-}
-
-/// Rows `from..to` of a matrix with rows of `width` elements, the columns from `column` on.
-#[derive(Clone, Copy)]
-struct MatrixRows<'a> {
-    data: &'a [f32],
-    width: usize,
-    column: usize,
-    from: usize,
-    to: usize,
-}
-
-impl<'a> MatrixRows<'a> {
-    /// The first `d` columns of every row.
-    fn iter(self, d: usize) -> impl Iterator<Item = &'a [f32]> {
-        (self.from..self.to).map(move |row| &self.data[row * self.width + self.column..][..d])
-    }
 }
 
 /// Turns the first `n` scores of row `i` of `p` into exp(score − max); the others become zero as

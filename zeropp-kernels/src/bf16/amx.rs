@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::driver::Kernel;
-use super::packed::{BLOCK, COLS, CacheLine, Mat};
+use super::left::Kernel;
+use super::matrix::{BLOCK, COLS, CacheLine, Mat};
 use super::transpose;
 
 /// Whether this CPU has the tiles, its system saves them, and this process may use them.

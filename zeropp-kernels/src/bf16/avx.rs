@@ -5,7 +5,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::left::{TileChains, check, start};
-use super::packed::{BLOCK, CacheLine, PANEL};
+use super::matrix::{BLOCK, CacheLine, PANEL};
 
 /// Rounding to nearest, no exception trapped, denormals flushed (FTZ) and read as zeros (DAZ).
 const FLUSHING: u32 = 0x1f80 | 0x8000 | 0x0040;

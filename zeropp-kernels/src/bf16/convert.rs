@@ -2,30 +2,9 @@
 
 use half::bf16;
 
-use crate::{collect, simd};
-
-/// The value of `x`, denormal or not.
-#[inline(always)]
-pub fn up(x: bf16) -> f32 {
-    f32::from_bits(u32::from(x.to_bits()) << 16)
-}
-
-/// `x` with a zero of its sign in place of a denormal number.
-#[inline(always)]
-pub(crate) fn flush(x: f32) -> f32 {
-    let zero = x.to_bits() & 0x8000_0000;
-    if x.abs() < f32::MIN_POSITIVE { f32::from_bits(zero) } else { x }
-}
-
-/// `x` as bf16.
-#[inline(always)]
-pub fn down(x: f32) -> bf16 {
-    let bits = flush(x).to_bits();
-    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
-    // A NaN stays one: it must not be rounded up into an infinity.
-    let bits = if x.is_nan() { bits | 0x0040_0000 } else { rounded };
-    bf16::from_bits((bits >> 16) as u16)
-}
+pub(crate) use crate::number::flush;
+pub use crate::number::{down, up};
+use crate::parts::{collect, simd};
 
 /// The elements of `x` in fp32.
 pub fn widen(x: &[bf16]) -> Vec<f32> {

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use super::avx::{KEPT_ROWS, TILE_ROWS, flushing, kernel_512};
 use super::convert::flush;
 use super::left::{TileChains, check};
-use super::packed::{BLOCK, CacheLine, Mat, PANEL, chain_place};
+use super::matrix::{BLOCK, CacheLine, Mat, PANEL, chain_place};
 use super::{scalar, transpose};
 
 /// Lines of a block of K in a panel, and lanes of a row of it.

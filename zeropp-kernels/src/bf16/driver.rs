@@ -5,7 +5,9 @@ use std::mem::MaybeUninit;
 use half::bf16;
 
 use super::convert::down;
-use super::packed::{BLOCK, COLS, CacheLine, Mat, Right};
+use super::left::Kernel;
+use super::matrix::{BLOCK, COLS, Mat};
+use super::packed::Right;
 use crate::simd;
 
 /// Most rows of a tile.
@@ -13,19 +15,6 @@ const ROWS_MAX: usize = 32;
 /// Bytes of the rows of the left factor that are used with every panel before the next rows: they
 /// stay in the second-level cache.
 const ROWS_BYTES: usize = 512 << 10;
-
-/// A path: how it holds rows of the left factor, and how it multiplies them with two panels.
-pub(super) trait Kernel<'a> {
-    /// Rows of a tile.
-    const ROWS: usize;
-
-    /// Gets `rows` rows of `a`, from `from` on, ready.
-    fn load(&mut self, a: Mat<'a>, from: usize, rows: usize);
-
-    /// `c = rows·panels`, or `c +=` if `add`, for the tile of the loaded rows that begins at `row`;
-    /// the rows of `c` are `stride` apart, and there are `ROWS` of them, of 32 columns.
-    fn tile(&self, row: usize, panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool);
-}
 
 /// Where a product goes: rows `stride` apart.
 pub(super) enum Sink<'a> {

@@ -7,7 +7,8 @@ use half::bf16;
 use super::convert::widen;
 use super::driver::{Sink, run};
 use super::left::PackedRows;
-use super::packed::{Mat, Right, reach};
+use super::matrix::{Mat, reach};
+use super::packed::Right;
 use super::scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
 use super::{amx, avx, dots, isa::Isa};

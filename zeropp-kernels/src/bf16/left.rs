@@ -5,9 +5,21 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 
 use super::convert::up;
-use super::driver::Kernel;
-use super::packed::{BLOCK, COLS, CacheLine, Mat, ZERO};
+use super::matrix::{BLOCK, COLS, CacheLine, Mat, ZERO};
 use crate::simd;
+
+/// A path: how it holds rows of the left factor, and how it multiplies them with two panels.
+pub(super) trait Kernel<'a> {
+    /// Rows of a tile.
+    const ROWS: usize;
+
+    /// Gets `rows` rows of `a`, from `from` on, ready.
+    fn load(&mut self, a: Mat<'a>, from: usize, rows: usize);
+
+    /// `c = rows·panels`, or `c +=` if `add`, for the tile of the loaded rows that begins at `row`;
+    /// the rows of `c` are `stride` apart, and there are `ROWS` of them, of 32 columns.
+    fn tile(&self, row: usize, panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool);
+}
 
 /// The two chains of sums of a tile of rows.
 pub(super) trait TileChains {
@@ -32,7 +44,7 @@ pub(super) trait TileChains {
         fill_floats(lines, a, corner, height, depth);
     }
 
-    /// `c = left·panels`, or `c +=` if `add`, for [`COLS`](super::packed::COLS) columns; `left`
+    /// `c = left·panels`, or `c +=` if `add`, for [`COLS`](super::matrix::COLS) columns; `left`
     /// holds `ROWS` rows of 32 elements a block of K, `c` rows `stride` apart.
     fn run(left: &[CacheLine], panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool);
 }

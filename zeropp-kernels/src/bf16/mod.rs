@@ -18,6 +18,7 @@ mod driver;
 mod gemm;
 mod isa;
 mod left;
+mod matrix;
 mod packed;
 pub mod rows;
 mod scalar;
@@ -28,4 +29,5 @@ mod transpose;
 
 pub use gemm::{add_product, product, product_into, product_set};
 pub use isa::{Isa, Unavailable, available, force, in_use, requested};
-pub use packed::{Mat, Packed, Right};
+pub use matrix::Mat;
+pub use packed::{Packed, Right};

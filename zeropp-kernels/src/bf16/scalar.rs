@@ -3,7 +3,7 @@
 
 use super::convert::flush;
 use super::left::{TileChains, start};
-use super::packed::{BLOCK, CacheLine, PANEL};
+use super::matrix::{BLOCK, CacheLine, PANEL};
 
 pub(super) struct Scalar;
 

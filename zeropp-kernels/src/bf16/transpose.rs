@@ -5,10 +5,10 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::packed::{CacheLine, PairLines};
+use super::matrix::{CacheLine, PairLines};
 
 /// Pairs of rows: lane c of line i is (row 2i, row 2i + 1) of column c, for 32 rows of 16 elements
-/// `stride` apart; or pairs of `chains`, as [`super::packed::chain_place`] has them.
+/// `stride` apart; or pairs of `chains`, as [`super::matrix::chain_place`] has them.
 pub(super) fn pair(lines: &mut PairLines, rows: &[bf16], stride: usize, chains: bool) {
     assert!(rows.len() >= 31 * stride + 16);
     // SAFETY: pairs are made for `Isa::Amx` and `Isa::Avx512Bf16` alone, which are there only

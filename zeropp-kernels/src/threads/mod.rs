@@ -6,7 +6,7 @@
 //! order, so that no bit depends on how many threads there are.
 
 #[cfg(test)]
-mod bits;
+mod bits_tests;
 mod fresh;
 mod pool;
 #[cfg(test)]
@@ -16,8 +16,8 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
 
-pub(crate) use self::fresh::{Fresh, FreshPart};
-use self::pool::Pool;
+pub(crate) use fresh::{Fresh, FreshPart};
+use pool::Pool;
 
 /// Pieces that work of many equal elements is cut into for each thread: where a core is taken away
 /// for a while, the other threads take what it would have done.

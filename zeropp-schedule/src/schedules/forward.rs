@@ -5,7 +5,7 @@
 //! of the training schedule, so that as many messages are under way as in training at most.
 
 use super::Planning;
-use super::kinds::{Kind, Rate, StagesPerRank, StepForm};
+use super::kind::{Kind, Rate, StagesPerRank, StepForm};
 use crate::ir::{Action, Compute, Schedule, looping};
 
 /// The row of this schedule. It trains nothing, so it is not among [`KINDS`](super::KINDS).

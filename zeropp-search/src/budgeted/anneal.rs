@@ -2,11 +2,11 @@
 
 use super::decode::OrderTimes;
 use super::ledger::WHOLE;
-use super::moves::{Change, Changed, change};
+use super::moves::{Changed, change};
 use super::problem::Problem;
 use super::random::Random;
 use super::residency::{ResidencyCounter, visit_alike};
-use super::sequence::RankOrders;
+use super::sequence::{Change, RankOrders};
 
 /// The best plan within all limits so far.
 #[derive(Clone, Debug)]
@@ -58,6 +58,22 @@ impl<'a> Annealer<'a> {
             self.keep(plan, from);
         }
         Some(score + excess as i64 * self.penalty)
+    }
+
+    /// Start of each class and micro-batch, by `(rank · 2V + class) · B + i`.
+    pub(super) fn starts(&self, plan: &RankOrders) -> Vec<i64> {
+        let p = self.p;
+        let mut starts = vec![0; p.entries()];
+        for (r, sequence) in plan.sequences.iter().enumerate() {
+            for (at, (&entry, &i)) in sequence.entries.iter().zip(&sequence.batch).enumerate() {
+                let class = usize::from(entry);
+                if class < p.classes {
+                    let cell = (r * p.classes + class) * p.b + usize::from(i);
+                    starts[cell] = self.decoder.start(r, at);
+                }
+            }
+        }
+        starts
     }
 
     fn excesses(&mut self, plan: &RankOrders) -> Vec<usize> {

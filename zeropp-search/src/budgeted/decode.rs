@@ -9,10 +9,9 @@
 
 use super::Objective;
 use super::ledger::{Cell, CollectiveTimes, RankBefore, RankFigures, SHIFT, WHOLE};
-use super::moves::Change;
 use super::problem::{NO_RANK, Problem, ResultTarget};
 use super::residency::{Gather, ResidencyCounter};
-use super::sequence::{RankOrders, RankSequence};
+use super::sequence::{Change, RankOrders, RankSequence};
 use super::waiting::WaitingWeights;
 
 /// The share of the waits ahead that a change is taken to leave as they are.

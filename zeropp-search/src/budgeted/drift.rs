@@ -207,7 +207,7 @@ impl Drifting {
     ) -> Option<Drifting> {
         let p = annealer.p;
         annealer.decoder.load(p, plan, &mut annealer.residency)?;
-        let base = super::stretch::starts(annealer, plan).into_iter().map(|at| at as f64).collect();
+        let base = annealer.starts(plan).into_iter().map(|at| at as f64).collect();
         Drifting::new(annealer, Drift::still(p, walk.clone()), base)
     }
 

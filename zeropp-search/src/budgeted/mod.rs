@@ -32,6 +32,7 @@ mod random;
 mod residency;
 mod search;
 mod sequence;
+mod starting_point;
 mod stretch;
 mod waiting;
 mod walk;

@@ -3,17 +3,7 @@
 use super::decode::OrderTimes;
 use super::problem::Problem;
 use super::random::Random;
-use super::sequence::{RankOrders, RankSequence};
-
-/// A changed sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Change {
-    pub(super) rank: usize,
-    /// The first entry that is another one now, or has to be timed anew.
-    pub(super) from: usize,
-    /// From here on all entries are what they were.
-    pub(super) to: usize,
-}
+use super::sequence::{Change, RankOrders, RankSequence};
 
 pub(super) type Changed = Vec<Change>;
 

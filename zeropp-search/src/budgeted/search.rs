@@ -8,38 +8,15 @@ use super::others::{FinishedOrder, fitting, simulated};
 use super::pattern::{Pattern, list};
 use super::problem::Problem;
 use super::sequence::RankOrders;
+use super::starting_point::{StartingPoint, by_score};
 use super::stretch;
-use super::walk::Walk;
 use super::write::write;
 use super::{FoundSchedule, Request};
 
-/// A plan to go on from.
-#[derive(Clone, Debug)]
-pub(super) struct StartingPoint {
-    /// The placement that it is for.
-    pub(super) track: usize,
-    pub(super) plan: RankOrders,
-    pub(super) score: i64,
-    /// By how much annealing left limits broken.
-    pub(super) excess: usize,
-    pub(super) name: String,
-    /// The walk that it keeps to, if its keys may drift.
-    pub(super) walk: Option<Walk>,
-    /// The pattern that it comes from, and how long its list waits, if it may be changed.
-    pub(super) pattern: Option<(Pattern, i64)>,
-}
-
-impl StartingPoint {
-    /// The first word of its name, and its placement.
-    fn family(&self) -> (usize, &str) {
-        (self.track, self.name.split(' ').next().unwrap_or_default())
-    }
-}
-
 /// The search on one placement.
-pub(super) struct Track<'a> {
-    pub(super) others: Vec<FinishedOrder>,
-    pub(super) annealer: Annealer<'a>,
+struct Track<'a> {
+    others: Vec<FinishedOrder>,
+    annealer: Annealer<'a>,
 }
 
 /// Rounds of annealing: how many seeds take part, the share of the effort of each, and the
@@ -90,7 +67,7 @@ fn work_of(p: &Problem) -> u64 {
 }
 
 /// Searches until `entries` entries have been timed.
-pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, entries: u64) -> Vec<Track<'a>> {
+fn run<'a>(problems: &'a [Problem], request: &Request, entries: u64) -> Vec<Track<'a>> {
     // Long steps from short ones come through the first round, however they start.
     let (mut kept, mut pool): (Vec<StartingPoint>, Vec<StartingPoint>) = Default::default();
     let mut tracks: Vec<Track> = Vec::new();
@@ -101,7 +78,7 @@ pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, entries: u64) 
         let share = entries / problems.len() as u64;
         pool.extend(kinds(&mut track, at));
         let before = track.annealer.decoder.effort;
-        kept.extend(stretch::seeds(&mut track.annealer, at, request, share / 2));
+        kept.extend(from_short_step(&mut track.annealer, at, request, share / 2));
         // Rounds share what a long step's middle leaves of the effort.
         rest = rest.saturating_sub(track.annealer.decoder.effort - before);
         let left = share.saturating_sub(track.annealer.decoder.effort);
@@ -257,9 +234,20 @@ fn climbed(
     here
 }
 
-/// The best ones first.
-pub(super) fn by_score(pool: &mut [StartingPoint]) {
-    pool.sort_by_key(|seed| seed.score);
+/// Seeds for a long step from a search over a short one, of `entries` entries in all.
+fn from_short_step(
+    annealer: &mut Annealer,
+    track: usize,
+    request: &Request,
+    entries: u64,
+) -> Vec<StartingPoint> {
+    let p = annealer.p;
+    let Some((shape, budgets)) = stretch::shortened(p, request) else { return Vec::new() };
+    let short = Request { shape: &shape, budgets: &budgets, ..request.clone() };
+    let small = [Problem::new(&shape, request.costs, &budgets, p.placement.clone(), p.objective)];
+    let mut tracks = run(&small, &short, entries / 2);
+    let Some(Track { annealer: inner, .. }) = tracks.first_mut() else { return Vec::new() };
+    stretch::seeds(annealer, inner, track, entries)
 }
 
 /// Whether walks drift, where memory is tight; long steps come from short ones.

@@ -26,6 +26,16 @@ pub(super) struct RankOrders {
     pub(super) stride: usize,
 }
 
+/// A changed sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Change {
+    pub(super) rank: usize,
+    /// The first entry that is another one now, or has to be timed anew.
+    pub(super) from: usize,
+    /// From here on all entries are what they were.
+    pub(super) to: usize,
+}
+
 impl RankSequence {
     /// Writes `from` over it without giving memory back.
     pub(super) fn copy(&mut self, from: &RankSequence) {

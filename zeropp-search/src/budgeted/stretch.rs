@@ -6,8 +6,8 @@
 
 use super::anneal::Annealer;
 use super::problem::Problem;
-use super::search::{StartingPoint, Track, by_score, run};
 use super::sequence::RankOrders;
+use super::starting_point::{StartingPoint, by_score};
 use super::{Budgets, Request};
 use zeropp_schedule::schedules::Shape;
 
@@ -46,37 +46,38 @@ fn cut(p: &Problem, budgets: &Budgets) -> Option<PeriodCut> {
     }
 }
 
-/// Seeds for a long step from a search over a short one, of `entries` entries in all.
-pub(super) fn seeds(
-    annealer: &mut Annealer,
-    track: usize,
-    request: &Request,
-    entries: u64,
-) -> Vec<StartingPoint> {
-    let p = annealer.p;
-    let Some(cut) = cut(p, request.budgets) else { return Vec::new() };
+/// The shape and the budgets of a short step in place of a long one.
+pub(super) fn shortened(p: &Problem, request: &Request) -> Option<(Shape, Budgets)> {
+    let cut = cut(p, request.budgets)?;
     let b = p.b - cut.period * cut.copies;
     let shape = Shape { micro_batches: b, unit: b, ..*request.shape };
-    let budgets = Budgets { gathers: cut.gathers, ..request.budgets.clone() };
-    let short = Request { shape: &shape, budgets: &budgets, ..request.clone() };
-    let small = [Problem::new(&shape, request.costs, &budgets, p.placement.clone(), p.objective)];
-    let mut tracks = run(&small, &short, entries / 2);
-    let Some(Track { annealer: inner, .. }) = tracks.first_mut() else { return Vec::new() };
+    Some((shape, Budgets { gathers: cut.gathers, ..request.budgets.clone() }))
+}
+
+/// Seeds for a long step from a search over a short one, that of `inner`, by `entries` entries.
+pub(super) fn seeds(
+    annealer: &mut Annealer,
+    inner: &mut Annealer,
+    track: usize,
+    entries: u64,
+) -> Vec<StartingPoint> {
+    let (p, small) = (annealer.p, inner.p);
+    let b = small.b;
     annealer.decoder.effort += inner.decoder.effort;
     let Some(best) = inner.best.clone() else { return Vec::new() };
     if inner.offer(&best.plan, &best.from).is_none() {
         return Vec::new();
     }
-    let starts = starts(inner, &best.plan);
+    let starts = inner.starts(&best.plan);
     let more = p.b - b;
     let mut pool: Vec<StartingPoint> = Vec::new();
     let periods = (p.ranks.div_ceil(2)..=b / 2).filter(|m| more.is_multiple_of(*m));
     for period in periods {
         for first in 0..=b - period {
-            for shift in shifts(&small[0], &starts, first, period) {
+            for shift in shifts(small, &starts, first, period) {
                 let copy = Copy { first, period, more, shift };
                 annealer.decoder.effort += p.entries() as u64;
-                let Some(mut plan) = copy.plan(p, &small[0], &best.plan, &starts) else { continue };
+                let Some(mut plan) = copy.plan(p, small, &best.plan, &starts) else { continue };
                 plan.stride = period;
                 let name = format!("{} of {b}, {period} repeated", best.from);
                 let Some(score) = annealer.offer(&plan, &name) else { continue };
@@ -104,22 +105,6 @@ pub(super) fn seeds(
     }
     annealer.penalty /= 4;
     pool
-}
-
-/// Start of each class and micro-batch, by `(rank · 2V + class) · B + i`.
-pub(super) fn starts(annealer: &Annealer, plan: &RankOrders) -> Vec<i64> {
-    let p = annealer.p;
-    let mut starts = vec![0; p.entries()];
-    for (r, sequence) in plan.sequences.iter().enumerate() {
-        for (at, (&entry, &i)) in sequence.entries.iter().zip(&sequence.batch).enumerate() {
-            let class = usize::from(entry);
-            if class < p.classes {
-                let cell = (r * p.classes + class) * p.b + usize::from(i);
-                starts[cell] = annealer.decoder.start(r, at);
-            }
-        }
-    }
-    starts
 }
 
 /// How much later a copy may be: a period's work, or as much as the short plan takes for it.

@@ -12,7 +12,7 @@ use crate::kernels::attention::{Dims, keeps_probabilities, kept, recomputed};
 use crate::kernels::bf16::attention as half_kernels;
 use crate::split::{DropoutPlace, OpCx, Saved, custom_vjp};
 
-use self::hidden::MaskedKeys;
+use hidden::MaskedKeys;
 
 /// softmax(q·kᵀ/√d, causal)·v for `qkv: [b, s, 3h]`, which holds q, k and v one after another in
 /// its last axis and the heads inside of each (GPT-2's layout); the result is `[b, s, h]`.

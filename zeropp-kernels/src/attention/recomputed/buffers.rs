@@ -1,6 +1,6 @@
 //! Packed factors of attention's products.
 
-use super::MatrixRows;
+use super::matrix_rows::MatrixRows;
 use crate::simd;
 use crate::tile::{Left, PANEL, ROW, RUN, SQUARE, Tile, multiply, transpose};
 

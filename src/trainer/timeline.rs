@@ -1,0 +1,56 @@
+//! A run as a timeline: what every rank did when.
+
+use zeropp_pipeline::timeline::{RankTimeline, Timeline};
+
+use crate::config::EngineKind;
+use crate::plan::blueprint::Blueprint;
+use crate::run::results::RankResult;
+use crate::run::trace;
+
+/// The actions of every rank with their times, of a run of `bp`.
+pub(crate) fn timeline(bp: &Blueprint, results: &[RankResult]) -> Timeline {
+    let title = match results.iter().map(|r| r.clock_error_ns).max() {
+        None | Some(0) => format!("{} · {}", bp.schedule().kind, bp.mesh),
+        Some(ns) => {
+            let us = ns.div_ceil(1000);
+            format!("{} · {} · clocks within {us} µs", bp.schedule().kind, bp.mesh)
+        }
+    };
+    let spans = results.iter().map(|result| result.spans.clone());
+    let mut timeline = trace::timeline(title, bp.mesh, &bp.schedule().placement, spans);
+    for (rank, result) in timeline.ranks.iter_mut().zip(results) {
+        rank.saves = result.saves.clone();
+    }
+    let programs =
+        |rank: &RankTimeline| &bp.programs.of(rank.group / bp.mesh.zero3).ranks[rank.pp][..];
+    trace::follow_memory(&mut timeline, programs, &bp.all_bytes());
+    timeline.facts = facts(bp);
+    timeline
+}
+
+/// The facts that a trace has of its run.
+fn facts(bp: &Blueprint) -> Vec<String> {
+    let (plan, deal) = (&bp.plan, bp.config.deal());
+    let batches = match deal.fewer() {
+        Some(fewer) => format!("{} or {fewer}", deal.most),
+        None => deal.most.to_string(),
+    };
+    let world = bp.mesh.world();
+    let cores = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+    let of_threads = bp.config.engine == EngineKind::Threads;
+    let shared = (of_threads && world > cores).then(|| {
+        format!("{world} ranks share {cores} cores: what a rank computes takes longer than alone")
+    });
+    let mut facts = vec![
+        format!(
+            "{}; {} stages on each rank, {batches} micro-batches in {} units; times measured, \
+             memory of activations and weight stashes as predicted",
+            bp.mesh,
+            plan.virtual_stages,
+            bp.schedule().units.len(),
+        ),
+        format!("zeropp {}", env!("CARGO_PKG_VERSION")),
+    ];
+    facts.extend(shared);
+    facts
+}
