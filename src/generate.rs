@@ -40,7 +40,7 @@ impl Generator {
         let path = path.ok_or_else(|| missing("init-from", "name the model's weights"))?;
         let decoder = config.decoder(known)?;
         let model = model::build_tuned(decoder, &config.tuning(&decoder)?);
-        let weights = initial::open_for(path, &model, (config.init_ema, config.seed))?;
+        let weights = initial::open_for(path, &model, config.init_ema, config.seed)?;
         let mut whole = None;
         let read = weights.read(&mut |read| {
             whole = Some(Whole::new(&model, |name, _, out| read(name, 0, out))?);

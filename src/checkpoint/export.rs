@@ -90,7 +90,7 @@ pub fn export_checkpoint(
     };
     let like = options.like.clone().or(began_with);
     let digest = manifest.and_then(|manifest| manifest.settings.get(identity::MODEL_DIGEST));
-    let config = config((from, vocabulary), digest, like.as_deref(), options.like.is_some())?;
+    let config = config(from, vocabulary, digest, like.as_deref(), options.like.is_some())?;
     let config = as_stored(config, vocabulary, options.store_as);
     let plan = export::tensors(family, &shapes, vocabulary, options.store_as);
     let tensors: Vec<Tensor> = plan.iter().map(|e| e.tensor.clone()).collect();
@@ -222,7 +222,8 @@ fn companions(model: &Path) -> Result<Vec<(&'static str, Vec<u8>)>, Error> {
 /// # Errors
 /// A model that was named for it and is another one; none that is known.
 fn config(
-    (from, vocabulary): (&Path, usize),
+    from: &Path,
+    vocabulary: usize,
     digest: Option<&String>,
     like: Option<&Path>,
     is_named: bool,

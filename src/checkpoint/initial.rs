@@ -75,11 +75,11 @@ pub(crate) fn open(bp: &Blueprint, given: Option<Given>) -> Result<Option<Initia
         check_given(bp, &weights)?;
         let all = bp.model.parts.iter().flat_map(Part::parameters);
         let adapters = all.filter(|p| !weights.contains_key(&p.name)).collect();
-        let adapters = Initial::seed(bp.config.seed, adapters);
-        return Ok(Some(Initial::Given(weights).beneath(adapters)));
+        let (names, adapters) = Initial::seed(bp.config.seed, adapters);
+        return Ok(Some(Initial::Given(weights).beneath(names, adapters)));
     }
     let Some(path) = &bp.config.init_from else { return Ok(None) };
-    let opened = open_for(path, &bp.model, (bp.config.init_ema, bp.config.seed));
+    let opened = open_for(path, &bp.model, bp.config.init_ema, bp.config.seed);
     let vocabulary = bp.model.vocabulary;
     let contradiction = || begun::contradiction(&bp.config, path, vocabulary);
     let opened = opened.map_err(|error| contradiction().unwrap_or(error))?;
@@ -122,7 +122,8 @@ fn check_given(bp: &Blueprint, weights: &Given) -> Result<(), Error> {
 pub(crate) fn open_for(
     path: &Path,
     model: &Model,
-    (mean, seed): (bool, u64),
+    mean: bool,
+    seed: u64,
 ) -> Result<Initial, Error> {
     let all: Vec<_> = model.parts.iter().flat_map(Part::parameters).collect();
     let Some(checkpoint) = checkpoint_at(path)? else {
@@ -130,7 +131,8 @@ pub(crate) fn open_for(
         if mean {
             return Err(no_mean(path));
         }
-        return Ok(files(path, &own, model.vocabulary)?.beneath(Initial::seed(seed, adapters)));
+        let (names, adapters) = Initial::seed(seed, adapters);
+        return Ok(files(path, &own, model.vocabulary)?.beneath(names, adapters));
     };
     let manifest = checkpoint.manifest();
     let base = manifest.base.clone();
@@ -147,10 +149,11 @@ pub(crate) fn open_for(
         elsewhere.into_iter().partition(|p| is_adapter(&p.name));
     let own = Initial::Checkpoint { checkpoint, mean };
     let own = match base.filter(|_| !frozen.is_empty()) {
-        Some(base) => open_base(path, &base, model, frozen, seed)?.beneath((names(&here), own)),
+        Some(base) => open_base(path, &base, model, frozen, seed)?.beneath(names(&here), own),
         None => own,
     };
-    Ok(own.beneath(Initial::seed(seed, adapters)))
+    let (names, adapters) = Initial::seed(seed, adapters);
+    Ok(own.beneath(names, adapters))
 }
 
 /// Opens the weights that the checkpoint at `path` names as where `frozen` parameters are.
@@ -187,7 +190,7 @@ fn open_base(
         let problem = format!("its frozen weights were in {there}, where others are now");
         return Err(wrong(problem, "put those there again that it was trained with"));
     }
-    open_for(&at, model, (false, seed))
+    open_for(&at, model, false, seed)
 }
 
 /// Opens files of other tools, which have exactly these parameters.
@@ -219,7 +222,7 @@ impl Initial {
     }
 
     /// These weights, but those of the given names from `over`.
-    fn beneath(self, (names, over): (BTreeSet<String>, Initial)) -> Initial {
+    fn beneath(self, names: BTreeSet<String>, over: Initial) -> Initial {
         match names.is_empty() {
             true => self,
             false => Initial::Layered { names, over: Box::new(over), under: Box::new(self) },

@@ -34,7 +34,7 @@ impl Merged {
         let decoder = config.decoder(config.vocab.unwrap_or(1))?;
         let tuning = config.tuning(&decoder)?;
         let model = model::build_tuned(decoder, &tuning);
-        let initial = open_for(path, &model, (mean, config.seed))?;
+        let initial = open_for(path, &model, mean, config.seed)?;
         let maps = tuning.lora.iter().flat_map(|lora| lora.maps(decoder.names())).collect();
         Ok(Merged { model, initial, lora: tuning.lora, maps })
     }
@@ -73,7 +73,7 @@ impl Merged {
         let mut written = Ok(());
         let read = self.initial.read(&mut |read| {
             written = write(&mut |name, first, out| {
-                self.read_merged((name, first), out, read).map_err(|e| of_rank(from, &e))
+                self.read_merged(name, first, out, read).map_err(|e| of_rank(from, &e))
             });
             Ok(())
         });
@@ -82,7 +82,8 @@ impl Merged {
 
     fn read_merged(
         &self,
-        (name, first): (&str, usize),
+        name: &str,
+        first: usize,
         out: &mut [f32],
         read: &mut Read<'_>,
     ) -> Result<(), RankError> {

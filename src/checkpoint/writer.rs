@@ -77,7 +77,8 @@ impl Writing {
     /// in rank 0's process. The receiver gets a message once the state is not needed any more.
     pub(crate) fn start(
         writer: &BackgroundThread,
-        (saver, is_noted_here): (&Arc<Saver>, bool),
+        saver: &Arc<Saver>,
+        is_noted_here: bool,
         save: &Arc<RankSave>,
         state: Option<StateToWrite>,
     ) -> (Writing, Receiver<Vec<u8>>) {
@@ -152,8 +153,7 @@ fn write(
         goes_on
     };
     let store = saver.store();
-    let part = (save.step, saver.run(), save.rank);
-    let unsynced = part::write(store, part, pause, |folder, file| {
+    let unsynced = part::write(store, save.step, saver.run(), save.rank, pause, |folder, file| {
         state.write(store.disk(), folder, file, goes_on)
     })?;
     drop(state);

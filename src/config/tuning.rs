@@ -67,7 +67,7 @@ impl Config {
         let alpha = self.lora_alpha.unwrap_or(2.0 * rank as f64);
         number("lora-alpha", alpha, alpha > 0.0, "more than 0, such as twice lora-rank")?;
         let targets = self.lora_targets.as_deref();
-        let lora = Lora::new((rank, alpha), targets, decoder.names());
+        let lora = Lora::new(rank, alpha, targets, decoder.names());
         lora.map(Some).map_err(|(target, known)| {
             // A name that two maps end in is one target.
             let known: Vec<&str> = known

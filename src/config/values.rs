@@ -40,7 +40,8 @@ impl OptionInfo {
         let mut last: Option<&OptionInfo> = None;
         for item in values.into_iter().flat_map(|values| values.split(',')) {
             let (name, value) = item.split_once('=').unwrap_or((item, ""));
-            let Some((_, option)) = self.values().find(|value| starts(item, *value)) else {
+            let Some((_, option)) = self.values().find(|(name, option)| starts(item, name, option))
+            else {
                 // The next entry of a list.
                 let list = last.filter(|o| o.kind == OptionKind::Text && !item.contains('='));
                 let text = list.and_then(|option| table.get_mut(option.key));
@@ -70,7 +71,7 @@ impl OptionInfo {
             let item = text[at..].split(',').next().unwrap_or_default();
             // A path may be a word alone.
             let may_be = item.contains('=') || at > 0 || !is_open;
-            if may_be && self.values().any(|value| starts(item, value)) {
+            if may_be && self.values().any(|(name, option)| starts(item, name, option)) {
                 let head = text[..at].strip_suffix(BEHIND);
                 return Ok((head, Some(&text[at..])));
             }
@@ -94,7 +95,7 @@ impl OptionInfo {
 }
 
 /// Whether an item of values gives this one: `beta2=0.95`, or of a switch its name alone.
-fn starts(item: &str, (name, option): (&str, &OptionInfo)) -> bool {
+fn starts(item: &str, name: &str, option: &OptionInfo) -> bool {
     match item.strip_prefix(name) {
         Some("") => option.kind == OptionKind::Switch,
         Some(rest) => rest.starts_with('='),

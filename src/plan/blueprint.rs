@@ -63,21 +63,15 @@ impl Blueprint {
     ) -> Result<Blueprint, Error> {
         let resolved = Resolved::new(config, own.schedule.as_deref())?;
         let config = &resolved.config;
-        let compute = match config.precision {
-            Precision::Fp32 => DType::F32,
-            Precision::Bf16 => DType::BF16,
-        };
         let batch = config.compute().batch(config.micro_batch_size, config.seq);
         sizes::check(config, &model, batch)?;
         check_names(&model)?;
         let parts = parts(&model, batch);
-        let costs = (config, resolved.costs.as_ref());
         let rule = config.run_state_with(own.parameters(config).rule).rule;
-        let cutter = cut::cutter(costs, (&parts, &rule), &resolved)?;
+        let cutter = cut::cutter(&resolved, &parts, &rule)?;
         let made_of = |stages: Stages| {
-            let costs = cut::costs_of(costs, &cutter, &stages)?;
-            let model = (&model, &parts);
-            Self::of((&resolved, costs.as_ref(), own), model, (batch, compute), stages)
+            let costs = cut::costs_of(&resolved, &cutter, &stages)?;
+            Self::of(&resolved, own, &model, &parts, stages, costs.as_ref())
         };
         let first = made_of(cut::first(config, &cutter)?)?;
         let mut made = cutter.within_memory(first, Self::held, made_of)?;
@@ -94,14 +88,22 @@ impl Blueprint {
 
     /// The same with these stages, which take what `table` says, if there is one.
     fn of(
-        (resolved, table, own): (&Resolved, Option<&Table>, &CustomParts),
-        (model, parts): (&Model, &Parts),
-        (batch, compute): (BatchShape, DType),
+        resolved: &Resolved,
+        own: &CustomParts,
+        model: &Model,
+        parts: &Parts,
         stages: Stages,
+        table: Option<&Table>,
     ) -> Result<Blueprint, Error> {
+        let config = &resolved.config;
+        let batch = config.compute().batch(config.micro_batch_size, config.seq);
+        let compute = match config.precision {
+            Precision::Fp32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+        };
         let mut blueprint = Blueprint {
-            config: resolved.config.clone(),
-            mesh: resolved.config.mesh(),
+            config: config.clone(),
+            mesh: config.mesh(),
             model: model.clone(),
             parts: parts.clone(),
             stages,
@@ -120,7 +122,7 @@ impl Blueprint {
         let bytes = blueprint.all_bytes();
         let recomputed = &blueprint.recomputed.whole;
         let estimates = parts.estimates(&blueprint.stages, |s| recomputed.contains(&s));
-        blueprint.times = ActionTimes::new((&blueprint.config, table), estimates, &bytes)?;
+        blueprint.times = ActionTimes::new(&blueprint.config, table, estimates, &bytes)?;
         let costs = resolved.generator_costs(&blueprint.times.costs, &bytes);
         let programs = replicas::programs(resolved, &costs)?;
         let measures = own.measures(&blueprint.config);

@@ -17,15 +17,16 @@ fn misfit(config: &Config, error: &CostsError) -> ConfigError {
     wrong("costs", &path.display(), &error.to_string())
 }
 
-/// What there is to cut for `config`, into the stages of `resolved`.
+/// What there is to cut, into the stages of `resolved`.
 ///
 /// # Errors
 /// A file of costs that is not this model's.
 pub(crate) fn cutter(
-    (config, table): (&Config, Option<&Table>),
-    (parts, rule): (&Parts, &StateRule),
     resolved: &Resolved,
+    parts: &Parts,
+    rule: &StateRule,
 ) -> Result<Cutter, ConfigError> {
+    let config = &resolved.config;
     let cut_for = CutFor {
         pp: config.pp,
         zero3: config.zero3,
@@ -34,7 +35,7 @@ pub(crate) fn cutter(
         // A cut by hand is not made again.
         rank_memory: config.rank_memory_bytes().filter(|_| config.stages.is_none()),
     };
-    Cutter::new(parts, cut_for, table, rule).map_err(|e| misfit(config, &e))
+    Cutter::new(parts, cut_for, resolved.costs.as_ref(), rule).map_err(|e| misfit(config, &e))
 }
 
 /// The file of costs for the stages of `cut`.
@@ -42,11 +43,12 @@ pub(crate) fn cutter(
 /// # Errors
 /// Blocks in it that are not this model's.
 pub(crate) fn costs_of(
-    (config, table): (&Config, Option<&Table>),
+    resolved: &Resolved,
     cutter: &Cutter,
     cut: &Stages,
 ) -> Result<Option<Table>, ConfigError> {
-    cutter.costs_of(table, cut).map_err(|e| misfit(config, &e))
+    let table = resolved.costs.as_ref();
+    cutter.costs_of(table, cut).map_err(|e| misfit(&resolved.config, &e))
 }
 
 /// The cut by hand, or the one that balances time alone.

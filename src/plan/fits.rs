@@ -29,8 +29,10 @@ pub(crate) fn check(bp: &Blueprint) -> Result<(), Error> {
     let (needs, limit) = (bp.needs().most(), bp.config.rank_memory_bytes());
     if let Some(limit) = limit.filter(|limit| needs > *limit) {
         let fits = search(bp, |other| Some(other.needs().most()).filter(|most| *most <= limit));
-        let (who, limit) = (format!("pipeline rank {}", largest.pp), (limit, "rank-memory".into()));
-        return Err(too_little((who, needs), limit, largest, fits));
+        let (who, source) = (format!("pipeline rank {}", largest.pp), "rank-memory".into());
+        let lack =
+            TooLittleMemory { who, needed: needs, room: limit, limit: source, largest, fits };
+        return Err(Error::Memory(Box::new(lack)));
     }
     let (check, here) = tightest(&bp.needs());
     let Some(Room { bytes, source }) = check.room.clone().filter(|_| check.is_too_much()) else {
@@ -44,16 +46,9 @@ pub(crate) fn check(bp: &Blueprint) -> Result<(), Error> {
         1 => format!("the rank on {place}"),
         n => format!("the {n} ranks on {place}"),
     };
-    Err(too_little((who, check.needed), (bytes, source.to_string()), largest, fits))
-}
-
-fn too_little(
-    (who, needed): (String, u64),
-    (room, limit): (u64, String),
-    largest: RankPlan,
-    fits: Vec<(String, u64)>,
-) -> Error {
-    Error::Memory(Box::new(TooLittleMemory { who, needed, room, limit, largest, fits }))
+    let (needed, limit) = (check.needed, source.to_string());
+    let lack = TooLittleMemory { who, needed, room: bytes, limit, largest, fits };
+    Err(Error::Memory(Box::new(lack)))
 }
 
 /// Settings, as flags, with which `fits` says how much is needed.

@@ -34,7 +34,7 @@ pub(crate) fn programs(resolved: &Resolved, costs: &OrderCosts) -> Result<Progra
 /// # Errors
 /// What does not suit the run, in words.
 pub(crate) fn given(config: &Config, all: Vec<Schedule>) -> Result<Programs, String> {
-    let programs = Programs::given((config.deal(), config.pp), all).map_err(|e| e.to_string())?;
+    let programs = Programs::given(config.deal(), config.pp, all).map_err(|e| e.to_string())?;
     let programs = programs.ok_or("a program for another mesh or another batch")?;
     for program in programs.each() {
         check_program(config, program).map_err(|e| e.to_string())?;

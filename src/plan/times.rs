@@ -25,7 +25,8 @@ impl ActionTimes {
     /// # Errors
     /// A table that cannot be used, or is for other stages.
     pub(crate) fn new(
-        (config, table): (&Config, Option<&Table>),
+        config: &Config,
+        table: Option<&Table>,
         estimates: Vec<StageCosts>,
         bytes: &[StageBytes],
     ) -> Result<ActionTimes, ConfigError> {

@@ -174,7 +174,7 @@ impl FlightRecorder {
 
     /// The records of the ranks of this process, to judge who broke the run. Those that have not
     /// ended are said to end like this; from now on, if the run `is_over`.
-    pub(crate) fn run(&self, (kind, text): (EndKind, &str), is_over: bool) -> Run {
+    pub(crate) fn run(&self, kind: EndKind, text: &str, is_over: bool) -> Run {
         let record = |(rank, log): (&usize, &RankLog)| {
             let mut state = log.state.lock();
             if is_over || state.end.is_some() {

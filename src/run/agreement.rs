@@ -120,7 +120,7 @@ fn take_rank_0_s(
         true => Ok(AgreedBlueprint { blueprint: own.clone(), differs: String::new() }),
         false => shared
             .agreed
-            .get_or_init(|| take(own, &all[0], digests[0], (shared.here[0], &shared.host)))
+            .get_or_init(|| take(own, &all[0], digests[0], shared.here[0], &shared.host))
             .clone(),
     };
     let answer = AgreementReply { refused: taken.as_ref().err().cloned() };
@@ -159,7 +159,8 @@ fn take(
     own: &Blueprint,
     bytes: &[u8],
     digest: &[u8],
-    (rank, host): (usize, &str),
+    rank: usize,
+    host: &str,
 ) -> Result<AgreedBlueprint, String> {
     let given: Rank0Program = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
     let settings = of_program(&own.config);

@@ -28,7 +28,8 @@ pub(crate) struct Diverged {
 pub(crate) fn diagnose(
     executor: &mut Executor<ModelWorker>,
     groups: &Groups,
-    (step, in_a_row): (u64, u64),
+    step: u64,
+    in_a_row: u64,
 ) -> Result<Diverged, RankError> {
     executor.worker.search_not_finite();
     executor.run_step(step).map_err(RankError::Step)?;

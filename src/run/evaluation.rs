@@ -307,7 +307,7 @@ impl Evaluator {
             set,
             tokens,
             program: programs.of(c.dp).ranks[c.pp].clone(),
-            place: (deal.first(c.dp, (c.zero3, zero3)), deal.all() * zero3),
+            place: (deal.first(c.dp, c.zero3, zero3), deal.all() * zero3),
             plateau,
         }
     }

@@ -11,7 +11,7 @@ use crate::error::{RankError, explained};
 use crate::run::context::ProcessContext;
 
 /// How ranks end that have not, once the run has failed.
-pub(crate) const MEANWHILE: (EndKind, &str) = (EndKind::AtWork, "the run failed meanwhile");
+pub(crate) const MEANWHILE: &str = "the run failed meanwhile";
 
 /// How a rank failed, and when it learnt of it: [`now_ns`](zeropp_comm::flight::now_ns).
 #[derive(Debug)]
@@ -43,7 +43,7 @@ fn judged<'a>(
     is_over: bool,
 ) -> Verdict {
     if let Some(recorder) = &context.recorder {
-        return judge(&recorder.run(MEANWHILE, is_over));
+        return judge(&recorder.run(EndKind::AtWork, MEANWHILE, is_over));
     }
     let record = |(rank, failure): (usize, &RankFailure)| {
         Record::of_end(rank, context.mesh, 0.0, failure.end(rank))
@@ -210,9 +210,9 @@ mod tests {
             // Ranks without a failure of their own were at work: they are known to live.
             for rank in 0..MESH.world() {
                 let at_work = End {
-                    kind: MEANWHILE.0,
+                    kind: EndKind::AtWork,
                     at_ns: 60_000_000_000,
-                    text: MEANWHILE.1.into(),
+                    text: MEANWHILE.into(),
                     error: None,
                 };
                 let end = failed.get(&rank).map_or(at_work, |failure| failure.end(rank));

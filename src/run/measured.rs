@@ -20,7 +20,8 @@ pub(crate) fn write(
     path: &Path,
     blueprint: &Blueprint,
     timeline: &Timeline,
-    (done, steps): (u64, u64),
+    done: u64,
+    steps: u64,
 ) -> Result<Option<String>, Error> {
     let traced = traced_steps(&blueprint.config, done);
     let (first, last) = (traced.first.max(done + 1), traced.last.min(done + steps));
@@ -36,8 +37,8 @@ pub(crate) fn write(
         _ => format!("steps {} to {last}", first + 1),
     };
     let what = format!("{when} of a run: {}", timeline.title);
-    let of = (what.as_str(), Some(blueprint.plan.blocks.as_slice()));
-    let written = write_whole(path, |out| costs::write(&costs, of, out));
+    let blocks = Some(blueprint.plan.blocks.as_slice());
+    let written = write_whole(path, |out| costs::write(&costs, &what, blocks, out));
     written.map_err(|source| Error::Output { path: path.to_path_buf(), source })?;
     Ok(None)
 }

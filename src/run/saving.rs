@@ -99,7 +99,8 @@ impl Saving {
     pub(crate) fn decide(
         &mut self,
         wanted: NextSave,
-        (met, updates): (&MetStep, u64),
+        met: &MetStep,
+        updates: u64,
         ends: &mut StepEnds,
     ) -> SaveDecision {
         let (step, is_copy) = (met.step, self.saver.is_copier);
@@ -138,8 +139,8 @@ impl Saving {
         let save = Arc::new(RankSave::begin(rank, step, is_copy, zero.unwrap_or(begin)));
         self.log.extend(zero.map(|_| save.clone()));
         let state = StateToWrite::of(worker.sharded(), worker.optimizer());
-        let saver = (&self.saver, self.is_here);
-        let (writing, released) = Writing::start(&self.writer, saver, &save, state);
+        let (writing, released) =
+            Writing::start(&self.writer, &self.saver, self.is_here, &save, state);
         self.writing = Some(writing);
         let (world, patience) = (self.world.clone(), self.saver.patience);
         let blocked = self.blocked_ns.clone();

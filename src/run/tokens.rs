@@ -100,7 +100,7 @@ pub(crate) fn evaluation(
 /// micro-batches take consecutive samples of it.
 fn first_sample(bp: &Blueprint, groups: &Groups) -> usize {
     let c = groups.coords;
-    bp.config.deal().first(c.dp, (c.zero3, bp.mesh.zero3)) * bp.config.micro_batch_size
+    bp.config.deal().first(c.dp, c.zero3, bp.mesh.zero3) * bp.config.micro_batch_size
 }
 
 /// Tokens of a micro-batch of this rank, of samples that `find` finds.

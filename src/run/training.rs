@@ -183,8 +183,8 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
             let Some((met, decision)) = met else { continue };
             let ending = self.ends.follow(&met, &decision);
             if let Some(Ending::Diverged { first, in_a_row }) = ending {
-                let at = (first, in_a_row);
-                self.end.diverged = Some(diagnose(&mut self.executor, self.groups, at)?);
+                let found = diagnose(&mut self.executor, self.groups, first, in_a_row)?;
+                self.end.diverged = Some(found);
                 break;
             }
             let Decision { saves, copies, .. } = decision;
@@ -304,7 +304,8 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
     /// On rank 0: a step's metrics, from all ranks' `records`, of which saving takes its reports.
     fn metrics(
         &mut self,
-        (step, seconds): (u64, f64),
+        step: u64,
+        seconds: f64,
         record: &StepRecord,
         mut records: Vec<RankStep>,
     ) -> Result<(StepMetrics, StageTimes), RankError> {
@@ -353,9 +354,9 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
         let (records, note) = behind.wait()?;
         self.past_first_step();
         self.receive(&note.reported, None);
-        self.ends.left((step, outcome.skipped), note.stop_request, note.meet);
+        self.ends.left(step, outcome.skipped, note.stop_request, note.meet);
         if self.groups.world.rank() == 0 {
-            let (metrics, times) = self.metrics((step, seconds), &record, records)?;
+            let (metrics, times) = self.metrics(step, seconds, &record, records)?;
             self.report_step(metrics, times, false);
         }
         Ok(())
@@ -416,7 +417,7 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
         let mut news = None;
         if groups.world.rank() == 0 {
             let seconds = self.began.elapsed().as_secs_f64();
-            news = Some(self.metrics((step, seconds), record, records)?);
+            news = Some(self.metrics(step, seconds, record, records)?);
         }
         // What it takes is no part of the step.
         let eval = self.evaluate(step, &mut asked)?;

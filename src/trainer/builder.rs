@@ -139,7 +139,7 @@ impl TrainerBuilder {
             Some(loss) => with_loss(model, &loss),
             None => model,
         };
-        let mut trainer = Trainer::build(config, model, data, (own, weights))?;
+        let mut trainer = Trainer::build(config, model, data, own, weights)?;
         let blueprint = Arc::get_mut(&mut trainer.blueprint).expect("just made");
         blueprint.plan.notes.extend(notes);
         let hint = predicts.then(|| hints::note(blueprint)).flatten();

@@ -58,7 +58,8 @@ impl Trainer {
         config: Config,
         model: Model,
         dataset: Dataset,
-        (own, weights): (CustomParts, Option<NamedWeights>),
+        own: CustomParts,
+        weights: Option<NamedWeights>,
     ) -> Result<Trainer, Error> {
         let config = saved_cut::take_over(config);
         let mut blueprint = Blueprint::new(&config, model, &own)?;

@@ -481,8 +481,8 @@ impl<'a> Steps<'a> {
         }
         if let Some(path) = config.save_costs.as_ref().filter(|_| self.has_rank_0()) {
             let timeline = timeline(self.blueprint(), &results);
-            let steps = (resumed.unwrap_or(0), self.totals.steps());
-            let nothing = measured::write(path, self.blueprint(), &timeline, steps)?;
+            let (done, steps) = (resumed.unwrap_or(0), self.totals.steps());
+            let nothing = measured::write(path, self.blueprint(), &timeline, done, steps)?;
             if let Some(why) = nothing {
                 warn!("save-costs: nothing is written, as {why}");
             }
@@ -499,7 +499,7 @@ impl<'a> Steps<'a> {
     fn recorded(&self, error: Error) -> Error {
         match &self.epoch.ranks.context.recorder {
             Some(recorder) if !error.is_bad_input() => {
-                let found = recorder.write_all(MEANWHILE.0, MEANWHILE.1);
+                let found = recorder.write_all(EndKind::AtWork, MEANWHILE);
                 // A rank of another process that is stuck writes a moment later, if it may live on.
                 recorder.await_neighbours(Instant::now() + recorder::LINGER);
                 found.into_iter().fold(error, |error, found| error.with_advice(&found))

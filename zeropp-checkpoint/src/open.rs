@@ -3,6 +3,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Read;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -225,26 +226,26 @@ impl<'a> CheckpointReader<'a> {
     /// # Panics
     /// Panics for a name that is not in the manifest, and beyond the parameter's end.
     pub fn read(&mut self, kept: &str, name: &str, offset: usize, out: &mut [f32]) -> Checked<()> {
-        self.read_state(&StateTensor::per_element(kept), name, (offset, out.len()), out)
+        self.read_state(&StateTensor::per_element(kept), name, offset..offset + out.len(), out)
     }
 
-    /// The words of `kept` for so many elements of the parameter `name` from `offset` on; of a
-    /// tensor of the whole parameter, all of it.
+    /// The words of `kept` for these elements of the parameter `name`; of a tensor of the whole
+    /// parameter, all of it.
     ///
     /// # Errors
     /// As [`read`](Self::read).
     ///
     /// # Panics
-    /// As [`read`](Self::read), and where no block begins at `offset`.
+    /// As [`read`](Self::read), and where no block begins at the first element.
     pub fn read_state(
         &mut self,
         kept: &StateTensor,
         name: &str,
-        (offset, elements): (usize, usize),
+        elements: Range<usize>,
         out: &mut [f32],
     ) -> Checked<()> {
         let parameter = &self.checkpoint.manifest.parameters[name];
-        let end = offset + elements;
+        let Range { start: offset, end } = elements;
         // Pieces are sorted and without gaps.
         let first = parameter.pieces.partition_point(|p| p.offset + p.len <= offset);
         let pieces =

@@ -23,7 +23,9 @@ fn file_of(rank: usize) -> String {
 /// Of the last try.
 pub fn write<T>(
     store: &Store,
-    (step, run, rank): (u64, &str, usize),
+    step: u64,
+    run: &str,
+    rank: usize,
     mut pause: impl FnMut(Duration) -> bool,
     mut once: impl FnMut(&Path, &str) -> Checked<T>,
 ) -> Checked<T> {

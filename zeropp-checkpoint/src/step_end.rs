@@ -204,7 +204,7 @@ impl StepEnds {
 
     /// A step at whose end ranks did not meet, once its outcome is known: what they asked for
     /// meanwhile, and whether one of them wants to meet.
-    pub fn left(&mut self, (step, skipped): (u64, bool), asked: StopRequest, meet: bool) {
+    pub fn left(&mut self, step: u64, skipped: bool, asked: StopRequest, meet: bool) {
         self.skipped.see(step, skipped);
         (self.asked, self.meet) = (asked, meet);
     }
@@ -315,7 +315,7 @@ mod tests {
         let mut ends = StepEnds::new(Rules { max_skipped: 3, ..Rules::default() });
         for (step, bad) in [(1, true), (2, true), (3, false), (4, true), (5, true), (6, true)] {
             assert_eq!(ends.diverged(), None);
-            ends.left((step, bad), StopRequest::GoOn, false);
+            ends.left(step, bad, StopRequest::GoOn, false);
         }
         assert_eq!(ends.diverged(), Some(Ending::Diverged { first: 4, in_a_row: 3 }));
         ends.rules.max_skipped = 0;

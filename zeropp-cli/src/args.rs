@@ -377,7 +377,7 @@ fn check_data(config: &Config, insists: bool) -> Result<(), Failure> {
     // A file of weights alone does not say how many ids its model has.
     let Some(vocabulary) = vocabulary else { return Ok(()) };
     data.into_iter()
-        .try_for_each(|data| check_tokens(config, from, (Some(vocabulary), insists), data))
+        .try_for_each(|data| check_tokens(config, from, Some(vocabulary), insists, data))
 }
 
 /// The settings of a file.

@@ -116,7 +116,8 @@ pub(crate) fn command() -> Command {
 fn part(
     config: &mut Config,
     matches: &ArgMatches,
-    (model, path): (&Path, &Path),
+    model: &Path,
+    path: &Path,
 ) -> Result<String, Failure> {
     let asked = matches.get_one::<String>("part").map(String::as_str);
     let (data, given) = (path.display(), config.split.is_some());
@@ -168,7 +169,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         ));
         config.document_mask = false;
     }
-    check_tokens(&config, &path("model"), (config.vocab, names_tokens), &data)?;
+    check_tokens(&config, &path("model"), config.vocab, names_tokens, &data)?;
     let mut config = Config {
         // Nothing is trained, on whatever this is.
         data: Some(data.clone()),
@@ -180,7 +181,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         unit: Some(2 * config.pp),
         ..config
     };
-    let measured = part(&mut config, matches, (&path("model"), &data))?;
+    let measured = part(&mut config, matches, &path("model"), &data)?;
     let trainer = Trainer::new(config)?;
     for note in &trainer.plan().notes {
         stderr::tell(&format!("note: {note}"));

@@ -44,7 +44,7 @@ pub(crate) fn test_of(config: Config) -> Config {
 pub(crate) fn run(config: &Config, trainer: &Trainer, voice: Voice) -> Result<(), Failure> {
     let pace = LinePace::new(config.steps, config.log_every).on(config);
     let quiet = !voice.steps || voice.json;
-    let mut progress = Progress::new(pace, (config.steps, 0), !voice.json, quiet);
+    let mut progress = Progress::new(pace, config.steps, 0, !voice.json, quiet);
     let mut test = Test::new(config.steps as usize);
     trainer.train(|step| {
         progress.step(step);

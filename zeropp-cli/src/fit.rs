@@ -17,7 +17,8 @@ const BYTES: usize = 256;
 pub(crate) fn check_tokens(
     config: &Config,
     model: &Path,
-    (vocabulary, insists): (Option<usize>, bool),
+    vocabulary: Option<usize>,
+    insists: bool,
     data: &Path,
 ) -> Result<(), Failure> {
     let are_bytes = insists || vocabulary == Some(BYTES);

@@ -137,13 +137,14 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     };
     // What is there already is shown, to a terminal and into a pipe: the rest may take long.
     let mut shown = String::new();
-    let how = (count("max-tokens"), &sampling);
+    let most = count("max-tokens");
     let mut generator = Generator::new(&config)?;
-    let GeneratedText { text, end } = written(&mut generator, &words, prompt, how, |text| {
-        let Some(new) = text.strip_prefix(&*shown) else { return };
-        stdout::print(escaped(new).as_bytes());
-        shown.push_str(new);
-    })?;
+    let GeneratedText { text, end } =
+        written(&mut generator, &words, prompt, most, &sampling, |text| {
+            let Some(new) = text.strip_prefix(&*shown) else { return };
+            stdout::print(escaped(new).as_bytes());
+            shown.push_str(new);
+        })?;
     // Where a tokenizer has made other text of more tokens, that stands below what was shown.
     let rest = text.strip_prefix(&*shown).map_or_else(|| format!("\n{text}"), str::to_owned);
     stdout::print(format!("{}\n", escaped(&rest)).as_bytes());
@@ -167,7 +168,8 @@ pub(crate) fn written(
     generator: &mut Generator,
     words: &Vocabulary,
     prompt: &str,
-    (most, sampling): (usize, &Sampling),
+    most: usize,
+    sampling: &Sampling,
     mut so_far: impl FnMut(&str),
 ) -> Result<GeneratedText, Failure> {
     let ids = words.ids(prompt)?;
@@ -194,15 +196,17 @@ pub(crate) fn written(
     let end = written.pop_if(|id| ends.contains(id));
     let text = format!("{prompt}{}", words.text_behind(&ids, &written)?);
     let end = (end.is_some() || written.len() < most)
-        .then(|| early_end((end, generator.positions()), (ids.len(), written.len()), most));
+        .then(|| early_end(end, generator.positions(), ids.len(), written.len(), most));
     Ok(GeneratedText { text, end })
 }
 
 /// Why a text ends before it has the `most` tokens of its limit: at a token that ends it, or where
 /// the model has no more positions.
 fn early_end(
-    (end, positions): (Option<u32>, Option<usize>),
-    (prompt, written): (usize, usize),
+    end: Option<u32>,
+    positions: Option<usize>,
+    prompt: usize,
+    written: usize,
     most: usize,
 ) -> String {
     let why = match (end, positions) {
@@ -305,10 +309,10 @@ mod tests {
 
     #[test]
     fn an_early_end_is_the_model_s_token_or_its_last_position() {
-        let by_token = early_end((Some(2), Some(64)), (3, 5), 20);
+        let by_token = early_end(Some(2), Some(64), 3, 5, 20);
         let begins = "ended after 5 of at most 20 tokens: the model ended it with its end-of-text";
         assert!(by_token.starts_with(begins) && by_token.ends_with("(id 2)"), "{by_token}");
-        let full = early_end((None, Some(64)), (6, 59), 150);
+        let full = early_end(None, Some(64), 6, 59, 150);
         assert!(full.contains("the model has 64 positions, which the prompt's 6 tokens"), "{full}");
     }
 }

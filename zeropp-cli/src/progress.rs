@@ -40,12 +40,7 @@ pub(crate) struct Progress {
 impl Progress {
     /// For a run of this many steps, `done` of which are behind it; `in_place` if a bar may be
     /// shown, and `quiet` if nothing is to be on the terminal.
-    pub(crate) fn new(
-        pace: LinePace,
-        (steps, done): (u64, u64),
-        in_place: bool,
-        quiet: bool,
-    ) -> Self {
+    pub(crate) fn new(pace: LinePace, steps: u64, done: u64, in_place: bool, quiet: bool) -> Self {
         let (is_terminal, target) = match speaks_on_stderr() {
             false => (std::io::stdout().is_terminal(), ProgressDrawTarget::stdout()),
             true => (std::io::stderr().is_terminal(), ProgressDrawTarget::stderr()),

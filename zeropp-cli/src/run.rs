@@ -178,7 +178,8 @@ fn train(
     let in_place = config.engine != EngineKind::Mpi;
     let mut progress = Progress::new(
         LinePace::new(config.steps, config.log_every).on(config),
-        (config.steps, done.unwrap_or(0)),
+        config.steps,
+        done.unwrap_or(0),
         in_place && !voice.json,
         !voice.steps || voice.json,
     );
@@ -190,7 +191,7 @@ fn train(
                 // A reader that has gone away has seen what it wanted.
                 on_stdout.take_if(|lines| !stdout::note(lines.write(&step)));
                 progress.step(&step);
-                show_sample(&mut samples, &progress, step.step, (trainer, &mut steps));
+                show_sample(&mut samples, &progress, step.step, trainer, &mut steps);
             }
             Err(error) => failed = Some(error),
         }
@@ -274,9 +275,10 @@ fn show_sample(
     samples: &mut Option<SampleTexts>,
     progress: &Progress,
     step: u64,
-    run: (&Trainer, &mut Steps<'_>),
+    trainer: &Trainer,
+    steps: &mut Steps<'_>,
 ) {
-    match samples.as_ref().map(|samples| samples.after(step, run)) {
+    match samples.as_ref().map(|samples| samples.after(step, trainer, steps)) {
         Some(Ok(Some(text))) => progress.sample(step, &text),
         Some(Err(failure)) => {
             tracing::warn!("no more text is shown: {}", failure.message);
@@ -288,7 +290,7 @@ fn show_sample(
 
 /// Says what came of a run.
 fn conclude(config: &Config, summary: &Summary, mean: Option<(f64, u64)>) {
-    let text = summary::text(summary, (config, shared_cores(config)), mean);
+    let text = summary::text(summary, config, shared_cores(config), mean);
     say(format_args!("\n{text}"));
     if let Some(path) = &summary.checkpoint {
         say(format_args!("\ncheckpoint {}", path.display()));

@@ -47,13 +47,14 @@ impl SampleTexts {
     pub(crate) fn after(
         &self,
         step: u64,
-        (trainer, steps): (&Trainer, &mut Steps<'_>),
+        trainer: &Trainer,
+        steps: &mut Steps<'_>,
     ) -> Result<Option<String>, Failure> {
         if !step.is_multiple_of(self.every) {
             return Ok(None);
         }
         let mut generator = Generator::with_weights(trainer, &steps.weights()?)?;
-        let how = (TOKENS, &self.sampling);
-        Ok(Some(written(&mut generator, &self.words, &self.prompt, how, |_| ())?.text))
+        let (words, prompt, sampling) = (&self.words, &self.prompt, &self.sampling);
+        Ok(Some(written(&mut generator, words, prompt, TOKENS, sampling, |_| ())?.text))
     }
 }

@@ -10,7 +10,8 @@ use crate::pace::{is_alone, mean_loss};
 /// `mean` is the loss of the last line, and of how many steps.
 pub(crate) fn text(
     s: &Summary,
-    (config, cores): (&Config, Option<usize>),
+    config: &Config,
+    cores: Option<usize>,
     mean: Option<(f64, u64)>,
 ) -> String {
     let (loss, of) = mean.unwrap_or((s.last_loss, 1));
@@ -176,7 +177,7 @@ mod tests {
         (s.saves, s.save_blocked_s, s.save_cpu_s) = (4, 0.25, 1.5);
         (s.recoveries, s.steps_redone, s.recovery_s) = (1, 3, 0.5);
         let of = |pp: usize, zero3: usize| Config { pp, zero3, ..Config::default() };
-        let alone = text(&s, (&of(2, 1), None), Some((2.875, 9)));
+        let alone = text(&s, &of(2, 1), None, Some((2.875, 9)));
         let line = "40 steps in 52.1 s: loss 5.5452 to 2.8750 (mean of 9)";
         assert!(alone.lines().any(|l| l == line), "{alone}");
         assert!(!alone.contains("share"), "{alone}");
@@ -186,12 +187,12 @@ mod tests {
         let eval =
             |loss: f64| zeropp::Evaluation { loss, perplexity: loss.exp(), ..Default::default() };
         (s.last_eval, s.best_eval) = (Some((40, eval(2.5))), Some((30, eval(2.25))));
-        let one = text(&s, (&of(1, 1), None), None);
+        let one = text(&s, &of(1, 1), None, None);
         // Of a rank by itself nothing is said that others would have a part in.
         for word in ["bubble", "gathers", "unit", "messages"] {
             assert!(!one.contains(word), "{word} is in:\n{one}");
         }
-        let text = text(&s, (&of(4, 8), Some(2)), None);
+        let text = text(&s, &of(4, 8), Some(2), None);
         for line in [
             "40 steps in 52.1 s: loss 5.5452 to 2.7500",
             "validation loss 2.5000, perplexity 12.182 after step 40; the lowest 2.2500 after \

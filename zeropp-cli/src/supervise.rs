@@ -116,7 +116,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         let line = replicas.filled_in(&line);
         let mut child = Child::start(&line, memory.as_ref().map(CopyFolder::folder))
             .map_err(Failure::bad_input)?;
-        let ended = child.follow(&signals, (&watched, hang), (replicas.lack(), PERIOD));
+        let ended = child.follow(&signals, &watched, hang, replicas.lack(), PERIOD);
         child.end_rest();
         let code = match ended {
             Ended::Well => return Ok(()),

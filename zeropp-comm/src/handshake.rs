@@ -160,7 +160,8 @@ fn nonce() -> Result<Nonce, HandshakeError> {
 /// Whatever keeps the listener from letting it in, or proves that it is not the job's.
 pub(crate) fn call(
     stream: &TcpStream,
-    (secret, purpose): (&Secret, &'static str),
+    secret: &Secret,
+    purpose: &'static str,
     introduction: Vec<u8>,
     patience: Duration,
 ) -> Result<(Keys, Vec<u8>), HandshakeError> {
@@ -212,7 +213,8 @@ pub(crate) struct Caller<'a> {
 /// get a reason.
 pub(crate) fn receive<'a>(
     stream: &'a TcpStream,
-    (secret, purpose): (&'a Secret, &'static str),
+    secret: &'a Secret,
+    purpose: &'static str,
     patience: Duration,
 ) -> Result<Caller<'a>, HandshakeError> {
     let mut wire = Timed::new(stream, patience);

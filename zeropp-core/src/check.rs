@@ -121,13 +121,12 @@ pub fn layer(
         values
     };
     let size: usize = dims.iter().product();
-    let (x, dy) = (random("x", size), random("dy", size));
-    let values: Vec<Vec<f32>> = specs.iter().map(|spec| near_first(spec, random)).collect();
-    let wanted = by_autodiff(&specs, &values, (&x, &dy), dims, stock);
+    let values = specs.iter().map(|spec| near_first(spec, random)).collect();
+    let trial = Trial { specs, values, x: random("x", size), dy: random("dy", size), dims };
+    let wanted = by_autodiff(&trial, stock);
     let mut differences = Vec::new();
     for selective in [false, true] {
-        let given = (x.clone(), dy.clone());
-        let (found, costs) = in_halves(layer, (&specs, &values), given, dims, selective)?;
+        let (found, costs) = in_halves(layer, &trial, selective)?;
         let wrong = found.iter().zip(&wanted).filter_map(|((what, found), wanted)| {
             let (largest, off) = largest_difference(found, wanted)?;
             (off > TOLERANCE * largest || off.is_nan()).then(|| {
@@ -170,14 +169,22 @@ fn largest_difference(found: &[f32], wanted: &[f64]) -> Option<(f64, f64)> {
     off.map(|off| (largest, off))
 }
 
+/// What a layer and its stock twin are run with: parameters and their values, the input and the
+/// gradient of the output, both of `dims`.
+struct Trial {
+    specs: Vec<ParamSpec>,
+    values: Vec<Vec<f32>>,
+    x: Vec<f32>,
+    dy: Vec<f32>,
+    dims: [usize; 3],
+}
+
 /// Output, the gradient of `x` and those of the weights that train, by Burn in double precision.
 fn by_autodiff(
-    specs: &[ParamSpec],
-    values: &[Vec<f32>],
-    (x, dy): (&[f32], &[f32]),
-    dims: [usize; 3],
+    trial: &Trial,
     stock: impl Fn(Tensor<3>, &StockWeights) -> Tensor<3>,
 ) -> Vec<Vec<f64>> {
+    let Trial { specs, values, x, dy, dims } = trial;
     let double = |values: &[f32]| -> Tensor<1> {
         from_vec::<1>(values.to_vec(), [values.len()]).cast(DType::F64)
     };
@@ -186,8 +193,8 @@ fn by_autodiff(
     let leaves = specs.iter().cloned().zip(values.iter().map(|values| leaf(values)));
     let weights = StockWeights(leaves.collect());
     let x = leaf(x);
-    let y = stock(x.clone().reshape(dims), &weights);
-    let dy = double(dy).autodiff().reshape(dims);
+    let y = stock(x.clone().reshape(*dims), &weights);
+    let dy = double(dy).autodiff().reshape(*dims);
     let gradients = (y.clone() * dy).sum().backward();
     let of = |leaf: &Tensor<1>| match leaf.grad(&gradients) {
         Some(gradient) => flat(gradient.inner()),
@@ -207,20 +214,19 @@ type Named = (String, Vec<f32>);
 /// `selective` says whether B makes again what it can.
 fn in_halves(
     layer: &dyn Layer,
-    (specs, values): (&[ParamSpec], &[Vec<f32>]),
-    (x, dy): (Vec<f32>, Vec<f32>),
-    dims: [usize; 3],
+    trial: &Trial,
     selective: bool,
 ) -> Result<(Vec<Named>, Vec<String>), Differences> {
+    let (specs, dims) = (&trial.specs, trial.dims);
     let device = Device::flex();
     let meter = Meter::new();
     let layouts = [FlatLayout::trained, FlatLayout::frozen];
-    let [trained, frozen] = layouts.map(|of| Arc::new(of(specs.to_vec(), 1)));
+    let [trained, frozen] = layouts.map(|of| Arc::new(of(specs.clone(), 1)));
     let flat = |layout: &FlatLayout| {
         let mut flat = vec![0.0; layout.len];
         for place in &layout.params {
             let at = specs.iter().position(|spec| spec.name == place.spec.name);
-            let values = &values[at.expect("made of them")];
+            let values = &trial.values[at.expect("made of them")];
             flat[place.offset..][..values.len()].copy_from_slice(values);
         }
         from_vec::<1>(flat, [layout.len])
@@ -228,7 +234,8 @@ fn in_halves(
     let weights = LayerWeights::new(layer.name(), 0, trained.clone()).with_frozen(frozen.clone());
     weights.set_both(flat(&trained), Some(flat(&frozen)));
     let by = if layer.is_split() { RecordedBy::Tape } else { RecordedBy::Burn };
-    let recording = Recording::start(Some(from_vec::<3>(x, dims)), (&device, DType::F32), by);
+    let recording =
+        Recording::start(Some(from_vec::<3>(trial.x.clone(), dims)), (&device, DType::F32), by);
     let queue = WQueue::default();
     let op = OpCx {
         queue: queue.clone(),
@@ -250,7 +257,7 @@ fn in_halves(
     let size: usize = dims.iter().product();
     let y = into_vec(y.reshape([size]));
     let kept = meter.now().activation;
-    let dx = recorded.backward(from_vec::<3>(dy, dims));
+    let dx = recorded.backward(from_vec::<3>(trial.dy.clone(), dims));
     let dx = dx.map_or_else(|| vec![0.0; size], |dx| into_vec(dx.reshape([size])));
     let stashed = meter.now().weight_stash;
     // W needs no weights.

@@ -44,6 +44,6 @@ impl Past {
     ) -> Vec<f32> {
         let s = qkv.len() / ((heads + 2 * groups) * d);
         let dims = Dims { b: 1, s, heads, groups, d };
-        cached::attention(qkv, (&self.keys, &self.values), dims, window)
+        cached::attention(qkv, &self.keys, &self.values, dims, window)
     }
 }

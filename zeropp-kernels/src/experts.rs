@@ -86,20 +86,30 @@ pub struct Forward<E> {
     pub up: Vec<E>,
 }
 
+/// The experts that each token goes to, and by what weights their outputs are summed.
+#[derive(Clone, Copy)]
+pub struct WeightedChoice<'a> {
+    /// The experts.
+    pub choice: &'a ChosenExperts,
+    /// Their weights, `[n, k]`.
+    pub weights: &'a [f32],
+}
+
 /// y = Σ w·(silu(x·gate)·(x·up))·down over the experts of each token, for `x: [n, h]`, weights
-/// `w: [n, k]`, and `gate` and `up` `[h, f]` and `down` `[f, h]` of each expert. Without `down`
+/// w, and `gate` and `up` `[h, f]` and `down` `[f, h]` of each expert. Without `down`
 /// there is no output.
 ///
 /// # Panics
 /// Panics if sizes do not match.
 pub fn forward<E: Element>(
     x: &[E],
-    (choice, w): (&ChosenExperts, &[f32]),
+    routed: WeightedChoice<'_>,
     gate: &[E::Factor<'_>],
     up: &[E::Factor<'_>],
     down: Option<&[E::Factor<'_>]>,
     [h, f]: [usize; 2],
 ) -> Forward<E> {
+    let WeightedChoice { choice, weights: w } = routed;
     let rows = choice.tokens() * choice.chosen();
     assert_eq!((x.len(), w.len()), (choice.tokens() * h, rows), "sizes of the experts' inputs");
     let mut gates = vec![E::ZERO; rows * f];
@@ -145,13 +155,14 @@ pub struct Backward<E> {
 /// Panics if sizes do not match.
 pub fn backward<E: Element>(
     dy: &[E],
-    (choice, w): (&ChosenExperts, &[f32]),
+    routed: WeightedChoice<'_>,
     [gates, ups]: [&[E]; 2],
     gate: &[E::Factor<'_>],
     up: &[E::Factor<'_>],
     down: &[E::Factor<'_>],
     [h, f]: [usize; 2],
 ) -> Backward<E> {
+    let WeightedChoice { choice, weights: w } = routed;
     let rows = choice.tokens() * choice.chosen();
     assert_eq!((dy.len(), gates.len()), (choice.tokens() * h, rows * f), "sizes of gradients");
     let [mut dgate, mut dup, mut inner] = [(); 3].map(|()| vec![E::ZERO; rows * f]);

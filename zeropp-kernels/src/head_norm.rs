@@ -29,12 +29,7 @@ impl HeadRow {
 /// Every query head of `qkv: [rows, (heads + 2·groups)·d]` divided by its root mean square and
 /// multiplied by `q: [d]`, every key head likewise with `k: [d]`, values unchanged; and the inverse
 /// root mean squares, `[rows, heads + groups]`.
-pub fn head_norm(
-    qkv: &[f32],
-    at: HeadRow,
-    (q, k): (&[f32], &[f32]),
-    eps: f32,
-) -> (Vec<f32>, Vec<f32>) {
+pub fn head_norm(qkv: &[f32], at: HeadRow, q: &[f32], k: &[f32], eps: f32) -> (Vec<f32>, Vec<f32>) {
     let (d, width) = (q.len(), at.width(q.len()));
     assert_eq!((k.len(), qkv.len() % width), (d, 0));
     let rows = qkv.len() / width;
@@ -70,7 +65,8 @@ pub fn head_norm_backward(
     dy: &mut [f32],
     qkv: &[f32],
     at: HeadRow,
-    (q, k): (&[f32], &[f32]),
+    q: &[f32],
+    k: &[f32],
     rrms: &[f32],
 ) -> (Vec<f32>, Vec<f32>) {
     let (d, width) = (q.len(), at.width(q.len()));

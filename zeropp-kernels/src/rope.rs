@@ -66,7 +66,8 @@ pub fn rope(x: &mut [f32], t: Turned, by: ByPosition<'_>, back: bool) {
             || {
                 for (i, row) in x.chunks_exact_mut(t.width).enumerate() {
                     let row = &mut row[..t.heads * t.d];
-                    turn_heads(row, by.of(first + i, half), sign);
+                    let (cos, sin) = by.of(first + i, half);
+                    turn_heads(row, cos, sin, sign);
                 }
             },
         );
@@ -75,7 +76,7 @@ pub fn rope(x: &mut [f32], t: Turned, by: ByPosition<'_>, back: bool) {
 
 /// Turns heads of one row, one after another, by the angles of its position; `sign` is −1 for back.
 #[inline(always)]
-pub(crate) fn turn_heads(heads: &mut [f32], (cos, sin): (&[f32], &[f32]), sign: f32) {
+pub(crate) fn turn_heads(heads: &mut [f32], cos: &[f32], sin: &[f32], sign: f32) {
     let half = cos.len();
     for head in heads.chunks_exact_mut(2 * half) {
         let (low, high) = head.split_at_mut(half);

@@ -42,9 +42,9 @@ pub(crate) struct Tile<'a> {
 /// # Panics
 /// Panics if a factor or the tile reaches out of its slice, or there are more terms than [`RUN`].
 #[inline]
-pub(crate) fn multiply(t: Tile<'_>, terms: usize, left: (&[f32], Left), b: &[f32]) {
+pub(crate) fn multiply(t: Tile<'_>, terms: usize, a: &[f32], left: Left, b: &[f32]) {
     // SAFETY: these kernels were chosen for this CPU.
-    unsafe { multiply_by(kernels(), t, terms, left, b) }
+    unsafe { multiply_by(kernels(), t, terms, a, left, b) }
 }
 
 /// # Safety
@@ -54,7 +54,8 @@ unsafe fn multiply_by(
     kernels: &Kernels,
     t: Tile<'_>,
     terms: usize,
-    (a, left): (&[f32], Left),
+    a: &[f32],
+    left: Left,
     b: &[f32],
 ) {
     if t.rows == 0 {

@@ -155,7 +155,7 @@ impl Owned<'_> {
     /// last is there while one parameter of this rank's is changed. With `zero1` the rank's own
     /// part of the layer before is still gathered, while this layer's parameters have shrunk to
     /// such a part.
-    pub fn computing(&self, kept: &[Kept], (zero3, zero1): (usize, bool)) -> u64 {
+    pub fn computing(&self, kept: &[Kept], zero3: usize, zero1: bool) -> u64 {
         let (shard, whole) = (self.layout.len / zero3, self.layout.len);
         let parts = if zero1 { (2 * self.len).saturating_sub(shard) } else { 0 };
         let mut most = 0;
@@ -170,7 +170,7 @@ impl Owned<'_> {
 
     /// Bytes that an update takes once it is computed, in a group of `zero3` ranks: with `zero1`
     /// the rank's own part, and the shard that is gathered of all parts.
-    pub fn returning(&self, (zero3, zero1): (usize, bool)) -> u64 {
+    pub fn returning(&self, zero3: usize, zero1: bool) -> u64 {
         if zero1 { 4 * (self.len + self.layout.len / zero3) as u64 } else { 0 }
     }
 
@@ -185,9 +185,8 @@ impl Owned<'_> {
         let of_others: usize = self.segments().map(others).sum();
         let (state, own) = (4 * state as u64, 4 * self.len as u64);
         let saved = state - 4 * of_others as u64;
-        let over = (cut.zero3, cut.zero1);
-        let computing = self.computing(kept, over) + if watched { own } else { 0 };
-        let update = computing.max(self.returning(over));
+        let computing = self.computing(kept, cut.zero3, cut.zero1) + if watched { own } else { 0 };
+        let update = computing.max(self.returning(cut.zero3, cut.zero1));
         let before = own + state;
         let mut bytes = UpdateBytes {
             state,
@@ -220,7 +219,8 @@ impl Shares {
     /// update takes a copy of what the rank updates besides.
     pub fn of_layer(
         parameters: &[ParamSpec],
-        (role, watched): (Role, bool),
+        role: Role,
+        watched: bool,
         cut: Cut,
         rule: &StateRule,
     ) -> Shares {
@@ -312,7 +312,7 @@ mod tests {
         let parameters = [spec("w", &[256, 128]), spec("b", &[256 * 128])];
         let of = |zero3, owners, zero1| {
             let cut = Cut { zero3, owners, zero1 };
-            most(&Shares::of_layer(&parameters, (Role::Hidden, false), cut, &rule()))
+            most(&Shares::of_layer(&parameters, Role::Hidden, false, cut, &rule()))
         };
         let (n, transform) = (256 * 128, 2 * 128 * (256 + 128));
         assert_eq!(of(1, 1, false), (4 * 3 * n, 4 * (2 * n + transform)));
@@ -331,7 +331,7 @@ mod tests {
             StateRule::new(|p, _| Kept { whole_words: p.shape.iter().sum(), ..Kept::tensors(0) });
         let cut = Cut { zero3: 2, owners: 1, zero1: false };
         let shares =
-            Shares::of_layer(&[spec("w", &[256, 128])], (Role::Hidden, false), cut, &factors);
+            Shares::of_layer(&[spec("w", &[256, 128])], Role::Hidden, false, cut, &factors);
         let of = |f: fn(&UpdateBytes) -> u64| shares.each().iter().map(f).collect::<Vec<_>>();
         assert_eq!((of(|b| b.state), of(|b| b.saved)), (vec![4 * 384; 2], vec![4 * 384, 0]));
     }
@@ -340,7 +340,7 @@ mod tests {
     fn layers_are_kept_together_and_updated_one_after_the_other() {
         let cut = Cut { zero3: 2, owners: 1, zero1: false };
         let layer = |parameters: &[ParamSpec], rule: &StateRule| {
-            Shares::of_layer(parameters, (Role::Hidden, true), cut, rule)
+            Shares::of_layer(parameters, Role::Hidden, true, cut, rule)
         };
         let vector = layer(&[spec("b", &[256])], &rule());
         let of_vector = vector.each()[0];

@@ -32,7 +32,8 @@ impl Lora {
     /// # Errors
     /// A name that no map has; those that there are.
     pub fn new(
-        (rank, alpha): (usize, f64),
+        rank: usize,
+        alpha: f64,
         targets: Option<&str>,
         names: &TensorNames,
     ) -> Result<Lora, (String, Vec<&'static str>)> {
@@ -177,7 +178,7 @@ mod tests {
     #[test]
     fn adapters_train_alone_and_are_named_as_peft_names_them() {
         let smollm = decoder("smollm2-135m");
-        let lora = Lora::new((8, 16.0), Some("q,v_proj,mlp.down_proj"), smollm.names()).unwrap();
+        let lora = Lora::new(8, 16.0, Some("q,v_proj,mlp.down_proj"), smollm.names()).unwrap();
         let tuning = Tuning { lora: Some(lora), ..Tuning::default() };
         let parts = smollm.tuned_parts(&tuning);
         let tensors: Vec<_> = parts.iter().flat_map(DecoderPart::tensors).collect();
@@ -195,11 +196,11 @@ mod tests {
                 ("model.layers.0.mlp.down_proj.lora_B.weight", &[8, 576]),
             ]
         );
-        let (unknown, known) = Lora::new((8, 16.0), Some("q,query"), smollm.names()).unwrap_err();
+        let (unknown, known) = Lora::new(8, 16.0, Some("q,query"), smollm.names()).unwrap_err();
         assert_eq!((unknown.as_str(), known.len()), ("query", 7));
         // GPT-2's two c_proj are one target, as in peft.
         let gpt2 = decoder("gpt2");
-        let lora = Lora::new((4, 4.0), Some("c_proj"), gpt2.names()).unwrap();
+        let lora = Lora::new(4, 4.0, Some("c_proj"), gpt2.names()).unwrap();
         assert_eq!(lora.maps(gpt2.names()).collect::<Vec<_>>(), ["attn.c_proj", "mlp.c_proj"]);
     }
 }

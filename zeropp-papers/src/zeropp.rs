@@ -82,10 +82,10 @@ pub(super) fn table_4() -> Result<Table4, PlanError> {
             let name = format!("{name} {words} (baseline)");
             table.times.push(TableCell { name: name.clone(), paper: seconds, ours: ours.step_s });
             let unfreed = if words == "ZB-V + TP" { messages } else { 0 };
-            let unfreed = unfreed_gb(&model, (dp, batch, micro_batch), unfreed);
+            let unfreed = unfreed_gb(&model, dp, batch, micro_batch, unfreed);
             table.memory.push(TableCell { name, paper: held, ours: gb(&ours) + unfreed });
         }
-        let (gb, layout) = nearest(&model, (gpus, dp, batch), b, zeropp[0])?;
+        let (gb, layout) = nearest(&model, gpus, dp, batch, b, zeropp[0])?;
         let job = job(model.clone(), gpus, batch)?;
         let mut models = Models::new(&job);
         let mut run = |layout: &Layout| {
@@ -206,7 +206,9 @@ pub(super) fn by_the_formula(
 /// GB of so many messages of each micro-batch, in bf16, that a rank never frees.
 fn unfreed_gb(
     model: &ModelSizes,
-    (dp, batch, micro_batch): (usize, usize, usize),
+    dp: usize,
+    batch: usize,
+    micro_batch: usize,
     messages: usize,
 ) -> f64 {
     let message = 2 * model.seq * micro_batch * model.decoder.hidden;
@@ -223,7 +225,7 @@ fn unfreed_messages(micro_batch: usize) -> Result<usize, PlanError> {
             let model = ModelSizes::of_a_paper(name).expect("known");
             let layout = tensor_layout(dp, 2, micro_batch, ActivationSaving::None);
             let ours = step(&machine, &model, batch, &TensorLayout { zero_bubble: true, ..layout });
-            let unfreed = unfreed_gb(&model, (dp, batch, micro_batch), messages);
+            let unfreed = unfreed_gb(&model, dp, batch, micro_batch, messages);
             ((gb(&ours) + unfreed) / held - 1.0).abs()
         });
         off[0].max(off[1])
@@ -239,7 +241,7 @@ fn nearest_b() -> Result<usize, PlanError> {
     let worst = |b: usize| {
         let off = TABLE_4.map(|(name, gpus, dp, batch, [.., [gb, _]])| {
             let model = ModelSizes::of_a_paper(name).expect("known");
-            let found = nearest(&model, (gpus, dp, batch), b, gb);
+            let found = nearest(&model, gpus, dp, batch, b, gb);
             found.map_or(f64::INFINITY, |(ours, _)| (ours / gb - 1.0).abs())
         });
         off.into_iter().fold(0.0, f64::max)
@@ -252,7 +254,9 @@ fn nearest_b() -> Result<usize, PlanError> {
 /// `gb`: stages of equal layers, the smallest units that have no bubble and cut a step evenly.
 fn nearest(
     model: &ModelSizes,
-    (gpus, dp, batch): (usize, usize, usize),
+    gpus: usize,
+    dp: usize,
+    batch: usize,
     b: usize,
     gb: f64,
 ) -> Result<(f64, Layout), PlanError> {

@@ -68,7 +68,7 @@ impl LayerSizes {
     /// What the optimizer of each of the ranks that share it takes.
     pub fn shares(&self, run: &RunState, cut: Cut, is_tied_head: bool) -> Shares {
         let watched = run.watched && !is_tied_head;
-        Shares::of_layer(&self.parameters, (self.role, watched), cut, &run.rule)
+        Shares::of_layer(&self.parameters, self.role, watched, cut, &run.rule)
     }
 }
 
@@ -255,7 +255,9 @@ impl RankState {
         stages: &[&StageState],
         mine: &[usize],
         placement: &[usize],
-        (cut, late, save): (Cut, bool, u64),
+        cut: Cut,
+        late: bool,
+        save: u64,
     ) -> RankState {
         let (zero3, owners) = (cut.zero3 as u64, cut.owners as u64);
         let last = placement.len() - 1;

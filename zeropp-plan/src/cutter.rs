@@ -164,7 +164,7 @@ impl Cutter {
             let largest = (0..ranks.len()).max_by_key(total).expect("a rank");
             let mut better: Option<T> = None;
             for stage in &ranks[largest].0 {
-                let limits = self.limits((&cut, limit), &ranks, largest, *stage);
+                let limits = self.limits(&cut, limit, &ranks, largest, *stage);
                 let Some(other) = self.within(Some(&limits))? else { continue };
                 let other = made(other)?;
                 if excess(&other) < excess(better.as_ref().unwrap_or(&best)) {
@@ -182,7 +182,8 @@ impl Cutter {
     /// they have, those of other ranks may take what their rank has room for.
     fn limits(
         &self,
-        (cut, limit): (&Stages, u64),
+        cut: &Stages,
+        limit: u64,
         ranks: &[(Vec<usize>, HeldBytes)],
         largest: usize,
         giving: usize,

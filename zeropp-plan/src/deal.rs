@@ -66,7 +66,7 @@ impl Deal {
     /// The number, among those of the whole step, of the first micro-batch of the rank with this
     /// place among the `zero3` ranks of its ZeRO-3 group: replicas, then places, have consecutive
     /// ones.
-    pub fn first(&self, replica: usize, (place, zero3): (usize, usize)) -> usize {
+    pub fn first(&self, replica: usize, place: usize, zero3: usize) -> usize {
         self.before(replica) * zero3 + place * self.of_replica(replica)
     }
 }
@@ -86,7 +86,7 @@ mod tests {
             let deal = Deal::of(all, replicas, 1);
             let places = (0..replicas).flat_map(|k| (0..zero3).map(move |place| (k, place)));
             let mine = |(k, place)| {
-                let first = deal.first(k, (place, zero3));
+                let first = deal.first(k, place, zero3);
                 first..first + deal.of_replica(k)
             };
             let numbers: Vec<usize> = places.flat_map(mine).collect();

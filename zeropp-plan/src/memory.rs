@@ -42,8 +42,11 @@ pub fn rank_states(
     cut: Cut,
     save: u64,
 ) -> Vec<RankState> {
-    let how = (cut, program.validates_late(), save);
-    let of = |rank| RankState::new(stages, &program.stages_of(rank), &program.placement, how);
+    let late = program.validates_late();
+    let of = |rank| {
+        let mine = program.stages_of(rank);
+        RankState::new(stages, &mine, &program.placement, cut, late, save)
+    };
     (0..program.pp()).map(of).collect()
 }
 

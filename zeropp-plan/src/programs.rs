@@ -116,7 +116,8 @@ impl Programs {
     /// # Errors
     /// A program that would not run through.
     pub fn given(
-        (deal, pp): (Deal, usize),
+        deal: Deal,
+        pp: usize,
         all: Vec<Schedule>,
     ) -> Result<Option<Programs>, VerifyError> {
         let wanted = [deal.most].into_iter().chain(deal.fewer());

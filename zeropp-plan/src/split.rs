@@ -58,13 +58,14 @@ pub fn fastest(
     job: &Job,
     layout: &Layout,
     model: &mut ModelCosts,
-    (blocks, candidates): (&[usize], Vec<Vec<usize>>),
+    blocks: &[usize],
+    candidates: Vec<Vec<usize>>,
 ) -> Result<Option<Split>, PlanError> {
     let mut best: Option<Split> = None;
     for slices in candidates {
         let stages = match slices.is_empty() {
             true => model.stages(job, layout, blocks),
-            false => model.with_slices(job, layout, (blocks, &slices)),
+            false => model.with_slices(job, layout, blocks, &slices),
         };
         let split = simulated(job, layout, &stages, slices)?;
         if best.as_ref().is_none_or(|best| split.step_s < best.step_s) {

@@ -113,7 +113,7 @@ impl ModelCosts {
             let kept = shares[range.clone()].iter().map(|of| of.state_of_all(cut.pieces())).sum();
             let blocks = self.layers[range.clone()].iter().filter(|layer| layer.is_block());
             let matrices_ns = blocks.count() as u64 * matrices;
-            let stage = self.stage(job, layout, &links, (s, range));
+            let stage = self.stage(job, layout, &links, s, range);
             Stage { state, kept, matrices_ns, ..stage }
         };
         let groups = self.parts.groups();
@@ -126,7 +126,8 @@ impl ModelCosts {
         &mut self,
         job: &Job,
         layout: &Layout,
-        (blocks, slices): (&[usize], &[usize]),
+        blocks: &[usize],
+        slices: &[usize],
     ) -> Vec<Stage> {
         let mut stages = self.stages(job, layout, blocks);
         let links = Links::new(&job.machine, layout);
@@ -138,7 +139,7 @@ impl ModelCosts {
         let of_head = shares[head].state_of_all(cut.pieces());
         let state = self.parts.stage_state(range.clone(), cut, |part| shares[part].clone());
         let (kept, matrices_ns) = (stages[last].kept - of_head, stages[last].matrices_ns);
-        let stage = self.stage(job, layout, &links, (last, range));
+        let stage = self.stage(job, layout, &links, last, range);
         stages[last] = Stage { state, kept, matrices_ns, ..stage };
         let mut first = 0;
         for (rank, n) in slices.iter().enumerate() {
@@ -194,7 +195,7 @@ impl ModelCosts {
         let passes = share * head.traffic / machine.memory_bytes_per_s;
         let received = messages_to(slice.all, slice.root, slice.rank);
         let adding = (received * 3 * sums) as f64 / machine.memory_bytes_per_s;
-        let mut costs = times(&[], machine, (&bytes, elements as u64), links, layout);
+        let mut costs = times(&[], machine, &bytes, elements as u64, links, layout);
         costs.f_ns = ns(product + passes);
         costs.b_ns = ns(product + passes + adding);
         costs.w_ns = ns(product);
@@ -216,7 +217,8 @@ impl ModelCosts {
         job: &Job,
         layout: &Layout,
         links: &Links,
-        (stage, range): (usize, Range<usize>),
+        stage: usize,
+        range: Range<usize>,
     ) -> Stage {
         let layers = &self.layers[range.clone()];
         let batch = job.batch(self.samples);
@@ -237,7 +239,7 @@ impl ModelCosts {
         let bytes = self.parts.stage_bytes(range, &form);
         let pieces = layout.cut().pieces();
         let elements = layers.iter().map(|layer| layer.sizes.elements(pieces)).sum();
-        let mut costs = times(layers, &job.machine, (&bytes, elements), links, layout);
+        let mut costs = times(layers, &job.machine, &bytes, elements, links, layout);
         let again_ns = match selective {
             true => ns(layers.iter().map(|layer| layer.again_s(job)).sum()),
             false => 0,
@@ -292,7 +294,8 @@ impl Stage {
 fn times(
     layers: &[LayerWork],
     machine: &Machine,
-    (bytes, elements): (&StageBytes, u64),
+    bytes: &StageBytes,
+    elements: u64,
     links: &Links,
     layout: &Layout,
 ) -> StageCosts {

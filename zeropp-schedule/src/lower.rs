@@ -165,7 +165,7 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
             }
             let gradients = gradients(schedule, program, rank);
             add_reductions(&gradients, options.replicas, &mut inserts);
-            let last = add_retirements((schedule, program), &gradients, in_units, &mut inserts);
+            let last = add_retirements(schedule, program, &gradients, in_units, &mut inserts);
             if let Some(warm_ups) = &warm_ups {
                 inserts.before(warm_ups[rank], Action::Validate);
             }
@@ -367,7 +367,7 @@ impl<'a> ComputePrograms<'a> {
         }
         // Behind the receives of what they pass on.
         if let Some(head) = &self.head {
-            head.add_sends((rank, after(rank)), inserts);
+            head.add_sends(rank, after(rank), inserts);
         }
     }
 }
@@ -415,7 +415,8 @@ fn add_reductions(gradients: &[Gradient], replicas: bool, inserts: &mut Inserts)
 /// timed without that wait. A split head's gradient is beside those of the stages. The last one's
 /// is given back.
 fn add_retirements(
-    (schedule, program): (&Schedule, &[Action]),
+    schedule: &Schedule,
+    program: &[Action],
     gradients: &[Gradient],
     in_units: bool,
     inserts: &mut Inserts,

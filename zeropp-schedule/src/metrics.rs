@@ -48,8 +48,9 @@ impl Metrics {
         let work = busy.iter().copied().max().unwrap_or(0);
         let cost = match Kind::find(&schedule.kind).map(|kind| kind.rate) {
             Some(rate) => {
-                let shape = (schedule.pp(), schedule.stages());
-                rate.cost(makespan_ns, own_span_max_ns, shape, costs.link.latency_ns).max(work)
+                let (pp, stages, latency_ns) =
+                    (schedule.pp(), schedule.stages(), costs.link.latency_ns);
+                rate.cost(makespan_ns, own_span_max_ns, pp, stages, latency_ns).max(work)
             }
             None => makespan_ns,
         };

@@ -44,7 +44,7 @@ pub fn least_bubble_rate(
     };
     let (span, work) = least_span(&shape, &costs, &budgets, &schedule.placement, objective);
     let span = match rate {
-        Some(rate) => rate.cost(span, span, (pp, stages), costs.send).max(work),
+        Some(rate) => rate.cost(span, span, pp, stages, costs.send).max(work),
         None => span,
     };
     (span > 0).then(|| (span - work) as f64 / span as f64)

@@ -241,7 +241,7 @@ impl LineEncoder<'_> {
         let is_ended = is_ended && tokenizer.around()[1].last() == self.options.end.as_ref();
         for (i, raw) in batch.documents().enumerate() {
             let line = batch.is_json.then_some(batch.line + i);
-            let document = match self.document(tokenizer, raw, &batch.path, (line, &mut scored)) {
+            let document = match self.document(tokenizer, raw, &batch.path, line, &mut scored) {
                 Err(error) if line.is_some() && self.options.skip_bad_lines => {
                     let _ = self.first_bad.set(error);
                     bad_lines += 1;
@@ -268,7 +268,8 @@ impl LineEncoder<'_> {
         tokenizer: &TextTokenizer,
         raw: &[u8],
         path: &Path,
-        (line, scored): (Option<usize>, &mut Vec<u8>),
+        line: Option<usize>,
+        scored: &mut Vec<u8>,
     ) -> Checked<Option<Vec<u32>>> {
         let Some(chat) = &self.options.chat else {
             let Some(text) = self.text(raw, path, line)? else { return Ok(None) };

@@ -65,7 +65,7 @@ impl Import {
                 let Some(tensor) = weights.find(name) else {
                     return Err(missing(&weights, name, &parameter.name));
                 };
-                check_shape(tensor, &of, transposed, (family, vocabulary))?;
+                check_shape(tensor, &of, transposed, family, vocabulary)?;
                 weights.read(tensor, 0, &mut [])?;
             }
             let columns = parameter.shape.last().copied().unwrap_or(1);
@@ -99,14 +99,14 @@ impl Import {
             let within = offset - i * each;
             let n = if i + 1 < stored.len() { out.len().min(each - within) } else { out.len() };
             let (part, rest) = out.split_at_mut(n);
-            self.read_tensor((name, i), within, part)?;
+            self.read_tensor(name, i, within, part)?;
             (offset, out) = (offset + n, rest);
         }
         Ok(())
     }
 
     /// The same of tensor number `i` of a parameter.
-    fn read_tensor(&self, (name, i): (&str, usize), offset: usize, out: &mut [f32]) -> Checked<()> {
+    fn read_tensor(&self, name: &str, i: usize, offset: usize, out: &mut [f32]) -> Checked<()> {
         let found = &self.found[name];
         let tensor = self.weights.find(&found.stored[i]).expect("found before");
         match found.transposed {
@@ -144,7 +144,8 @@ fn check_shape(
     tensor: &StoredTensor,
     parameter: &ParameterShape,
     transposed: bool,
-    (family, vocabulary): (Family, usize),
+    family: Family,
+    vocabulary: usize,
 ) -> Checked<()> {
     let mut expected = parameter.shape.clone();
     if family.is_vocabulary(&parameter.name) {

@@ -84,7 +84,7 @@ pub fn write_folder<E: From<crate::WeightsError>>(
     others: &[(&str, Vec<u8>)],
     values: impl FnMut(usize) -> Result<Vec<f32>, E>,
 ) -> Result<(), E> {
-    write_files((folder, "model"), tensors, limit, others, values)
+    write_files(folder, "model", tensors, limit, others, values)
 }
 
 /// Writes the tensors of an adapter as peft does, `adapter_model.safetensors` and `others` beside
@@ -98,12 +98,13 @@ pub fn write_adapter<E: From<crate::WeightsError>>(
     others: &[(&str, Vec<u8>)],
     values: impl FnMut(usize) -> Result<Vec<f32>, E>,
 ) -> Result<(), E> {
-    write_files((folder, "adapter_model"), tensors, usize::MAX, others, values)
+    write_files(folder, "adapter_model", tensors, usize::MAX, others, values)
 }
 
 /// Writes files whose names begin with `stem`.
 fn write_files<E: From<crate::WeightsError>>(
-    (folder, stem): (&Path, &str),
+    folder: &Path,
+    stem: &str,
     tensors: &[Tensor],
     limit: usize,
     others: &[(&str, Vec<u8>)],

@@ -94,7 +94,7 @@ mod tests {
         let layout = FlatLayout::new(specs, 3);
         let n = layout.len / 3;
         for rank in 0..3 {
-            let param = initial_shard(&layout, 3, rank, (&Device::flex(), 1));
+            let param = initial_shard(&layout, 3, rank, &Device::flex(), 1);
             let at = cpu_tensor::storage_id(&param).unwrap();
             let mut asked = 0;
             let mut read = |name: &str, offset: usize, out: &mut [f32]| {
@@ -121,7 +121,7 @@ mod tests {
             assert_eq!(asked, expected.iter().filter(|x| **x != 0.0).count());
         }
         let refuse = &mut |_: &str, _: usize, _: &mut [f32]| Err("no");
-        let param = initial_shard(&layout, 1, 0, (&Device::flex(), 1));
+        let param = initial_shard(&layout, 1, 0, &Device::flex(), 1);
         assert_eq!(filled(param, &flat_pieces(&layout, 0, 3 * n), refuse).err(), Some("no"));
     }
 }

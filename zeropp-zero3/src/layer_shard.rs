@@ -38,7 +38,8 @@ pub(crate) struct FrozenShard {
 impl LayerShard {
     /// A layer with these parameters.
     pub(crate) fn new(
-        (name, role): (&str, Role),
+        name: &str,
+        role: Role,
         weights: LayerWeights,
         param: Tensor<1>,
         meter: &Arc<Meter>,
@@ -132,7 +133,8 @@ pub(crate) fn initial_shard(
     layout: &FlatLayout,
     of: usize,
     shard: usize,
-    (device, seed): (&Device, u64),
+    device: &Device,
+    seed: u64,
 ) -> Tensor<1> {
     let n = layout.len / of;
     let start = shard * n;
@@ -188,12 +190,10 @@ mod tests {
 
     #[test]
     fn initial_values_do_not_depend_on_the_cut() {
-        let from = (&Device::flex(), 7);
-        let whole = initial_shard(&layout(1), 1, 0, from).into_data().try_to_vec::<f32>().unwrap();
+        let shard = |layout: &FlatLayout, of, s| initial_shard(layout, of, s, &Device::flex(), 7);
+        let whole = shard(&layout(1), 1, 0).into_data().try_to_vec::<f32>().unwrap();
         let cut: Vec<f32> = (0..2)
-            .flat_map(|s| {
-                initial_shard(&layout(2), 2, s, from).into_data().try_to_vec::<f32>().unwrap()
-            })
+            .flat_map(|s| shard(&layout(2), 2, s).into_data().try_to_vec::<f32>().unwrap())
             .collect();
         assert_eq!(whole[..276], cut[..276]);
         assert!(whole[..200].iter().any(|x| *x != 0.0));
@@ -204,10 +204,10 @@ mod tests {
     #[test]
     fn parameters_and_gradients_are_measured_not_computed() {
         let meter = Meter::new();
-        let param = initial_shard(&layout(1), 1, 0, (&Device::flex(), 7));
+        let param = initial_shard(&layout(1), 1, 0, &Device::flex(), 7);
         let bytes = 4 * param.dims()[0] as u64;
         let weights = LayerWeights::new("a", 0, Arc::new(layout(1)));
-        let mut layer = LayerShard::new(("a", Role::Hidden), weights, param, &meter);
+        let mut layer = LayerShard::new("a", Role::Hidden, weights, param, &meter);
         assert_eq!((meter.now().parameter_shard, meter.now().total()), (bytes, bytes));
         let part_of = |n: usize| Tensor::<1>::zeros([3 * n], &Device::flex()).slice([0..n]);
         layer.set_param(part_of(384), &meter);

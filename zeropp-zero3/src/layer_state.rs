@@ -71,12 +71,17 @@ impl OwnedRange<'_> {
     }
 
     /// Bytes that computing the update takes, and those that it takes afterwards, in a group of
-    /// so many ZeRO-3 ranks, with ZeRO-1 or not.
-    pub(crate) fn update_bytes(&self, groups: &ParameterGroups, over: (usize, bool)) -> [u64; 2] {
+    /// `zero3` ranks, with ZeRO-1 or not.
+    pub(crate) fn update_bytes(
+        &self,
+        groups: &ParameterGroups,
+        zero3: usize,
+        zero1: bool,
+    ) -> [u64; 2] {
         let kept: Vec<_> =
             self.layout.params.iter().map(|p| groups.kept(&p.spec, self.role)).collect();
         let elements = self.elements();
-        [elements.computing(&kept, over), elements.returning(over)]
+        [elements.computing(&kept, zero3, zero1), elements.returning(zero3, zero1)]
     }
 }
 
@@ -142,8 +147,10 @@ impl LayerState {
     pub(crate) fn update(
         &mut self,
         owned: OwnedRange<'_>,
-        (param, grad): (Tensor<1>, &Tensor<1>),
-        (groups, scale): (&ParameterGroups, &StepScale),
+        param: Tensor<1>,
+        grad: &Tensor<1>,
+        groups: &ParameterGroups,
+        scale: &StepScale,
         sharers: &mut UpdateGroup<'_>,
     ) -> CommResult<Tensor<1>> {
         let (has_wholes, has_rms) = owned.looks_at_whole(groups);
@@ -230,7 +237,7 @@ impl LayerState {
         let mut states: Vec<Vec<Tensor<1>>> = Vec::new();
         let runs: Vec<&[Segment]> = runs(&self.segments, |s| update.is_whole(s)).collect();
         for run in &runs {
-            let elements = update.on_device(run, (&param, grad, &words));
+            let elements = update.on_device(run, &param, grad, &words);
             let parameter = elements.parameter.clone();
             let (parameter, state) = if update.is_whole(&run[0]) {
                 let (direction, state) = rule.direction_on_device(elements, scale);
@@ -253,10 +260,11 @@ impl LayerState {
                     continue;
                 }
                 let padding = run[0].range.len() - here.len();
-                let direction = whole.clone().slice([all]);
-                let given = (direction, std::mem::take(state), rms[run[0].param]);
+                let whole_direction = whole.clone().slice([all]);
+                let (before, rms) = (std::mem::take(state), rms[run[0].param]);
                 let direction;
-                (direction, *state) = rule.transform_on_device(&of, given, scale);
+                (direction, *state) =
+                    rule.transform_on_device(&of, whole_direction, before, rms, scale);
                 let mut direction = direction.slice([part]);
                 if padding > 0 {
                     let zeros = Tensor::zeros([padding], &direction.device());
@@ -302,7 +310,9 @@ impl Update<'_> {
     fn on_device(
         &self,
         run: &[Segment],
-        (param, grad, words): (&Tensor<1>, &Tensor<1>, &[Tensor<1>]),
+        param: &Tensor<1>,
+        grad: &Tensor<1>,
+        words: &[Tensor<1>],
     ) -> DeviceElements<'_> {
         let (first, last) = (&run[0], &run[run.len() - 1]);
         let range = first.range.start..last.range.end;

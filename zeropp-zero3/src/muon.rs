@@ -120,7 +120,9 @@ impl UpdateRule for Muon {
     fn transform_on_device(
         &self,
         of: &Parameter<'_>,
-        (direction, state, _): (Tensor<1>, Vec<Tensor<1>>, f64),
+        direction: Tensor<1>,
+        state: Vec<Tensor<1>>,
+        _: f64,
         _: &StepScale,
     ) -> (Tensor<1>, Vec<Tensor<1>>) {
         let n = direction.dims()[0];

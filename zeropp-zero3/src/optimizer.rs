@@ -17,7 +17,7 @@ use crate::layer_state::{LayerState, OwnedRange};
 use crate::layer_sums::LayerSums;
 use crate::norm::add_squares;
 use crate::returning::{Returning, Updated};
-use crate::rollback::LayerBefore;
+use crate::rollback::{LayerBefore, UpdateInput};
 use crate::rule::{ParameterGroups, Role, StepScale};
 use crate::sharers::UpdateGroup;
 use crate::stage::{ParamExport, ShardedStage};
@@ -98,9 +98,6 @@ struct ShardRange {
     /// The first of those, within the layer's buffer.
     first: usize,
 }
-
-/// The start of a layer's update: this rank's part of the parameters and of the gradient.
-type Given = (Tensor<1>, Tensor<1>);
 
 impl Optimizer {
     /// Moments of zero for `stages`, and means that are their weights. A tied weight of which this
@@ -438,16 +435,16 @@ impl Optimizer {
                 let Some(grad) = stage.layers[i].take_grad() else { continue };
                 let place = self.place(stage, i);
                 let whole = taken(stage, i);
-                let own = if self.zero1 { whole.slice([place.range.clone()]) } else { whole };
-                let mut given = (own, grad);
+                let param = if self.zero1 { whole.slice([place.range.clone()]) } else { whole };
+                let mut input = UpdateInput { param, grad };
                 if let Some(kept) = &mut kept {
                     if self.zero1 {
                         // Kept as a part of them, all parameters would be.
-                        given.0 = own_copy(&given.0);
+                        input.param = own_copy(&input.param);
                     }
-                    kept.push(LayerBefore::new((s, i), (&given.0, &given.1), state, &self.meter));
+                    kept.push(LayerBefore::new((s, i), &input, state, &self.meter));
                 }
-                let param = self.update_layer(stage, &place, given, state, Some(scale), outcome)?;
+                let param = self.update_layer(stage, &place, input, state, Some(scale), outcome)?;
                 returning.next(stages, &self.meter, (s, i), param)?;
             }
         }
@@ -472,12 +469,12 @@ impl Optimizer {
         let mut all = std::mem::take(&mut self.state);
         tied::release(stages, self.options.tie);
         let mut returning = Returning::default();
-        for LayerBefore { at: (s, i), given, state: kept, .. } in before {
+        for LayerBefore { at: (s, i), input, state: kept, .. } in before {
             let (stage, state) = (&mut stages[s], &mut all[s][i]);
             kept.restore(state);
             let place = self.place(stage, i);
             drop(taken(stage, i));
-            let param = self.update_layer(stage, &place, given, state, scale, outcome)?;
+            let param = self.update_layer(stage, &place, input, state, scale, outcome)?;
             returning.next(stages, &self.meter, (s, i), param)?;
         }
         returning.finish(stages, &self.meter)?;
@@ -504,24 +501,26 @@ impl Optimizer {
         ShardRange { layer, role, shard, range: start..start + len, first }
     }
 
-    /// Updates what is `given` of a layer, by nothing without a `scale`.
+    /// Updates this rank's part of a layer from `input`, by nothing without a `scale`.
     fn update_layer(
         &mut self,
         stage: &mut ShardedStage,
         place: &ShardRange,
-        (own, grad): Given,
+        input: UpdateInput,
         state: &mut LayerState,
         scale: Option<&StepScale>,
         outcome: &mut StepOutcome,
     ) -> CommResult<Updated> {
+        let UpdateInput { param: own, grad } = input;
         let at = (stage.index(), place.layer);
         let layer = &mut stage.layers[place.layer];
         let layout = layer.weights.layout().clone();
         let len = place.range.len();
         let owned = OwnedRange { layout: &layout, role: place.role, start: place.first, len };
         // What it takes beside the parameters that it replaces.
-        let over = (self.groups.zero3.size(), self.zero1);
-        let [computing, returning] = owned.update_bytes(&self.options.parameters, over);
+        let zero3 = self.groups.zero3.size();
+        let [computing, returning] =
+            owned.update_bytes(&self.options.parameters, zero3, self.zero1);
         let own = match scale {
             Some(scale) => {
                 let watches = self.watched.is_some() && self.speaks_for(at);
@@ -530,10 +529,10 @@ impl Optimizer {
                     (own_copy(&own), hold)
                 });
                 let _computing = self.meter.hold(MemoryKind::Optimizer, computing);
-                let by = (&self.options.parameters, scale);
+                let parameters = &self.options.parameters;
                 let (groups, zero1) = (&self.groups, self.zero1);
                 let mut sharers = UpdateGroup { groups, zero1, gathers: 0, sent_bytes: 0 };
-                let own = state.update(owned, (own, &grad), by, &mut sharers)?;
+                let own = state.update(owned, own, &grad, parameters, scale, &mut sharers)?;
                 outcome.gathers += sharers.gathers;
                 outcome.sent_bytes += sharers.sent_bytes;
                 if let (Some((before, _hold)), Some(watched)) = (before, &mut self.watched) {

@@ -8,12 +8,18 @@ use zeropp_core::meter::{Hold, MemoryKind, Meter};
 
 use crate::layer_state::LayerState;
 
+/// The start of a layer's update: this rank's part of the parameters and of the gradient.
+#[derive(Clone)]
+pub(crate) struct UpdateInput {
+    pub(crate) param: Tensor<1>,
+    pub(crate) grad: Tensor<1>,
+}
+
 /// This rank's part of a layer, as it was before an update.
 pub(crate) struct LayerBefore {
     /// The stage's place in those of the rank, and the layer's place in the stage.
     pub(crate) at: (usize, usize),
-    /// Parameters and gradient.
-    pub(crate) given: (Tensor<1>, Tensor<1>),
+    pub(crate) input: UpdateInput,
     pub(crate) state: StateBefore,
     holds: Vec<Hold>,
 }
@@ -28,14 +34,14 @@ impl LayerBefore {
     /// Keeps these. The tensors are shared, so the next update writes to others.
     pub(crate) fn new(
         at: (usize, usize),
-        (param, grad): (&Tensor<1>, &Tensor<1>),
+        input: &UpdateInput,
         state: &LayerState,
         meter: &Arc<Meter>,
     ) -> LayerBefore {
-        let tensors = [param, grad].into_iter().chain(state.tensors());
+        let tensors = [&input.param, &input.grad].into_iter().chain(state.tensors());
         let holds = tensors.map(|t| meter.hold_tensor(MemoryKind::Rollback, t)).collect();
         let state = StateBefore { words: state.words.clone(), ema: state.ema.clone() };
-        LayerBefore { at, given: (param.clone(), grad.clone()), state, holds }
+        LayerBefore { at, input: input.clone(), state, holds }
     }
 
     /// They count as what they were again.

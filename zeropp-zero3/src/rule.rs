@@ -246,7 +246,9 @@ pub trait UpdateRule: Send + Sync + 'static {
     fn transform_on_device(
         &self,
         of: &Parameter<'_>,
-        (direction, state, rms): (Tensor<1>, Vec<Tensor<1>>, f64),
+        direction: Tensor<1>,
+        state: Vec<Tensor<1>>,
+        rms: f64,
         step: &StepScale,
     ) -> (Tensor<1>, Vec<Tensor<1>>) {
         let device = direction.device();

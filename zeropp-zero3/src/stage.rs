@@ -86,8 +86,9 @@ impl ShardedStage {
         options: &ShardOptions,
         meter: &Arc<Meter>,
     ) -> Self {
-        let pieces = groups.zero3.size() * if options.zero1 { groups.replica.size() } else { 1 };
-        let from = (&options.device, options.seed);
+        let zero3 = &groups.zero3;
+        let pieces = zero3.size() * if options.zero1 { groups.replica.size() } else { 1 };
+        let ShardOptions { device, seed, .. } = options;
         let layers = parts
             .iter()
             .enumerate()
@@ -95,7 +96,7 @@ impl ShardedStage {
                 let layout = Arc::new(FlatLayout::trained(part.parameters(), pieces));
                 let frozen = Arc::new(FlatLayout::frozen(part.parameters(), pieces));
                 let initial = |layout: &FlatLayout| {
-                    initial_shard(layout, groups.zero3.size(), groups.zero3.rank(), from)
+                    initial_shard(layout, zero3.size(), zero3.rank(), device, *seed)
                 };
                 let (param, still) = (initial(&layout), (frozen.len > 0).then(|| initial(&frozen)));
                 let weights = LayerWeights::new(part.name(), i, layout).with_frozen(frozen);
@@ -103,8 +104,8 @@ impl ShardedStage {
                     true => weights.keeping_packed(meter),
                     false => weights,
                 };
-                let name = (part.name(), part.role(false));
-                let mut layer = LayerShard::new(name, weights, param, meter);
+                let (name, role) = (part.name(), part.role(false));
+                let mut layer = LayerShard::new(name, role, weights, param, meter);
                 if let Some(still) = still {
                     layer.set_frozen(still, meter);
                 }

@@ -58,7 +58,7 @@ impl<R: FnMut(RankEvent)> Training<'_, R> {
         let mut follows = |request: StopRequest| {
             let [save, copy] = ends.wanted(met, request);
             let mut begin = |saving: &mut Option<Saving>, wanted| {
-                saving.as_mut().map_or(SaveDecision::No, |s| s.decide(wanted, (met, updates), ends))
+                saving.as_mut().map_or(SaveDecision::No, |s| s.decide(wanted, met, updates, ends))
             };
             let begins = [begin(saving, save), begin(copying, copy)];
             [&[NO_REQUEST], &request.to_bytes()[..], &begins.map(|b| b as u8), &reported].concat()

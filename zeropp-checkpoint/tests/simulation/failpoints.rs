@@ -26,7 +26,7 @@ fn whole(step: u64) -> Vec<(String, Vec<f32>)> {
 
 fn save(store: &Store, step: u64) -> SaveOutcome {
     let reports =
-        (0..RANKS).map(|rank| files::write(store, (step, "a", rank), &parts(step, rank), |_| true));
+        (0..RANKS).map(|rank| files::write(store, step, "a", rank, &parts(step, rank), |_| true));
     let reports = reports.collect();
     let completion = Completion { store, run: "a", keep: 1, save: save_of(step) };
     completion.finish(&About::default(), reports, &UnderWay::default())

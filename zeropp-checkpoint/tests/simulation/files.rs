@@ -19,7 +19,9 @@ pub(crate) struct Part {
 /// Writes the parts of `rank` and flushes them, as its writer does.
 pub(crate) fn write(
     store: &Store,
-    (step, run, rank): (u64, &str, usize),
+    step: u64,
+    run: &str,
+    rank: usize,
     parts: &[Part],
     mut pause: impl FnMut(Duration) -> bool,
 ) -> WriterReport {
@@ -40,7 +42,7 @@ pub(crate) fn write(
     };
     let written = match parts.is_empty() {
         true => Ok(None),
-        false => part::write(store, (step, run, rank), &mut pause, once)
+        false => part::write(store, step, run, rank, &mut pause, once)
             .and_then(UnsyncedState::sync)
             .map(Some),
     };

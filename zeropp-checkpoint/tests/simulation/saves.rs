@@ -127,7 +127,7 @@ impl Saves {
                     self.disk.pass(wait.as_micros() as u64);
                     true
                 };
-                let report = files::write(&self.store, (step, &self.run, rank), &parts, pause);
+                let report = files::write(&self.store, step, &self.run, rank, &parts, pause);
                 if let Some((save, reports)) = self.under_way.note(report, self.world) {
                     self.jobs.push((at + 50 + self.slow, Job::Prepare(save, reports)));
                 }

@@ -101,7 +101,7 @@ impl World {
         for step in 1..=self.last {
             let skipped = self.rng.once_in(5);
             if let Some((skipped, asked, meet)) = before.take() {
-                self.of_all(|ends| ends.left((step - 1, skipped), asked, meet));
+                self.of_all(|ends| ends.left(step - 1, skipped, asked, meet));
             }
             self.row = if skipped { self.row + 1 } else { 0 };
             if !self.of_all(|ends| ends.meets(step)) {

@@ -85,8 +85,10 @@ impl Child {
     pub(super) fn follow(
         &mut self,
         signals: &Receiver<i32>,
-        (watched, hang): (&ProgressFiles, Option<Duration>),
-        (lacks, period): (bool, Duration),
+        watched: &ProgressFiles,
+        hang: Option<Duration>,
+        lacks: bool,
+        period: Duration,
     ) -> Ended {
         let (mut stopped, mut called, mut hung) = (false, false, false);
         let mut look = ProgressWatch::new(watched);

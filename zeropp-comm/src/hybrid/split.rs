@@ -21,8 +21,8 @@ struct LocalSplit {
 }
 
 impl LocalSplit {
-    fn encode((name, color, key): &(String, usize, usize)) -> Vec<u8> {
-        let numbers = [*color as u64, *key as u64].into_iter().flat_map(u64::to_le_bytes);
+    fn encode(name: &str, color: usize, key: usize) -> Vec<u8> {
+        let numbers = [color as u64, key as u64].into_iter().flat_map(u64::to_le_bytes);
         numbers.chain(name.bytes()).collect()
     }
 
@@ -66,7 +66,7 @@ fn make(
     inputs: Vec<RankInput>,
 ) -> CommResult<Vec<RankOutput>> {
     let split_request = |input: &RankInput| match input {
-        RankInput::Split(name, color, key) => LocalSplit::encode(&(name.clone(), *color, *key)),
+        RankInput::Split(name, color, key) => LocalSplit::encode(name, *color, *key),
         _ => unreachable!("signatures are equal, so every rank passed a color"),
     };
     let header = ProcessHeader {

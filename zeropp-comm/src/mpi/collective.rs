@@ -132,7 +132,7 @@ impl InProgress {
                 let lens = parts(len, size);
                 let mine = lens[group.place];
                 let target = room(group, kind, mine * size);
-                Transfer::all_to_all(comm, (&lens, mine), kind, source, target)
+                Transfer::all_to_all(comm, &lens, mine, kind, source, target)
             }
             _ => {
                 let target = room(group, kind, len * size);

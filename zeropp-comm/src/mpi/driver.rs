@@ -66,7 +66,8 @@ impl MpiDriver {
     pub(super) fn new(
         shared: Arc<Shared>,
         commands: Receiver<Command>,
-        (control, data): (Comm, Comm),
+        control: Comm,
+        data: Comm,
         world: MpiChannel,
     ) -> MpiDriver {
         let size = shared.size;

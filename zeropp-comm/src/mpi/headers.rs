@@ -87,8 +87,8 @@ impl MpiDriver {
             return self.fail(self.shared.rank, mismatch(&group, &mine, &header));
         }
         // Two ranks below, while this one has not called it: no other may ever see both.
-        if let Some(opener) = opener.filter(|opener| opener.1 != theirs) {
-            let error = group.mismatch(sequence, (header.place, theirs), opener);
+        if let Some((place, signature)) = opener.filter(|(_, signature)| *signature != theirs) {
+            let error = group.mismatch(sequence, header.place, theirs, place, signature);
             return self.fail(group.members[header.place], error);
         }
         self.pass_on(id, sequence);
@@ -112,5 +112,5 @@ fn header(group: &Group, sequence: u64, signature: Signature, input: &Input) -> 
 }
 
 fn mismatch(group: &Group, mine: &Signature, other: &Header) -> CommError {
-    group.mismatch(other.sequence, (group.place, mine), (other.place, other.signature))
+    group.mismatch(other.sequence, group.place, mine, other.place, other.signature)
 }

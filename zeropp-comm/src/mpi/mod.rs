@@ -223,8 +223,8 @@ fn open(options: MpiOptions) -> Result<(MpiDriver, Arc<Group>, Crew), MpiError> 
     let (commands, orders) = unbounded();
     let engine = MpiEngine { device: options.device };
     let timeout = Timeout::new(options.timeout, options.first_timeout, 1);
-    let shared = Arc::new(Shared::new(engine, timeout, (rank, size), commands));
-    Ok((MpiDriver::new(shared, orders, (control, data), world), group, crew))
+    let shared = Arc::new(Shared::new(engine, timeout, rank, size, commands));
+    Ok((MpiDriver::new(shared, orders, control, data, world), group, crew))
 }
 
 /// Makes a panic end the job: a rank that unwinds and leaves the others waiting hangs them.

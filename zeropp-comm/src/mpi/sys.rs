@@ -184,7 +184,7 @@ static NOTHING: [u64; 2] = [0; 2];
 
 /// The address of some memory, or of `nothing` where it has no bytes: Rust gives such memory small
 /// addresses that are equal to each other or to MPI's constants.
-fn real((address, bytes): (*const c_void, usize), nothing: &'static u64) -> *const c_void {
+fn real(address: *const c_void, bytes: usize, nothing: &'static u64) -> *const c_void {
     if bytes == 0 { std::ptr::from_ref(nothing).cast() } else { address }
 }
 
@@ -235,10 +235,13 @@ impl Transfer {
         cuts: Cuts,
         post: impl FnOnce(*const c_void, *mut c_void, &Cuts, *mut ffi::MPI_Request) -> c_int,
     ) -> MpiResult<Transfer> {
-        let from = source.as_mut().map_or(std::ptr::null(), |m| real(m.read(), &NOTHING[0]));
+        let from = source.as_mut().map_or(std::ptr::null(), |m| {
+            let (from, bytes) = m.read();
+            real(from, bytes, &NOTHING[0])
+        });
         let to = target.as_mut().map_or(null_mut(), |m| {
             let (to, bytes) = m.write();
-            real((to.cast_const(), bytes), &NOTHING[1]).cast_mut()
+            real(to.cast_const(), bytes, &NOTHING[1]).cast_mut()
         });
         // SAFETY: a constant of the library.
         let mut raw = unsafe { ffi::RSMPI_REQUEST_NULL };
@@ -343,7 +346,8 @@ impl Transfer {
     /// parts of `mine` elements each come in, parts of `lens` go out.
     pub(super) fn all_to_all(
         comm: Comm,
-        (lens, mine): (&[usize], usize),
+        lens: &[usize],
+        mine: usize,
         kind: DType,
         source: TransferMemory,
         target: TransferMemory,

@@ -11,7 +11,7 @@ use crossbeam_channel::Receiver;
 
 use super::engine::{Body, Command, Join, NcclEvent, Output, Received, Shared, Slot, Wanted};
 use super::header_exchange::HeaderExchange;
-use super::lane::{LaneError, NcclQueue, PinnedJobs};
+use super::lane::{Label, LaneError, NcclQueue, NcclWork, PinnedJobs};
 use super::library::{Nccl, NcclTransfer, UniqueId};
 use super::links::Connections;
 use super::mail::{IncomingMessage, Mail, give};
@@ -197,7 +197,7 @@ impl NcclDriver {
             Command::Receive(wanted) => {
                 let (from, address) = (wanted.sender(), wanted.address);
                 match self.mail.want(wanted) {
-                    Some(met) => self.settle(give(met)),
+                    Some((wanted, message)) => self.settle(give(wanted, message)),
                     None => self.turns.push_back(NextOperation::Letter(address)),
                 }
                 if self.departed[from] {
@@ -304,7 +304,7 @@ impl NcclDriver {
     /// Starts this rank's end of a communicator.
     fn start_lane(&mut self, group: u64, route: Route, id: UniqueId) {
         let members = self.channels[&group].group.clone();
-        let ends = match route {
+        let (size, rank) = match route {
             Route::All => (members.size(), members.place),
             Route::Pair { from, .. } => (2, usize::from(from != members.place)),
         };
@@ -313,7 +313,7 @@ impl NcclDriver {
         if lane.has_comm() {
             return;
         }
-        if let Err(error) = lane.start(&nccl, id, ends) {
+        if let Err(error) = lane.start(&nccl, id, size, rank) {
             let operation = self.starting(group);
             self.fail(self.shared.rank, error.in_operation(operation));
         }
@@ -331,7 +331,7 @@ impl NcclDriver {
             let issued = Arc::new(Slot::default());
             issued.put(Ok(Output::Buffer(Received::Issued(None))));
             let met = self.mail.deliver(address, IncomingMessage { signature, tensor, issued });
-            return self.settle(met.map_or(Ok(()), give));
+            return self.settle(met.map_or(Ok(()), |(wanted, message)| give(wanted, message)));
         }
         let route = Route::Pair { from, to };
         if let Body::Work { job, count } = body {
@@ -341,7 +341,9 @@ impl NcclDriver {
             }
             let transfer = NcclTransfer::Send { to: 1 };
             let operation = format!("{}: {signature}", members.name);
-            self.push((group, route), (job, transfer, count), (operation, tag), Arc::default());
+            let label = Label { operation, sequence: tag };
+            let slot = Arc::default();
+            self.push(group, route, NcclWork { job, transfer, count, label, slot });
         }
         self.links.send(members.members[to], &NcclFrame::Envelope(envelope));
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::driver::{Channel, NcclDriver};
 use super::engine::{Input, InputBuffer, Join, Output, Received};
+use super::lane::{Label, NcclWork};
 use super::wire::{Header, NcclFrame, Route};
 use crate::progress::Group;
 use crate::signature::{Operation, Signature};
@@ -60,8 +61,9 @@ impl NcclDriver {
                 if fresh && group.place == 0 {
                     self.found(id, Route::All);
                 }
-                let label = (format!("{}: {signature}", group.name), sequence);
-                self.push((id, Route::All), (job, transfer, count), label, slot.clone());
+                let operation = format!("{}: {signature}", group.name);
+                let (label, slot) = (Label { operation, sequence }, slot.clone());
+                self.push(id, Route::All, NcclWork { job, transfer, count, label, slot });
                 if self.failed_at.is_some() {
                     return slot.fail(self.error());
                 }
@@ -92,7 +94,7 @@ impl NcclDriver {
         exchange.headers[place] = Some(header);
         let theirs = exchange.signature();
         if theirs != signature {
-            let error = group.mismatch(sequence, (place, signature), (exchange.opener, theirs));
+            let error = group.mismatch(sequence, place, signature, exchange.opener, theirs);
             return self.fail(group.members[place], error);
         }
         let departed = &self.departed;

@@ -88,7 +88,8 @@ impl NcclQueue {
         &mut self,
         nccl: &Arc<Nccl>,
         id: UniqueId,
-        (size, rank): (usize, usize),
+        size: usize,
+        rank: usize,
     ) -> Result<(), NcclError> {
         self.comm = Some(nccl.start(id, size, rank)?);
         Ok(())
@@ -160,11 +161,11 @@ impl NcclQueue {
             .wait(self.stream, pins.ready)
             .map_err(|text| LaneError::Device(text, operation.clone()))?;
         let (first, last) = (pins.addresses.first(), pins.addresses.last());
-        let ends = (*first.expect("a buffer"), *last.expect("a buffer"));
+        let (source, target) = (*first.expect("a buffer"), *last.expect("a buffer"));
         // SAFETY: the stream is this lane's, of the device that the communicator was started
         // on. The buffers were made for this transfer, and `pins` keeps them there until the
         // event after the operation.
-        unsafe { comm.issue(work.transfer, ends, work.count, self.stream) }
+        unsafe { comm.issue(work.transfer, source, target, work.count, self.stream) }
             .map_err(|e| LaneError::Nccl(e, operation.clone()))?;
         if !comm.is_ready().map_err(|e| LaneError::Nccl(e, operation))? {
             return Ok(false);

@@ -318,7 +318,8 @@ impl NcclComm {
     pub(super) unsafe fn issue(
         &self,
         transfer: NcclTransfer,
-        (source, target): (usize, usize),
+        source: usize,
+        target: usize,
         count: usize,
         stream: usize,
     ) -> Result<(), NcclError> {

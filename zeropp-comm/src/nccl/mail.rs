@@ -28,7 +28,7 @@ pub(super) struct IncomingMessage {
 pub(super) type Mail = Unmatched<NcclEngine, IncomingMessage>;
 
 /// Gives a message to the receive that it has met.
-pub(super) fn give((wanted, message): (Wanted, IncomingMessage)) -> CommResult<()> {
+pub(super) fn give(wanted: Wanted, message: IncomingMessage) -> CommResult<()> {
     let checked = wanted.check(&message.signature);
     let given = Output::Buffer(Received::Message(message.tensor, message.issued));
     wanted.slot.put(checked.clone().map(|()| given));

@@ -108,10 +108,10 @@ impl NcclWorld {
     ) -> CommResult<NcclWorld> {
         let nccl = Nccl::load(&options.search)?;
         let (commands, orders) = unbounded();
-        let links = Connections::open(&options, (rank, size), rendezvous, commands.clone())?;
+        let links = Connections::open(&options, rank, size, rendezvous, commands.clone())?;
         let engine = NcclEngine::new(accelerator, options.start_timeout);
         let timeout = Timeout::new(options.timeout, options.first_timeout, 1);
-        let shared = Arc::new(Shared::new(engine, timeout, (rank, size), commands));
+        let shared = Arc::new(Shared::new(engine, timeout, rank, size, commands));
         let group = Group::world(rank, size);
         let (started, start) = bounded(1);
         let (end, ended) = bounded::<()>(0);

@@ -98,26 +98,21 @@ impl NcclDriver {
         } else {
             let job = self.shared.pin(vec![tensor.clone()]);
             let route = Route::Pair { from, to: members.place };
-            let what = (job, NcclTransfer::Recv { from: 0 }, len * kind.size());
+            let (transfer, count) = (NcclTransfer::Recv { from: 0 }, len * kind.size());
             let operation = format!("{}: {}", members.name, Operation::Recv);
-            self.push((group, route), what, (operation, tag), issued.clone());
+            let (label, slot) = (Label { operation, sequence: tag }, issued.clone());
+            self.push(group, route, NcclWork { job, transfer, count, label, slot });
         }
         let tensor = hand_over(tensor);
         let met = self.mail.deliver(address, IncomingMessage { signature, tensor, issued });
-        self.settle(met.map_or(Ok(()), give));
+        self.settle(met.map_or(Ok(()), |(wanted, message)| give(wanted, message)));
     }
 
     /// Gives an operation its turn, after all that have been called before it.
-    pub(super) fn push(
-        &mut self,
-        (group, route): (u64, Route),
-        (job, transfer, count): (u64, NcclTransfer, usize),
-        (operation, sequence): (String, u64),
-        slot: Arc<Slot>,
-    ) {
+    pub(super) fn push(&mut self, group: u64, route: Route, work: NcclWork) {
         let Some((lane, _)) = self.lane(group, route) else { return };
-        let label = Label { operation, sequence };
-        lane.push(NcclWork { job, transfer, count, label, slot });
+        let job = work.job;
+        lane.push(work);
         self.turns.push_back(NextOperation::Issue((group, route), job));
     }
 }

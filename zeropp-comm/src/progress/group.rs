@@ -45,8 +45,10 @@ impl Group {
     pub(crate) fn mismatch(
         &self,
         sequence: u64,
-        (place, mine): (usize, impl Display),
-        (peer, theirs): (usize, impl Display),
+        place: usize,
+        mine: impl Display,
+        peer: usize,
+        theirs: impl Display,
     ) -> CommError {
         CommError::Mismatch {
             group: self.name.clone(),
@@ -78,7 +80,7 @@ impl Group {
             ranks.iter().find(|(_, place)| split_requests[*place].name != mine.name)
         {
             let theirs = words(&split_requests[*peer]);
-            return Err(self.mismatch(sequence, (self.place, words(mine)), (*peer, theirs)));
+            return Err(self.mismatch(sequence, self.place, words(mine), *peer, theirs));
         }
         let place = ranks.iter().position(|(_, p)| *p == self.place).expect("mine is among them");
         let id = sub_group_id(self.id, sequence, mine.color as u64);

@@ -25,7 +25,8 @@ impl<E: Engine> Shared<E> {
     pub(crate) fn new(
         engine: E,
         timeout: Timeout,
-        (rank, size): (usize, usize),
+        rank: usize,
+        size: usize,
         commands: Sender<Command<E>>,
     ) -> Self {
         Self { engine, timeout, rank, size, commands, failure: OnceLock::new() }

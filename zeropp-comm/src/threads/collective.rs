@@ -91,7 +91,7 @@ fn split(group: &Arc<ThreadsGroup>, barrier: &RankBarrier, inputs: Vec<RankInput
         ranks.sort();
         let (_, first, name) = ranks[0].clone();
         if let Some((_, other, theirs)) = ranks.iter().find(|rank| rank.2 != name) {
-            return names_differ(group, barrier, (*other, theirs), (first, &name));
+            return names_differ(group, barrier, *other, theirs, first, &name);
         }
         let places: Vec<usize> = ranks.iter().map(|&(_, place, _)| place).collect();
         let part = ThreadsGroup::new(group.world.clone(), name, group.world_ranks(&places));
@@ -106,8 +106,10 @@ fn split(group: &Arc<ThreadsGroup>, barrier: &RankBarrier, inputs: Vec<RankInput
 fn names_differ(
     group: &ThreadsGroup,
     barrier: &RankBarrier,
-    (place, mine): (usize, &str),
-    (peer, theirs): (usize, &str),
+    place: usize,
+    mine: &str,
+    peer: usize,
+    theirs: &str,
 ) {
     let error = CommError::Mismatch {
         group: group.name.clone(),

@@ -105,7 +105,7 @@ impl Front for ThreadsCommunicator {
 
     fn fetch(&self, from: usize, tag: u64, call: Signature) -> Pending<Tensor<1>> {
         let address = MessageAddress { from, to: self.place, tag };
-        match mail::recv(&self.group, address, call.buffer.expect("a receive says its buffer")) {
+        match mail::recv(&self.group, address, call) {
             Err(error) => Pending::ready(Err(error)),
             Ok(ReceiveOutcome::Message(message)) => Pending::ready(Ok(take_over(message))),
             Ok(ReceiveOutcome::Waiting(receive)) => {

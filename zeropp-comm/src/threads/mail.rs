@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use super::group::ThreadsGroup;
 use super::result_slots::ResultSlots;
@@ -36,7 +36,7 @@ struct MailQueue {
 /// A receive that waits for its message.
 pub(super) struct Receive {
     pub(super) address: MessageAddress,
-    expected: (DType, usize),
+    expected: Signature,
     pub(super) slot: ResultSlots<Tensor<1>>,
 }
 
@@ -87,7 +87,7 @@ impl Mail {
     }
 
     /// Takes the oldest message, or waits for one.
-    fn want(&mut self, address: MessageAddress, expected: (DType, usize)) -> ReceiveOutcome {
+    fn want(&mut self, address: MessageAddress, expected: Signature) -> ReceiveOutcome {
         let lane = self.lanes.entry(address).or_default();
         if let Some(message) = lane.sent.pop_front() {
             if let Some([now, _]) = self.early.get_mut(&address.to) {
@@ -126,11 +126,11 @@ pub(super) fn send(
     Ok(())
 }
 
-/// Receives a message of `expected` type and length.
+/// Receives a message whose type and length are `expected`.
 pub(super) fn recv(
     group: &ThreadsGroup,
     address: MessageAddress,
-    expected: (DType, usize),
+    expected: Signature,
 ) -> CommResult<ReceiveOutcome> {
     let found = group.mail.lock().want(address, expected);
     match &found {
@@ -150,18 +150,18 @@ pub(super) fn recv(
 fn check(
     group: &ThreadsGroup,
     address: MessageAddress,
-    (dtype, len): (DType, usize),
+    expected: Signature,
     message: &Tensor<1>,
 ) -> CommResult<()> {
     let sent = Signature::of(Operation::Send, message);
-    if sent.buffer == Some((dtype, len)) {
+    if sent.buffer == expected.buffer {
         return Ok(());
     }
     let error = CommError::Mismatch {
         group: group.name.clone(),
         sequence: address.tag,
         rank: group.members[address.to],
-        mine: Signature::with(Operation::Recv, dtype, len).to_string(),
+        mine: expected.to_string(),
         peer: group.members[address.from],
         theirs: sent.to_string(),
     };

@@ -75,7 +75,7 @@ impl Block {
     ) -> Tensor<3> {
         let Projection { weight, bias } = map(name, bias, cx);
         let y = ops::linear(x.clone(), &weight, bias.as_ref(), op);
-        self.adapted(y, x, (name, 0), cx, op)
+        self.adapted(y, x, name, 0, cx, op)
     }
 
     /// y and what the adapter of the linear map `name` makes of its input x, if it has one: added
@@ -84,7 +84,8 @@ impl Block {
         &self,
         y: Tensor<3>,
         x: Tensor<3>,
-        (name, start): (&str, usize),
+        name: &str,
+        start: usize,
         cx: &LayerCx,
         op: &OpCx,
     ) -> Tensor<3> {
@@ -140,7 +141,7 @@ impl Block {
                 let mut qkv = ops::projections(x.clone(), &maps, turns_now, &cx.op);
                 let mut start = 0;
                 for (name, map) in names.iter().zip(&maps) {
-                    qkv = self.adapted(qkv, x.clone(), (name, start), cx, &cx.op);
+                    qkv = self.adapted(qkv, x.clone(), name, start, cx, &cx.op);
                     start += map.weight.shape()[1];
                 }
                 match turns.filter(|_| is_adapted) {

@@ -110,7 +110,7 @@ fn cost(layer: &dyn Layer, dtype: DType, kernels: bool, dropped: bool) -> LayerC
 #[test]
 fn blocks_that_make_again_what_is_cheap_have_the_same_bits_and_keep_less() {
     let lora = |targets: &str, names: &TensorNames| Tuning {
-        lora: Some(Lora::new((4, 8.0), Some(targets), names).unwrap()),
+        lora: Some(Lora::new(4, 8.0, Some(targets), names).unwrap()),
         ..Tuning::default()
     };
     let drop = Dropout { p: 0.2, seed: 3, step: 2, sample: 5 };

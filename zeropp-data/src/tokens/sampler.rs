@@ -146,7 +146,7 @@ impl Sampler {
         let len = source.len();
         assert!(len > self.seq, "{} is checked before a run", source.origin());
         let start = match self.order {
-            Order::Random => self.drawn(len, (step, index)),
+            Order::Random => self.drawn(len, step, index),
             Order::Epochs => {
                 let (mut epochs, before) = self.epochs_so_far(data, at);
                 if i > before {
@@ -166,7 +166,7 @@ impl Sampler {
     }
 
     /// Where a sample begins that is drawn, below `len`.
-    fn drawn(&self, len: usize, (step, index): (u64, usize)) -> usize {
+    fn drawn(&self, len: usize, step: u64, index: usize) -> usize {
         let block = self.rng.block(index as u64, step);
         let bits = u64::from(block[0]) | u64::from(block[1]) << 32;
         // 64 random bits times the number of places: the upper half is a place. The last place is

@@ -15,7 +15,8 @@ const LANES: usize = 8;
 /// Panics if there are fewer keys or values than queries.
 pub fn attention(
     qkv: &[f32],
-    (keys, values): (&[f32], &[f32]),
+    keys: &[f32],
+    values: &[f32],
     dims: Dims,
     window: Option<usize>,
 ) -> Vec<f32> {
@@ -83,7 +84,7 @@ mod tests {
                         keys.extend(&row[heads * d..(heads + groups) * d]);
                         values.extend(&row[(heads + groups) * d..]);
                     }
-                    out.extend(attention(new, (&keys, &values), Dims { s, ..whole }, None));
+                    out.extend(attention(new, &keys, &values, Dims { s, ..whole }, None));
                     first += s;
                 }
                 let apart = |(a, b): (&f32, &f32)| (a - b).abs();

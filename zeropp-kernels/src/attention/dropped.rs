@@ -33,7 +33,7 @@ impl Dropped {
         let mut all = vec![0.0; d.b * d.heads * rows * keys];
         for (i, m) in all.chunks_mut((rows * keys).max(1)).enumerate() {
             let of = self.head(d, i / d.heads, i % d.heads);
-            of.fill(m, keys, (queries.start, 0), rows, |_| 0..keys);
+            of.fill(m, keys, queries.clone(), 0, |_| 0..keys);
         }
         all
     }
@@ -50,21 +50,21 @@ pub(crate) struct DroppedHead {
 }
 
 impl DroppedHead {
-    /// Sets the factors in `m`, of `rows` rows of `stride`, whose first is query `from` and whose
-    /// first column is key `first`; of each row those columns that it sees.
+    /// Sets the factors in `m`, a row of `stride` for each query, whose first column is key `first`;
+    /// of each row those columns that it sees.
     pub(crate) fn fill(
         &self,
         m: &mut [f32],
         stride: usize,
-        (from, first): (usize, usize),
-        rows: usize,
+        queries: Range<usize>,
+        first: usize,
         seen: impl Fn(usize) -> Range<usize>,
     ) {
         simd(
             #[inline(always)]
             || {
-                for (i, m) in m.chunks_exact_mut(stride).take(rows).enumerate() {
-                    let row = (self.token + from + i) * self.heads + self.head;
+                for (i, m) in m.chunks_exact_mut(stride).take(queries.len()).enumerate() {
+                    let row = (self.token + queries.start + i) * self.heads + self.head;
                     let seen = seen(i);
                     let key = self.token + first + seen.start;
                     self.dropout.factors(self.sample, row, key, &mut m[seen]);

@@ -3,6 +3,8 @@
 //! Query rows are taken in blocks; a block sees only the keys up to its own end, which saves
 //! close to half of the products. Scores of a block live in a scratch buffer of [block, s].
 
+use core::ops::Range;
+
 use super::{Dims, QkvPart};
 use crate::gemm::{MatMut, MatRef, StoreMode, gemm};
 use crate::math::exp;
@@ -53,16 +55,17 @@ impl<'a> QueryHead<'a> {
 
     /// One block of queries: sets dq, and sets (the first block that reaches them, which sees all
     /// keys) or adds dk and dv, where dq is of the head, and dk and dv of its group. `dy`: rows
-    /// `from..to` of the output gradient, `ds`: scratch.
+    /// `rows` of the output gradient, `ds`: scratch.
     fn block_backward(
         &self,
         [dq, dk, dv]: [MatMut<'_>; 3],
         ds: &mut [f32],
         dy: MatRef<'_>,
         p: &[f32],
-        (from, to): (usize, usize),
+        rows: Range<usize>,
     ) {
-        let (s, rows) = (self.d.s, to - from);
+        let (s, from, to) = (self.d.s, rows.start, rows.end);
+        let rows = rows.len();
         let first = to == s && self.index.is_multiple_of(self.d.heads / self.d.groups);
         let store = if first { StoreMode::Set } else { StoreMode::Add };
         let v = self.part(QkvPart::Value, 0, to);
@@ -132,13 +135,14 @@ pub fn attention(qkv: &[f32], d: Dims, keep: Option<&mut Vec<f32>>) -> Vec<f32> 
     each_with(heads, scratch, |p, (i, (mut out, mut kept))| {
         let (b, index) = (i / d.heads, i % d.heads);
         let head = QueryHead { d, index, qkv: &qkv[d.sample(b, d.width())] };
-        for (from, to) in d.blocks(BLOCK) {
-            head.probabilities(p, from, to);
-            let seen = MatRef::strided(p, to - from, to, d.s);
-            let out = out.part(from..to, 0..d.d);
+        for rows in d.blocks(BLOCK) {
+            let (n, to) = (rows.len(), rows.end);
+            head.probabilities(p, rows.start, to);
+            let seen = MatRef::strided(p, n, to, d.s);
+            let out = out.part(rows, 0..d.d);
             gemm(out, StoreMode::Set, 1.0, seen, head.part(QkvPart::Value, 0, to));
             if let Some(kept) = &mut kept {
-                kept.extend_from_slice(&p[..(to - from) * d.s]);
+                kept.extend_from_slice(&p[..n * d.s]);
             }
         }
     });
@@ -168,7 +172,8 @@ pub fn attention_backward(dy: &[f32], qkv: &[f32], d: Dims, kept: Option<&[f32]>
             for place in 0..share {
                 let index = group * share + place;
                 let head = QueryHead { d, index, qkv: &qkv[d.sample(b, d.width())] };
-                for (from, to) in d.blocks(BLOCK).rev() {
+                for rows in d.blocks(BLOCK).rev() {
+                    let (from, to) = (rows.start, rows.end);
                     let p = match kept {
                         Some(kept) => &kept[((b * d.heads + index) * d.s + from) * d.s..],
                         None => {
@@ -176,11 +181,11 @@ pub fn attention_backward(dy: &[f32], qkv: &[f32], d: Dims, kept: Option<&[f32]>
                             &own[..]
                         }
                     };
-                    let dy = MatRef::strided(&dy[head.out_start(from)..], to - from, d.d, width);
-                    let dq = dq.part(from..to, place * d.d..(place + 1) * d.d);
+                    let dy = MatRef::strided(&dy[head.out_start(from)..], rows.len(), d.d, width);
+                    let dq = dq.part(rows.clone(), place * d.d..(place + 1) * d.d);
                     let others = [&mut dk, &mut dv].map(|m| m.part(0..to, 0..d.d));
                     let [dk, dv] = others;
-                    head.block_backward([dq, dk, dv], ds, dy, p, (from, to));
+                    head.block_backward([dq, dk, dv], ds, dy, p, rows);
                 }
             }
         },

@@ -13,6 +13,8 @@ pub mod windowed;
 pub use dropped::Dropped;
 pub(crate) use dropped::DroppedHead;
 
+use core::ops::Range;
+
 use crate::mat_mut::MatMut;
 
 /// Tokens of a sample from which writing the probabilities and reading them again takes longer than
@@ -70,7 +72,7 @@ impl Dims {
     }
 
     /// Elements of sample `b` in a tensor of `width` elements a row.
-    fn sample(&self, b: usize, width: usize) -> core::ops::Range<usize> {
+    fn sample(&self, b: usize, width: usize) -> Range<usize> {
         b * self.s * width..(b + 1) * self.s * width
     }
 
@@ -101,8 +103,8 @@ impl Dims {
     }
 
     /// (first row, end row) of every block of `rows` queries.
-    fn blocks(self, rows: usize) -> impl DoubleEndedIterator<Item = (usize, usize)> {
-        (0..self.s.div_ceil(rows)).map(move |i| (i * rows, self.s.min((i + 1) * rows)))
+    fn blocks(self, rows: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
+        (0..self.s.div_ceil(rows)).map(move |i| i * rows..self.s.min((i + 1) * rows))
     }
 
     pub(crate) fn check(&self, elements: usize) {

@@ -7,6 +7,8 @@
 mod buffers;
 mod matrix_rows;
 
+use core::ops::Range;
+
 use buffers::{LANES, Panels, ScoreRows};
 use matrix_rows::MatrixRows;
 
@@ -16,13 +18,13 @@ use crate::math::exp;
 use crate::reduce::fold;
 use crate::simd;
 use crate::threads::each_with;
-use crate::tile::{PANEL, RUN, rows};
+use crate::tile::{PANEL, RUN, Tile, rows};
 
 /// Query rows of which the scores are there at a time.
 const BLOCK: usize = 64;
 
 /// The heads that share a group's keys and values.
-fn heads_of(d: Dims, group: usize) -> core::ops::Range<usize> {
+fn heads_of(d: Dims, group: usize) -> Range<usize> {
     let share = d.heads / d.groups;
     group * share..(group + 1) * share
 }
@@ -105,18 +107,19 @@ impl Factors {
         }
     }
 
-    /// Sets those of the queries `from..to` for the keys that each sees.
-    fn fill(&mut self, of: DroppedHead, (from, to): (usize, usize)) {
-        of.fill(&mut self.data, self.stride, (from, 0), to - from, |row| 0..from + row + 1);
+    /// Sets those of `queries` for the keys that each sees.
+    fn fill(&mut self, of: DroppedHead, queries: Range<usize>) {
+        let from = queries.start;
+        of.fill(&mut self.data, self.stride, queries, 0, |row| 0..from + row + 1);
     }
 
-    /// Multiplies the rows of the queries `from..to` in `p` by them.
-    fn multiply(&self, p: &mut ScoreRows, (from, to): (usize, usize)) {
+    /// Multiplies the rows of `queries` in `p` by them.
+    fn multiply(&self, p: &mut ScoreRows, queries: Range<usize>) {
         simd(
             #[inline(always)]
             || {
-                for (i, m) in self.data.chunks_exact(self.stride).take(to - from).enumerate() {
-                    let vectors = p.runs(i, from + i + 1).flatten();
+                for (i, m) in self.data.chunks_exact(self.stride).take(queries.len()).enumerate() {
+                    let vectors = p.runs(i, queries.start + i + 1).flatten();
                     for (p, m) in vectors.zip(m.as_chunks::<LANES>().0) {
                         p.iter_mut().zip(m).for_each(|(p, m)| *p *= *m);
                     }
@@ -126,52 +129,55 @@ impl Factors {
     }
 }
 
-/// Rows of a block, as the tiles of its products take them: (first, end).
-fn tiles(rows_there: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
+/// Rows of a block, as the tiles of its products take them.
+fn tiles(rows_there: usize) -> impl Iterator<Item = Range<usize>> + Clone {
     let count = rows_there.div_ceil(rows());
-    (0..count).map(move |t| (t * rows_there / count, (t + 1) * rows_there / count))
+    (0..count).map(move |t| t * rows_there / count..(t + 1) * rows_there / count)
 }
 
-/// Scores of the queries `from..` in `left`, for the keys in `panels`: a tile for the keys up to
-/// its last query.
+/// Scores of the `queries` in `left`, for the keys in `panels`: a tile for the keys up to its last
+/// query.
 fn scores(
     out: &mut ScoreRows,
     left: &ScoreRows,
     panels: &Panels,
     scale: f32,
-    (from, to): (usize, usize),
+    queries: Range<usize>,
 ) {
-    for panel in 0..to.div_ceil(PANEL) {
-        for (first, end) in tiles(to - from).filter(|(_, end)| from + end > panel * PANEL) {
-            let (c, stride) = out.tile(first, panel);
-            panels.multiply(panel, left, (first, end), panels.terms, (c, stride), scale);
+    let from = queries.start;
+    for panel in 0..queries.end.div_ceil(PANEL) {
+        for rows in tiles(queries.len()).filter(|rows| from + rows.end > panel * PANEL) {
+            let tile = out.tile(rows.clone(), panel, scale);
+            panels.multiply(panel, left, rows.start, panels.terms, tile);
         }
     }
 }
 
-/// `out = scale·p·m` for the queries `from..to` in `p` and the keys in `m`, every tile for the keys
-/// up to its last query.
-fn weighted(out: &mut [f32], p: &ScoreRows, m: &Panels, scale: f32, (from, to): (usize, usize)) {
+/// `out = scale·p·m` for the `queries` in `p` and the keys in `m`, every tile for the keys up to its
+/// last query.
+fn weighted(out: &mut [f32], p: &ScoreRows, m: &Panels, scale: f32, queries: Range<usize>) {
     let stride = m.columns();
     for panel in 0..stride / PANEL {
-        for (first, end) in tiles(to - from) {
-            let c = &mut out[first * stride + panel * PANEL..];
-            m.multiply(panel, p, (first, end), from + end, (c, stride), scale);
+        for rows in tiles(queries.len()) {
+            let c = &mut out[rows.start * stride + panel * PANEL..];
+            let tile = Tile { c, stride, rows: rows.len(), add: false, scale };
+            m.multiply(panel, p, rows.start, queries.start + rows.end, tile);
         }
     }
 }
 
-/// `out += scale·pᵀ·m` for the queries `from..to` in `p` and `m`: a tile of keys for the queries
-/// that see its first.
-fn transposed(out: &mut [f32], p: &ScoreRows, m: &Panels, scale: f32, (from, to): (usize, usize)) {
+/// `out += scale·pᵀ·m` for the `queries` in `p` and `m`: a tile of keys for the queries that see its
+/// first.
+fn transposed(out: &mut [f32], p: &ScoreRows, m: &Panels, scale: f32, queries: Range<usize>) {
     let stride = m.columns();
-    for run in (0..to).step_by(RUN) {
-        for (first, end) in tiles(RUN.min(to - run)) {
-            let keys = (run + first, run + end);
-            let unseen = keys.0.saturating_sub(from);
+    for run in (0..queries.end).step_by(RUN) {
+        for keys in tiles(RUN.min(queries.end - run)) {
+            let (first, rows) = (run + keys.start, keys.len());
+            let unseen = first.saturating_sub(queries.start);
             for panel in 0..stride / PANEL {
-                let c = &mut out[keys.0 * stride + panel * PANEL..];
-                m.multiply_transposed(panel, p, keys, unseen, (c, stride), scale);
+                let c = &mut out[first * stride + panel * PANEL..];
+                let tile = Tile { c, stride, rows, add: true, scale };
+                m.multiply_transposed(panel, p, first, unseen, tile);
             }
         }
     }
@@ -212,9 +218,9 @@ impl Forward {
         sums: &mut [f32],
         dropped: Option<DroppedHead>,
     ) {
-        let (d, at) = (self.d.d, (q.from, q.to));
+        let (d, queries) = (self.d.d, q.from..q.to);
         self.q.copy(q, d);
-        scores(&mut self.p, &self.q, &self.keys, self.d.scale(), at);
+        scores(&mut self.p, &self.q, &self.keys, self.d.scale(), queries.clone());
         let (p, inverse) = (&mut self.p, &mut self.inverse);
         simd(
             #[inline(always)]
@@ -227,10 +233,10 @@ impl Forward {
             },
         );
         if let Some(dropped) = dropped {
-            self.factors.fill(dropped, at);
-            self.factors.multiply(&mut self.p, at);
+            self.factors.fill(dropped, queries.clone());
+            self.factors.multiply(&mut self.p, queries.clone());
         }
-        weighted(&mut self.result, &self.p, &self.values, 1.0, at);
+        weighted(&mut self.result, &self.p, &self.values, 1.0, queries);
         let rows = self.result.chunks_exact(self.values.columns()).take(q.to - q.from);
         for (i, row) in rows.enumerate() {
             let out = out.row(q.from + i).iter_mut().zip(row);
@@ -263,7 +269,7 @@ pub fn attention(qkv: &[f32], d: Dims, dropped: Option<Dropped>) -> (Vec<f32>, V
             let heads = out.bands(d.d).zip(sums.chunks_mut(d.s));
             for (head, ((_, mut out), sums)) in heads_of(d, group).zip(heads) {
                 let dropped = dropped.map(|dropped| dropped.head(d, b, head));
-                for (from, to) in d.blocks(BLOCK) {
+                for Range { start: from, end: to } in d.blocks(BLOCK) {
                     let q = MatrixRows { from, to, ..all(d.query(head)) };
                     scratch.block(q, &mut out, &mut sums[from..to], dropped);
                 }
@@ -333,16 +339,16 @@ impl Backward {
         dropped: Option<DroppedHead>,
     ) {
         let (d, scale) = (self.d.d, self.d.scale());
-        let at = (q.from, q.to);
+        let queries = q.from..q.to;
         self.q.copy(q, d);
         self.dy.copy(dy, d);
         self.right_q.of_columns(q, d);
         self.right_dy.of_columns(dy, d);
-        scores(&mut self.p, &self.q, &self.keys, scale, at);
-        scores(&mut self.dp, &self.dy, &self.values, 1.0, at);
+        scores(&mut self.p, &self.q, &self.keys, scale, queries.clone());
+        scores(&mut self.dp, &self.dy, &self.values, 1.0, queries.clone());
         if let Some(dropped) = dropped {
-            self.factors.fill(dropped, at);
-            self.factors.multiply(&mut self.dp, at);
+            self.factors.fill(dropped, queries.clone());
+            self.factors.multiply(&mut self.dp, queries.clone());
         }
         let (p, dp) = (&mut self.p, &mut self.dp);
         simd(
@@ -355,11 +361,11 @@ impl Backward {
             },
         );
         if dropped.is_some() {
-            self.factors.multiply(&mut self.p, at);
+            self.factors.multiply(&mut self.p, queries.clone());
         }
-        transposed(&mut self.dv, &self.p, &self.right_dy, 1.0, at);
-        transposed(&mut self.dk, &self.dp, &self.right_q, scale, at);
-        weighted(&mut self.dq, &self.dp, &self.right_keys, scale, at);
+        transposed(&mut self.dv, &self.p, &self.right_dy, 1.0, queries.clone());
+        transposed(&mut self.dk, &self.dp, &self.right_q, scale, queries.clone());
+        weighted(&mut self.dq, &self.dp, &self.right_keys, scale, queries);
     }
 }
 
@@ -396,7 +402,7 @@ pub fn attention_backward(
                 let dropped = dropped.map(|dropped| dropped.head(d, b, head));
                 let dy = &dy[d.sample(b, out_width)];
                 let column = d.query(head);
-                for (from, to) in d.blocks(BLOCK) {
+                for Range { start: from, end: to } in d.blocks(BLOCK) {
                     let q = MatrixRows { from, to, ..all(column) };
                     let dy = MatrixRows { data: dy, width: out_width, column, from, to };
                     let sums = &sums[(b * d.heads + head) * d.s..][from..to];

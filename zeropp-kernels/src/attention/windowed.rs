@@ -4,6 +4,8 @@
 //! so that work and scratch follow the window and not the sample. A query leaves the logarithm of
 //! the sum of its exponentials, from which the backward has the probabilities again.
 
+use core::ops::Range;
+
 use super::{Dims, Dropped, DroppedHead, QkvPart};
 use crate::gemm::{MatMut, MatRef, StoreMode, gemm};
 use crate::math::{exp, ln};
@@ -33,12 +35,8 @@ struct WindowBlock<'a> {
 }
 
 impl<'a> WindowBlock<'a> {
-    fn new(
-        (d, window): (Dims, usize),
-        head: usize,
-        qkv: &'a [f32],
-        (from, to): (usize, usize),
-    ) -> Self {
+    fn new(d: Dims, window: usize, head: usize, qkv: &'a [f32], rows: Range<usize>) -> Self {
+        let Range { start: from, end: to } = rows;
         Self { d, window, head, qkv, from, to, first: first_key(from, window) }
     }
 
@@ -64,15 +62,15 @@ impl<'a> WindowBlock<'a> {
     }
 
     /// Which columns of the block's scores a row of it sees.
-    fn seen(&self, row: usize) -> core::ops::Range<usize> {
+    fn seen(&self, row: usize) -> Range<usize> {
         let query = self.from + row;
         first_key(query, self.window) - self.first..query + 1 - self.first
     }
 
     /// The factors of dropout into `m: [rows, keys]`, where a query sees a key.
     fn factors(&self, dropped: DroppedHead, m: &mut [f32]) {
-        let at = (self.from, self.first);
-        dropped.fill(m, self.keys(), at, self.rows(), |row| self.seen(row));
+        let queries = self.from..self.to;
+        dropped.fill(m, self.keys(), queries, self.first, |row| self.seen(row));
     }
 
     /// Scores, scaled, into `p: [rows, keys]`.
@@ -129,7 +127,7 @@ impl<'a> WindowBlock<'a> {
 
 /// Zeros outside of `range`.
 #[inline(always)]
-fn hide(row: &mut [f32], range: &core::ops::Range<usize>) {
+fn hide(row: &mut [f32], range: &Range<usize>) {
     row[..range.start].fill(0.0);
     row[range.end..].fill(0.0);
 }
@@ -166,8 +164,8 @@ pub fn attention(
     each_with(heads, scratch, |[p, m], (i, (mut out, mut sums))| {
         let (b, head) = (i / d.heads, i % d.heads);
         let qkv = &qkv[d.sample(b, d.width())];
-        for at in d.blocks(BLOCK) {
-            let block = WindowBlock::new((d, window), head, qkv, at);
+        for rows in d.blocks(BLOCK) {
+            let block = WindowBlock::new(d, window, head, qkv, rows);
             let p = &mut p[..block.rows() * block.keys()];
             block.probabilities(p, |log| sums.push(log));
             if let Some(dropped) = dropped {
@@ -201,9 +199,10 @@ pub fn attention_backward(
     each_with(groups, scratch, |[p, ds, m], (i, [mut dq, mut dk, mut dv])| {
         let (b, group) = (i / d.groups, i % d.groups);
         let (qkv, dy) = (&qkv[d.sample(b, d.width())], &dy[d.sample(b, out_width)]);
-        for (place, at) in (0..share).flat_map(|place| d.blocks(BLOCK).map(move |at| (place, at))) {
+        let blocks = |place| d.blocks(BLOCK).map(move |rows| (place, rows));
+        for (place, rows) in (0..share).flat_map(blocks) {
             let head = group * share + place;
-            let block = WindowBlock::new((d, window), head, qkv, at);
+            let block = WindowBlock::new(d, window, head, qkv, rows);
             let (rows, keys) = (block.rows(), block.keys());
             let (p, ds) = (&mut p[..rows * keys], &mut ds[..rows * keys]);
             let dy = &dy[block.from * out_width + head * d.d..];

@@ -4,6 +4,7 @@
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use half::bf16;
@@ -124,7 +125,7 @@ impl Tiles<'_> {
         let copy = &mut self.copy[self.start..];
         copy[rows * stride..rows.next_multiple_of(Self::ROWS) * stride].fill(bf16::ZERO);
         if a.turned {
-            return turned(copy, stride, a, (from, rows), depth);
+            return turned(copy, stride, a, from..from + rows, depth);
         }
         for (i, to) in copy.chunks_mut(stride).enumerate().take(rows) {
             to[..a.cols].copy_from_slice(&a.data[(from + i) * a.stride..][..a.cols]);
@@ -134,13 +135,8 @@ impl Tiles<'_> {
 }
 
 /// Rows of a turned matrix, `(from, rows)` of them, into rows of `depth` elements.
-fn turned(
-    copy: &mut [bf16],
-    stride: usize,
-    a: Mat<'_>,
-    (from, rows): (usize, usize),
-    depth: usize,
-) {
+fn turned(copy: &mut [bf16], stride: usize, a: Mat<'_>, rows: Range<usize>, depth: usize) {
+    let (from, rows) = (rows.start, rows.len());
     for k in (0..depth).step_by(BLOCK) {
         for i in (0..rows).step_by(16) {
             let to = &mut copy[i * stride + k..];

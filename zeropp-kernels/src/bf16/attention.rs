@@ -2,6 +2,8 @@
 //! of its products in bf16. Keys and values are packed once a head; of the scores only a block of
 //! queries is there, and one number a query is left of them.
 
+use core::ops::Range;
+
 use half::bf16;
 
 use super::convert::down;
@@ -35,13 +37,13 @@ impl QueryBlock {
     }
 
     /// The keys that a row's query sees.
-    fn seen(&self, row: usize) -> core::ops::Range<usize> {
+    fn seen(&self, row: usize) -> Range<usize> {
         let query = self.from + row;
         first_key(query, self.window)..query + 1
     }
 
     /// Where their scores are.
-    fn elements(&self, row: usize) -> core::ops::Range<usize> {
+    fn elements(&self, row: usize) -> Range<usize> {
         let (seen, start) = (self.seen(row), row * self.stride);
         start + seen.start..start + seen.end
     }
@@ -56,16 +58,17 @@ fn blocks(s: usize, window: usize) -> impl Iterator<Item = QueryBlock> {
     })
 }
 
-/// A matrix of query head `head`, all rows of sample `b` of `qkv` from row `from` to `to`.
+/// Matrix `part` of query head `head`: `rows` of sample `b` of `qkv`.
 fn part<'a>(
     qkv: &'a [bf16],
     d: Dims,
     b: usize,
-    (part, head): (QkvPart, usize),
-    rows: (usize, usize),
+    part: QkvPart,
+    head: usize,
+    rows: Range<usize>,
 ) -> Mat<'a> {
-    let start = b * d.s * d.width() + part.start(d, head, rows.0);
-    Mat::strided(&qkv[start..], rows.1 - rows.0, d.d, d.width())
+    let start = b * d.s * d.width() + part.start(d, head, rows.start);
+    Mat::strided(&qkv[start..], rows.len(), d.d, d.width())
 }
 
 /// Rows `from..to` of head `head` in `[b, s, heads·d]`.
@@ -136,11 +139,11 @@ pub fn attention_in(
         || Scratch::new(d, false, dropped),
         |scratch, (i, (mut out, mut sums))| {
             let (b, head) = (i / d.heads, i % d.heads);
-            let whole = |which| part(qkv, d, b, (which, head), (0, d.s));
+            let whole = |which| part(qkv, d, b, which, head, 0..d.s);
             let keys = Packed::on(isa, whole(QkvPart::Key).t());
             let values = Packed::on(isa, whole(QkvPart::Value));
             for block in blocks(d.s, window) {
-                let q = part(qkv, d, b, (QkvPart::Query, head), (block.from, block.to));
+                let q = part(qkv, d, b, QkvPart::Query, head, block.from..block.to);
                 product_set(&mut scratch.scores, block.stride, q, keys.first(d.d, block.to));
                 softmax(scratch, block, d.scale(), &mut sums);
                 if let Some(dropped) = dropped {
@@ -188,8 +191,8 @@ fn softmax(
 
 /// The factors of dropout of a block.
 fn factors(scratch: &mut Scratch, block: QueryBlock, of: DroppedHead) {
-    let at = (block.from, 0);
-    of.fill(&mut scratch.factors, block.stride, at, block.rows(), |row| block.seen(row));
+    let queries = block.from..block.to;
+    of.fill(&mut scratch.factors, block.stride, queries, 0, |row| block.seen(row));
 }
 
 /// Sets the probabilities of a block to those of `scores`, which [`softmax`] leaves as exponentials
@@ -249,7 +252,7 @@ pub fn attention_backward_in(
             let (b, group) = (i / d.groups, i % d.groups);
             let share = d.heads / d.groups;
             let first = group * share;
-            let whole = |which| part(qkv, d, b, (which, first), (0, d.s));
+            let whole = |which| part(qkv, d, b, which, first, 0..d.s);
             let keys = Packed::on(isa, whole(QkvPart::Key).t());
             let values = Packed::on(isa, whole(QkvPart::Value).t());
             let key_rows = Packed::on(isa, whole(QkvPart::Key));
@@ -258,7 +261,7 @@ pub fn attention_backward_in(
             let all = |place| blocks(d.s, window).map(move |block| (place, block));
             for (place, block) in (0..share).flat_map(all) {
                 let head = first + place;
-                let q = part(qkv, d, b, (QkvPart::Query, head), (block.from, block.to));
+                let q = part(qkv, d, b, QkvPart::Query, head, block.from..block.to);
                 let dy = of_output(dy, d, b, head, block);
                 product_set(&mut scratch.scores, block.stride, q, keys.first(d.d, block.to));
                 product_set(&mut scratch.slopes, block.stride, dy, values.first(d.d, block.to));

@@ -45,7 +45,7 @@ impl Packed {
         let spare = &mut packed.lines.spare_capacity_mut()[..count];
         let each = piece(panels, 2, GRAIN.div_ceil(PANEL * k.max(1)));
         threads::each(spare.chunks_mut((each * depth).max(1)).enumerate(), |(i, lines)| {
-            pack(isa, b, (i * each, depth), lines);
+            pack(isa, b, i * each, depth, lines);
         });
         // SAFETY: every block of every panel was written, which is all of the lines.
         unsafe { packed.lines.set_len(count) };
@@ -86,12 +86,7 @@ impl Packed {
 }
 
 /// Writes panels of `depth` lines each, from panel `first` of `b` on.
-fn pack(
-    isa: Isa,
-    b: Mat<'_>,
-    (first, depth): (usize, usize),
-    lines: &mut [MaybeUninit<CacheLine>],
-) {
+fn pack(isa: Isa, b: Mat<'_>, first: usize, depth: usize, lines: &mut [MaybeUninit<CacheLine>]) {
     let panels = lines.len() / depth;
     // Along the rows of the slice: down its columns is a walk from page to page.
     let places = |i: usize, j: usize| if b.turned { (j, i) } else { (i, j) };

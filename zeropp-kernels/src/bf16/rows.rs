@@ -70,11 +70,11 @@ pub fn rope(x: &mut [bf16], t: Turned, by: ByPosition<'_>, back: bool) {
     each(x.chunks_mut(n * t.width).enumerate(), |(i, x)| {
         let mut wide = Vec::with_capacity(turned);
         for (j, row) in x.chunks_exact_mut(t.width).enumerate() {
-            let angles = by.of(i * n + j, half);
+            let (cos, sin) = by.of(i * n + j, half);
             widen_into(&mut wide, &row[..turned]);
             simd(
                 #[inline(always)]
-                || turn_heads(&mut wide, angles, sign),
+                || turn_heads(&mut wide, cos, sin, sign),
             );
             replace(&mut row[..turned], &wide);
         }

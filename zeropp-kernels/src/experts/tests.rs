@@ -89,7 +89,7 @@ impl Case {
         let [_, h, f] = SIZES;
         let [[gate, up, down], turned] = &factors;
         let (x, dy, choice) = (cast(&self.x), cast(&self.dy), &self.choice);
-        let routed = (choice, &self.w[..]);
+        let routed = WeightedChoice { choice, weights: &self.w };
         let made = forward(&x, routed, gate, up, Some(down), [h, f]);
         let again = forward(&x, routed, gate, up, None, [h, f]);
         assert!(again.y.is_empty() && up_of(&again.gate) == up_of(&made.gate));

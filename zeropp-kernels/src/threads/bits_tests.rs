@@ -202,9 +202,9 @@ proptest! {
         let (q, k) = (numbers(d, 3), numbers(d, 4));
         let (cos, sin) = angles(n, &inverse_frequencies(d, 1e4));
         same(&format!("{} rows of {heads} and {groups} heads of {d}", 2 * n), || {
-            let (mut y, rrms) = head_norm(&x, at, (&q, &k), 1e-5);
+            let (mut y, rrms) = head_norm(&x, at, &q, &k, 1e-5);
             let mut dx = dy.clone();
-            let (dq, dk) = head_norm_backward(&mut dx, &x, at, (&q, &k), &rrms);
+            let (dq, dk) = head_norm_backward(&mut dx, &x, at, &q, &k, &rrms);
             let by = ByPosition { cos: &cos, sin: &sin, positions: None };
             rope(&mut y, Turned { width, heads: heads + groups, d }, by, false);
             vec![y, rrms, dx, dq, dk]

@@ -32,7 +32,7 @@ fn every_kernel_agrees_with_the_definition() {
                 let mut c = old.clone();
                 let tile = Tile { c: &mut c, stride: PANEL + 5, rows, add, scale: 0.5 };
                 // SAFETY: `all` has asked for the instructions.
-                unsafe { multiply_by(kernels, tile, terms, (&a, left), &b) };
+                unsafe { multiply_by(kernels, tile, terms, &a, left, &b) };
                 for (i, (c, old)) in c.iter().zip(&old).enumerate() {
                     let (i, j) = (i / (PANEL + 5), i % (PANEL + 5));
                     let term = |t| f64::from(x(i, t)) * f64::from(b[t * PANEL + j]);
@@ -69,5 +69,5 @@ fn squares_are_transposed() {
 #[should_panic(expected = "a tile within its matrix")]
 fn short_slices_are_refused() {
     let tile = Tile { c: &mut [0.0; 40], stride: PANEL, rows: 2, add: false, scale: 1.0 };
-    multiply(tile, 1, (&[0.0; 1000], Left::Plain), &[0.0; 1000]);
+    multiply(tile, 1, &[0.0; 1000], Left::Plain, &[0.0; 1000]);
 }

@@ -215,10 +215,12 @@ impl ModelWorker {
     /// Runs the layers `range` of the stage. Tracked if `leaf` or token are.
     fn run_layers(
         &self,
-        (stage, micro_batch): (usize, usize),
+        stage: usize,
+        micro_batch: usize,
         range: Range<usize>,
         x: Option<Tensor<3>>,
-        (op, output_wanted): (&OpCx, bool),
+        op: &OpCx,
+        output_wanted: bool,
     ) -> Result<StageOutput, StepError> {
         let (this, (source, step)) = (&self.stages[&stage], self.source());
         let mut x = x;
@@ -277,7 +279,8 @@ impl ModelWorker {
 
     fn op_cx(
         &self,
-        (stage, micro_batch): (usize, usize),
+        stage: usize,
+        micro_batch: usize,
         queue: WQueue,
         forward_grads: Option<ForwardGrads>,
         token: Tensor<1>,
@@ -298,7 +301,7 @@ impl ModelWorker {
     /// The context of a forward that keeps nothing.
     fn untracked(&self, stage: usize, micro_batch: usize) -> Result<OpCx, DataError> {
         let token = Tensor::<1>::zeros([1], self.gradients_on());
-        self.op_cx((stage, micro_batch), WQueue::default(), None, token)
+        self.op_cx(stage, micro_batch, WQueue::default(), None, token)
     }
 
     /// Where gradients of activations live, and their type.
@@ -318,7 +321,7 @@ impl ModelWorker {
                 StageOutput::Loss(loss) => is_finite(loss),
             };
             if !finite {
-                search.note(Value::Output, (micro_batch, stage, 0), String::new());
+                search.note(Value::Output, micro_batch, stage, 0, String::new());
             }
         }
         match output {
@@ -370,11 +373,11 @@ impl Worker for ModelWorker {
         let (at, whole) = ((stage, micro_batch), 0..self.stages[&stage].parts.len());
         let output = if self.evaluated.is_some() {
             let (x, op) = (input.as_ref().map(Saved::get), self.untracked(stage, micro_batch)?);
-            self.run_layers(at, whole, x, (&op, true))?
+            self.run_layers(stage, micro_batch, whole, x, &op, true)?
         } else if self.options.redone.contains(&at) {
             self.forward_in_pieces(at, input)?
         } else {
-            self.build(at, whole, input, true)?
+            self.build(stage, micro_batch, whole, input, true)?
         };
         Ok(self.deliver(stage, micro_batch, output))
     }
@@ -415,7 +418,7 @@ impl Worker for ModelWorker {
             && let Some(layer) = grads.last_not_finite()
         {
             let name = self.stages[&stage].parts[layer].name().to_owned();
-            search.note(Value::Gradient, (micro_batch, stage, layer), name);
+            search.note(Value::Gradient, micro_batch, stage, layer, name);
         }
     }
 

@@ -45,7 +45,9 @@ impl NotFiniteSearch {
     pub(super) fn note(
         &mut self,
         value: Value,
-        (micro_batch, stage, layer): (usize, usize, usize),
+        micro_batch: usize,
+        stage: usize,
+        layer: usize,
         name: String,
     ) {
         let new = NotFinite { value, micro_batch, stage, layer, name };
@@ -72,7 +74,7 @@ mod tests {
             for (micro_batch, stage, layer) in
                 [(1, 1, 0), (0, 1, 0), (0, 2, 1), (0, 2, 0), (1, 3, 0)]
             {
-                search.note(value, (micro_batch, stage, layer), String::new());
+                search.note(value, micro_batch, stage, layer, String::new());
             }
         }
         let found = search.found();

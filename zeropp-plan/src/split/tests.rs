@@ -98,7 +98,7 @@ fn a_split_head_costs_little_beside_equal_stages() {
             let (even, busy, head) = busy(&job, &layout, &mut model, &blocks);
             let all = candidates(ids, &busy, head);
             assert!(all.contains(&even));
-            let split = fastest(&job, &layout, &mut model, (&blocks, all)).unwrap().unwrap();
+            let split = fastest(&job, &layout, &mut model, &blocks, all).unwrap().unwrap();
             let share = uneven_and_messages(&job, &layout, &split);
             println!(
                 "P {} {ids}: loss {:.2} %, equal {:.2} %, whole {:.2} %, uneven and messages \
@@ -130,7 +130,7 @@ fn busy(
     let each = 63usize.div_ceil(pp);
     let n = job.model.decoder.rows().div_ceil(rows_of_block(job.model.decoder.rows()));
     let even: Vec<usize> = (0..pp).map(|r| each.min(n.saturating_sub(r * each))).collect();
-    let stages = model.with_slices(job, layout, (blocks, &even));
+    let stages = model.with_slices(job, layout, blocks, &even);
     let of = |stage: &Stage| (stage.costs.f_ns + stage.costs.b_ns + stage.costs.w_ns) as f64;
     let (own, slices) = stages.split_at(layout.stages());
     let rank = |rank: usize| own.iter().skip(rank).step_by(pp).map(of).sum::<f64>();

@@ -316,7 +316,8 @@ pub fn check_sums(costs: &simulate::Costs, micro_batches: usize) -> Result<(), C
 /// What writing to `out` returns.
 pub fn write(
     costs: &simulate::Costs,
-    (measured, blocks): (&str, Option<&[usize]>),
+    measured: &str,
+    blocks: Option<&[usize]>,
     out: impl Write,
 ) -> io::Result<()> {
     let mut out = io::BufWriter::new(out);

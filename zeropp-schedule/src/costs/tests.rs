@@ -106,7 +106,7 @@ fn written_costs_read_back() {
         step_ns: 8,
     };
     let mut text = Vec::new();
-    write(&costs, ("steps 2 to 8 of \"a run\"", None), &mut text).unwrap();
+    write(&costs, "steps 2 to 8 of \"a run\"", None, &mut text).unwrap();
     let text = String::from_utf8(text).unwrap();
     let table = Table::from_json(&text).unwrap();
     assert_eq!(table.measured(), Some("steps 2 to 8 of \"a run\""));

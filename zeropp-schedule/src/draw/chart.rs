@@ -140,7 +140,8 @@ impl PanelAxes<'_> {
     }
 
     fn curve(&self, out: &mut String, curve: &Curve) {
-        let points: Vec<_> = curve.points.iter().copied().filter(|p| self.panel.has(*p)).collect();
+        let points: Vec<_> =
+            curve.points.iter().copied().filter(|p| self.panel.has(p.0, p.1)).collect();
         let points: Vec<_> =
             thinned(&points).into_iter().map(|p| (self.x(p.0), self.y(p.1))).collect();
         let mut line: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
@@ -165,14 +166,14 @@ impl PanelAxes<'_> {
         // A line of one point is none.
         let has_points = matches!(curve.mark, Mark::Points | Mark::Dots) || points.len() == 1;
         if has_points {
-            points.iter().for_each(|point| curve.look.point(out, *point));
+            points.iter().for_each(|point| curve.look.point(out, point.0, point.1));
         }
     }
 
     /// Points with their names; those at one place share a line of names.
     fn dots(&self, out: &mut String) {
         let mut named: Vec<(String, (f64, f64))> = Vec::new();
-        let shown = || self.panel.dots.iter().filter(|dot| self.panel.has(dot.at));
+        let shown = || self.panel.dots.iter().filter(|dot| self.panel.has(dot.at.0, dot.at.1));
         for dot in shown() {
             let at = (self.x(dot.at.0), self.y(dot.at.1));
             let near =

@@ -132,7 +132,7 @@ fn table(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
         writeln!(out)?;
     }
     if let [first, second] = timelines {
-        difference(first, second, (ranks, in_steps), out)?;
+        difference(first, second, ranks, in_steps, out)?;
     }
     writeln!(out, "</table></div>")
 }
@@ -159,7 +159,8 @@ fn letter(index: usize) -> char {
 fn difference(
     first: &Timeline,
     second: &Timeline,
-    (ranks, in_steps): (usize, bool),
+    ranks: usize,
+    in_steps: bool,
     out: &mut impl Write,
 ) -> io::Result<()> {
     let (a, b) = (makespan_ns(first), makespan_ns(second));

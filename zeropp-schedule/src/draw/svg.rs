@@ -230,10 +230,10 @@ impl<'a> Picture<'a> {
         let y = 54.0 + FACT_HEIGHT * self.timeline.facts.len() as f64;
         for style in (0..LOOKS.len()).filter(|s| used[*s]) {
             if style == OVERLAP {
-                swatch(out, x, y, 6.0, &paint(&fill((FORWARD, 0))))?;
-                swatch(out, x, y + 6.0, 6.0, &paint(&fill((WHOLE_BACKWARD, 0))))?;
+                swatch(out, x, y, 6.0, &paint(&fill(FORWARD, 0)))?;
+                swatch(out, x, y + 6.0, 6.0, &paint(&fill(WHOLE_BACKWARD, 0)))?;
             } else {
-                swatch(out, x, y, 12.0, &paint(&fill((style, 0))))?;
+                swatch(out, x, y, 12.0, &paint(&fill(style, 0)))?;
             }
             x = caption(out, x, y, LOOKS[style].name)?;
         }
@@ -297,8 +297,8 @@ impl<'a> Picture<'a> {
             )?;
         }
         let (boxes, numbers) = self.boxes(rank, top);
-        for (ink, path) in boxes {
-            writeln!(out, "<path fill=\"{}\" d=\"{path}\"/>", fill(ink))?;
+        for ((style, shade), path) in boxes {
+            writeln!(out, "<path fill=\"{}\" d=\"{path}\"/>", fill(style, shade))?;
         }
         for (color, texts) in [("#fff", &numbers[1]), ("#000", &numbers[0])] {
             if !texts.is_empty() {

@@ -125,7 +125,7 @@ impl Places {
     }
 
     /// All sends of a rank with a warm-up of so many computes.
-    pub(super) fn add_sends(&self, (rank, warm_up): (usize, usize), inserts: &mut Inserts) {
+    pub(super) fn add_sends(&self, rank: usize, warm_up: usize, inserts: &mut Inserts) {
         for (sent, edge, micro_batch) in self.messages(|edge| edge.from == rank, warm_up) {
             let send = self.head.action(End { edge, is_send: true, micro_batch });
             match sent % 2 == 0 {

@@ -113,13 +113,7 @@ pub enum Rate {
 
 impl Rate {
     /// What the rate is a share of, for P ranks and S stages whose messages take `latency`.
-    pub fn cost(
-        self,
-        makespan: u64,
-        own_span: u64,
-        (pp, stages): (usize, usize),
-        latency: u64,
-    ) -> u64 {
+    pub fn cost(self, makespan: u64, own_span: u64, pp: usize, stages: usize, latency: u64) -> u64 {
         match self {
             OwnSpan => own_span,
             MakespanLessMessages if pp > 1 && stages > pp => {

@@ -14,7 +14,7 @@ pub(super) fn h1(shape: &Shape) -> Result<Schedule, ScheduleError> {
 
 /// ZB-H1 with so many forwards more before each rank's first backward.
 pub(super) fn ahead(shape: &Shape, more: usize) -> Result<Schedule, ScheduleError> {
-    made("zb-h1", shape, (1, more))
+    made("zb-h1", shape, 1, more)
 }
 
 /// ZB-H2 for any P and B; V must be 1. One unit of B.
@@ -28,13 +28,14 @@ pub(super) fn generate(
     shape: &Shape,
     depth: usize,
 ) -> Result<Schedule, ScheduleError> {
-    made(kind, shape, (depth, 0))
+    made(kind, shape, depth, 0)
 }
 
 fn made(
     kind: &'static str,
     shape: &Shape,
-    depth: (usize, usize),
+    depth: usize,
+    more: usize,
 ) -> Result<Schedule, ScheduleError> {
     shape.one_stage_a_rank(kind, "`interleaved-zb`, or `zb-v` with two")?;
     let Shape { pp, micro_batches, .. } = *shape;
@@ -42,7 +43,7 @@ fn made(
         kind: kind.into(),
         placement: looping(pp, 1),
         units: vec![micro_batches],
-        ranks: (0..pp).map(|rank| rank_order(rank, pp, micro_batches, depth)).collect(),
+        ranks: (0..pp).map(|rank| rank_order(rank, pp, micro_batches, depth, more)).collect(),
         ..Schedule::default()
     })
 }
@@ -50,7 +51,7 @@ fn made(
 /// Rank r runs `depth · (p − 1 − r)` forwards, then for every micro-batch F (while any is left) and
 /// B, and a W once it is `depth · r` backwards behind. Any number of micro-batches gives a valid
 /// order; the closed forms of the papers hold from m ≥ 2p on.
-fn rank_order(rank: usize, pp: usize, m: usize, (depth, more): (usize, usize)) -> Vec<Action> {
+fn rank_order(rank: usize, pp: usize, m: usize, depth: usize, more: usize) -> Vec<Action> {
     let warm_up = (depth * (pp - 1 - rank) + more).min(m);
     let delay = depth * rank;
     let mut order = Vec::with_capacity(3 * m);

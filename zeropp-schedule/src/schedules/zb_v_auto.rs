@@ -54,7 +54,7 @@ pub(super) fn best(shape: &Shape, costs: &OrderCosts) -> Vec<Vec<Vec<Action>>> {
     for (fill_b, fill_f) in [(true, true), (true, false), (false, true), (false, false)] {
         let mut allowance = vec![0; shape.pp];
         let mut least = u64::MAX;
-        while let Ok(ranks) = ZbvBuilder::new(shape, costs, (fill_f, fill_b), &allowance).finish() {
+        while let Ok(ranks) = ZbvBuilder::new(shape, costs, fill_f, fill_b, &allowance).finish() {
             let longest = ranks.iter().map(|r| r.bubble).max().unwrap_or(0);
             if longest >= least {
                 break;
@@ -76,7 +76,8 @@ impl<'a> ZbvBuilder<'a> {
     fn new(
         shape: &Shape,
         costs: &'a OrderCosts,
-        (fill_f, fill_b): (bool, bool),
+        fill_f: bool,
+        fill_b: bool,
         allowance: &'a [u64],
     ) -> ZbvBuilder<'a> {
         let (p, m) = (shape.pp, shape.micro_batches);

@@ -19,7 +19,7 @@ pub(super) fn ahead(shape: &Shape, more: usize) -> Result<Schedule, ScheduleErro
             let mut actions = Vec::with_capacity(3 * shape.virtual_stages * shape.micro_batches);
             let mut first = 0;
             for &size in &units {
-                unit(&mut actions, shape, (rank, more), first, size);
+                unit(&mut actions, shape, rank, more, first, size);
                 first += size;
             }
             actions
@@ -33,7 +33,8 @@ pub(super) fn ahead(shape: &Shape, more: usize) -> Result<Schedule, ScheduleErro
 fn unit(
     actions: &mut Vec<Action>,
     shape: &Shape,
-    (rank, more): (usize, usize),
+    rank: usize,
+    more: usize,
     first: usize,
     size: usize,
 ) {

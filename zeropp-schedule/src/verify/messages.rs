@@ -28,7 +28,7 @@ pub(super) fn check(
             let of_head =
                 tables.head.as_ref().and_then(|head| Some((head, head.end(rank, action)?)));
             if let Some((head, Ok(end))) = of_head {
-                let sent = head_sent(schedule, tables, (head, end), (rank, index));
+                let sent = head_sent(schedule, tables, head, end, rank, index);
                 faults.note(sent.or_else(|f| fault(schedule, rank, index, f)))?;
                 let edge = &head.edges[end.edge];
                 let named = Named::Head(edge.message, end.micro_batch);
@@ -131,8 +131,10 @@ fn all_ends<'a>(
 fn head_sent(
     schedule: &Schedule,
     tables: &Tables,
-    (head, end): (&Head, End),
-    (rank, index): (usize, usize),
+    head: &Head,
+    end: End,
+    rank: usize,
+    index: usize,
 ) -> Result<(), Fault> {
     let micro_batch = end.micro_batch;
     let edge = &head.edges[end.edge];

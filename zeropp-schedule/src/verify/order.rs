@@ -52,7 +52,7 @@ pub(super) fn check(
         };
         for (index, action) in actions.iter().enumerate() {
             for compute in action.computes() {
-                let kept = before(schedule, tables, compute, (rank, index))
+                let kept = before(schedule, tables, compute, rank, index)
                     .and_then(|()| walk.step(compute));
                 let kept =
                     kept.or_else(|f| if gaps && is_reported(rank, &f) { Ok(()) } else { Err(f) });
@@ -122,7 +122,8 @@ fn before(
     schedule: &Schedule,
     tables: &Tables,
     Task { kind, stage, micro_batch: i }: Task,
-    (rank, index): (usize, usize),
+    rank: usize,
+    index: usize,
 ) -> Result<(), Fault> {
     let at = |kind| tables.compute(kind, schedule.cell(rank, stage), i);
     let f_before = || match at(Compute::F) {

@@ -58,7 +58,7 @@ pub fn verify_replicas_issue_order(programs: &[&Schedule]) -> Result<(), VerifyE
         for (replica, program) in programs.iter().enumerate() {
             for rank in 0..pp {
                 while let Some(action) = program.ranks[rank].get(next[replica][rank]) {
-                    match ends(programs, &next, (replica, rank), action) {
+                    match ends(programs, &next, replica, rank, action) {
                         None => break,
                         Some(ends) => ends.iter().for_each(|(k, rank)| next[*k][*rank] += 1),
                     }
@@ -91,7 +91,8 @@ pub fn verify_replicas_issue_order(programs: &[&Schedule]) -> Result<(), VerifyE
 fn ends(
     programs: &[&Schedule],
     next: &[Vec<usize>],
-    (replica, rank): (usize, usize),
+    replica: usize,
+    rank: usize,
     action: &Action,
 ) -> Option<Vec<(usize, usize)>> {
     let at = |k: usize, rank: usize| programs[k].ranks[rank].get(next[k][rank]);

@@ -149,9 +149,10 @@ impl Tables {
         let ranks = schedule.wide_stage().into_iter().flat_map(|wide| {
             (0..schedule.pp()).filter(move |rank| schedule.has(*rank, wide)).map(move |r| (r, wide))
         });
-        for of in own.chain(ranks) {
+        for (rank, stage) in own.chain(ranks) {
             for micro_batch in 0..self.micro_batches {
-                faults.note(self.complete_one(schedule, of, micro_batch, forward_only))?;
+                let found = self.complete_one(schedule, rank, stage, micro_batch, forward_only);
+                faults.note(found)?;
             }
         }
         Ok(())
@@ -160,7 +161,8 @@ impl Tables {
     fn complete_one(
         &self,
         schedule: &Schedule,
-        (rank, stage): (usize, usize),
+        rank: usize,
+        stage: usize,
         micro_batch: usize,
         forward_only: bool,
     ) -> Result<(), VerifyError> {

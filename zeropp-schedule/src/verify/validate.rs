@@ -40,7 +40,7 @@ pub(super) fn check(
             if is_before && !action.row().is_forward {
                 faults.note(fault(schedule, rank, index, Fault::NotWarmUp))?;
             }
-            let other = other_end(schedule, tables, (rank, action));
+            let other = other_end(schedule, tables, rank, action);
             if other.is_some_and(|(peer, at)| is_before != (at < ends[peer])) {
                 faults.note(fault(schedule, rank, index, Fault::CrossesValidation))?;
             }
@@ -53,7 +53,8 @@ pub(super) fn check(
 fn other_end(
     schedule: &Schedule,
     tables: &Tables,
-    (rank, action): (usize, &Action),
+    rank: usize,
+    action: &Action,
 ) -> Option<(usize, usize)> {
     let (peer, named) = schedule.other_end(action)?;
     let Named::Stage(message, producer, micro_batch) = named else {

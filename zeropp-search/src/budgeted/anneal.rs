@@ -8,6 +8,13 @@ use super::random::Random;
 use super::residency::{ResidencyCounter, visit_alike};
 use super::sequence::{Change, RankOrders};
 
+/// Between which temperatures a plan anneals, in units of a micro-batch's work on one stage.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Temperatures {
+    pub(super) hot: f64,
+    pub(super) cold: f64,
+}
+
 /// The best plan within all limits so far.
 #[derive(Clone, Debug)]
 pub(super) struct Best {
@@ -119,13 +126,12 @@ impl<'a> Annealer<'a> {
     }
 
     /// Changes `plan` for an effort of `entries` entries, of which one change of a large step may
-    /// be a good part, with a temperature that falls from `hot` to `cold`, both in units of a
-    /// micro-batch's work on one stage.
+    /// be a good part, at these temperatures.
     pub(super) fn anneal(
         &mut self,
         plan: &RankOrders,
         entries: u64,
-        (hot, cold): (f64, f64),
+        temperatures: Temperatures,
         from: &str,
     ) -> Option<Reached> {
         let p = self.p;
@@ -135,6 +141,7 @@ impl<'a> Annealer<'a> {
         let mut over: usize = excess.iter().sum();
         energy += over as i64 * self.penalty;
         let unit = p.work_unit() * WHOLE as f64;
+        let Temperatures { hot, cold } = temperatures;
         let cooling = super::random::logarithm(cold / hot);
         let (start, mut heat) = (self.decoder.effort, hot * unit);
         let (mut changed, mut new_excess): (Changed, Vec<usize>) = (Vec::new(), Vec::new());

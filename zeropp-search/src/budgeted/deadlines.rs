@@ -107,7 +107,7 @@ impl Deadlines {
                 if state.ranks[r].done(usize::from(backward), l) > i {
                     continue;
                 }
-                let Some(head) = self.head(p, state, now, (s, backward), i) else { return true };
+                let Some(head) = self.head(p, state, now, s, backward, i) else { return true };
                 let class = r * p.classes + l + if backward { p.v } else { 0 };
                 let cell = class * p.b + i;
                 self.heads[cell] = head;
@@ -131,7 +131,8 @@ impl Deadlines {
         p: &Problem,
         state: &SearchState,
         now: i64,
-        (s, backward): (usize, bool),
+        s: usize,
+        backward: bool,
         i: usize,
     ) -> Option<i64> {
         let (r, l) = self.place[s];
@@ -168,7 +169,7 @@ impl Deadlines {
         if backward {
             return Some(head.max(free + before));
         }
-        let (end, work) = self.room_at(p, state, (r, l), i)?;
+        let (end, work) = self.room_at(p, state, r, l, i)?;
         Some(head.max(free + before + work).max(end))
     }
 
@@ -178,7 +179,8 @@ impl Deadlines {
         &mut self,
         p: &Problem,
         state: &SearchState,
-        (r, l): (usize, usize),
+        r: usize,
+        l: usize,
         i: usize,
     ) -> Option<(i64, i64)> {
         let Some((by_b, by_w)) = self.freed.filter(|(by_b, by_w)| *by_b > 0 && *by_w > 0) else {

@@ -7,7 +7,7 @@
 //! they make keeps to the walk and to memory. The same numbers, added to the times of an order
 //! that annealing found, move its entries together, too: then the list mends what they break.
 
-use super::anneal::{Annealer, exponent};
+use super::anneal::{Annealer, Temperatures, exponent};
 use super::pattern::{Order, WAITS, list};
 use super::problem::Problem;
 use super::random::{Random, logarithm};
@@ -237,10 +237,11 @@ impl Drifting {
         &mut self,
         annealer: &mut Annealer,
         entries: u64,
-        (hot, cold): (f64, f64),
+        temperatures: Temperatures,
         scale: f64,
     ) {
         let unit = annealer.p.work_unit() * WAITS as f64;
+        let Temperatures { hot, cold } = temperatures;
         let cooling = logarithm(cold / hot);
         let start = annealer.decoder.effort;
         let (mut here, mut waits) = (self.drift.clone(), self.waits);
@@ -331,7 +332,7 @@ mod tests {
         let mut annealer = Annealer::new(&p, 3);
         let mut drifting = Drifting::walk(&mut annealer).expect("some walk ends");
         let at_first = drifting.waits;
-        drifting.anneal(&mut annealer, 500_000, (0.5, 0.02), 1.0);
+        drifting.anneal(&mut annealer, 500_000, Temperatures { hot: 0.5, cold: 0.02 }, 1.0);
         assert!(drifting.waits < at_first * 3 / 4, "{} of {at_first}", drifting.waits);
         let plan = drifting.plan(&mut annealer).expect("a plan");
         let listed = annealer.offer(&plan, "walk").expect("it runs");
@@ -341,7 +342,9 @@ mod tests {
             assert!(gathers <= walk.gathers(4, 2), "{gathers} on rank {r}: {walk:?}");
         }
         // From its own times it goes on, and what comes out keeps to the same walk.
-        let annealed = annealer.anneal(&plan, 500_000, (0.03, 0.002), "walk").expect("it runs");
+        let mild = Temperatures { hot: 0.03, cold: 0.002 };
+        let annealed = annealer.anneal(&plan, 500_000, mild, "walk");
+        let annealed = annealed.expect("it runs");
         assert!(annealed.score < listed);
         let again = Drifting::timed(&mut annealer, &walk, &annealed.plan);
         let mut again = again.expect("times of an order list an order");

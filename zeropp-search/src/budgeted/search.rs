@@ -1,7 +1,7 @@
 //! The search: known kinds, hill climbing over patterns, middles repeated, and annealing of the
 //! best of them in rounds that fewer and fewer survive.
 
-use super::anneal::Annealer;
+use super::anneal::{Annealer, Temperatures};
 use super::bound::bound;
 use super::drift::{self, Drifting};
 use super::others::{FinishedOrder, fitting, simulated};
@@ -21,13 +21,15 @@ struct Track<'a> {
 
 /// Rounds of annealing: how many seeds take part, the share of the effort of each, and the
 /// temperatures. The best of the last one gets what is left.
-const ROUNDS: [(usize, f64, (f64, f64)); 2] = [(10, 0.02, (0.1, 0.01)), (4, 0.08, (0.1, 0.004))];
+const ROUNDS: [(usize, f64, Temperatures); 2] = [(10, 0.02, FIRST), (4, 0.08, SECOND)];
 /// A plan that drifted is near to good, and heat would undo it.
-const MILD: (f64, f64) = (0.03, 0.002);
+const MILD: Temperatures = Temperatures { hot: 0.03, cold: 0.002 };
 /// The rounds where walks drift. Annealing soon ends near where each starts, so that many starts
 /// matter more than a long last round.
-const DRIFTING: [(usize, f64, (f64, f64)); 2] = [(5, 0.06, (0.1, 0.01)), (1, 0.03, (0.1, 0.004))];
-const LAST: (f64, f64) = (0.05, 0.002);
+const DRIFTING: [(usize, f64, Temperatures); 2] = [(5, 0.06, FIRST), (1, 0.03, SECOND)];
+const FIRST: Temperatures = Temperatures { hot: 0.1, cold: 0.01 };
+const SECOND: Temperatures = Temperatures { hot: 0.1, cold: 0.004 };
+const LAST: Temperatures = Temperatures { hot: 0.05, cold: 0.002 };
 /// Climbs over patterns, and how many of them go on.
 const CLIMBS: (u64, u64) = (16, 4);
 /// Walks to start from and the share of the effort of each.
@@ -268,13 +270,13 @@ fn walks(tracks: &mut [Track], narrow: &[usize], entries: u64) -> Vec<StartingPo
     let annealer = &mut tracks[at].annealer;
     for _ in 0..STARTS.0 {
         let Some(mut drifting) = Drifting::walk(annealer) else { break };
-        drifting.anneal(annealer, effort(STARTS.1), (0.5, 0.1), 1.0);
+        drifting.anneal(annealer, effort(STARTS.1), Temperatures { hot: 0.5, cold: 0.1 }, 1.0);
         all.push(drifting);
     }
     all.sort_by_key(|drifting| drifting.waits);
     all.truncate(LONGER.0);
     let seed = |mut drifting: Drifting| {
-        drifting.anneal(annealer, effort(LONGER.1), (0.3, 0.02), 0.8);
+        drifting.anneal(annealer, effort(LONGER.1), Temperatures { hot: 0.3, cold: 0.02 }, 0.8);
         let plan = drifting.plan(annealer)?;
         let score = annealer.offer(&plan, "walk")?;
         let walk = drifting.drift.walk;
@@ -296,7 +298,7 @@ fn walks(tracks: &mut [Track], narrow: &[usize], entries: u64) -> Vec<StartingPo
 fn drift_on(annealer: &mut Annealer, seed: &mut StartingPoint, entries: u64) {
     let Some(walk) = &seed.walk else { return };
     let Some(mut drifting) = Drifting::timed(annealer, walk, &seed.plan) else { return };
-    drifting.anneal(annealer, entries, (0.1, 0.005), 0.3);
+    drifting.anneal(annealer, entries, Temperatures { hot: 0.1, cold: 0.005 }, 0.3);
     if let Some(plan) = drifting.plan(annealer) {
         seed.plan = plan;
     }

@@ -4,7 +4,7 @@
 //! each time. So every entry of the short plan has its start as a key, copies of the middle have
 //! it plus a whole number of periods, and each rank sorts its entries by their keys.
 
-use super::anneal::Annealer;
+use super::anneal::{Annealer, Temperatures};
 use super::problem::Problem;
 use super::sequence::RankOrders;
 use super::starting_point::{StartingPoint, by_score};
@@ -16,7 +16,7 @@ pub(super) const SHORT: usize = 2000;
 const LONG: usize = 1 << 14;
 
 /// Temperatures at which the seams of a repeated middle are mended.
-const MENDING: (f64, f64) = (0.08, 0.004);
+const MENDING: Temperatures = Temperatures { hot: 0.08, cold: 0.004 };
 
 /// How a step is made shorter: micro-batches of a period, and how many periods are left out.
 struct PeriodCut {

@@ -209,7 +209,8 @@ fn read_kept(
             let Some(KeptTensor { state, start, .. }) = kept else { continue };
             if reader.has(&state, &p.spec.name) {
                 let out = &mut values[start..start + state.words(p.len)];
-                reader.read_state(&state, &p.spec.name, (p.offset, p.len), out)?;
+                let elements = p.offset..p.offset + p.len;
+                reader.read_state(&state, &p.spec.name, elements, out)?;
             }
         }
         let n = values.len();

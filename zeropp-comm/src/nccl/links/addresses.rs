@@ -31,7 +31,8 @@ struct Roll {
 /// # Errors
 /// `Unavailable`, naming the ranks that did not come in time or what the rendezvous said.
 pub(super) fn exchange(
-    (rank, size): (usize, usize),
+    rank: usize,
+    size: usize,
     own: &str,
     rendezvous: &dyn Rendezvous,
     timeout: Duration,
@@ -123,7 +124,7 @@ mod tests {
         let inner = Local::default();
         let met = Counted { inner, reads: AtomicUsize::new(0), received: Default::default() };
         let one = |rank| {
-            exchange((rank, size), &format!("h:{rank}"), &met, Duration::from_secs(30)).unwrap()
+            exchange(rank, size, &format!("h:{rank}"), &met, Duration::from_secs(30)).unwrap()
         };
         let all: Vec<_> = std::thread::scope(|scope| {
             let one = &one;

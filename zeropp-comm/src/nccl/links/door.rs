@@ -45,7 +45,8 @@ pub(super) struct LinkListener {
 
 impl LinkListener {
     pub(super) fn new(
-        (rank, size): (usize, usize),
+        rank: usize,
+        size: usize,
         secret: Secret,
         inbox: Sender<Command>,
         address: SocketAddr,
@@ -105,10 +106,10 @@ impl LinkListener {
     /// Lets a rank of this job in, once; its number and the key of its frames.
     fn admit(&self, stream: &TcpStream) -> Result<(usize, [u8; 32]), HandshakeError> {
         stream.set_nodelay(true)?;
-        let caller = handshake::receive(stream, (&self.secret, LINKS), HANDSHAKE_TIME)?;
+        let caller = handshake::receive(stream, &self.secret, LINKS, HANDSHAKE_TIME)?;
         let copy = stream.try_clone()?;
         let from = (0..self.size)
-            .find(|from| caller.introduction() == introduction((*from, self.rank)))
+            .find(|from| caller.introduction() == introduction(*from, self.rank))
             .filter(|from| self.let_in(*from, copy));
         let Some(from) = from else {
             let why = HandshakeError::Refused("a rank that has no place here".into());
@@ -167,14 +168,15 @@ impl LinkListener {
 pub(super) fn enter(
     address: &str,
     secret: &Secret,
-    ends: (usize, usize),
+    from: usize,
+    to: usize,
 ) -> io::Result<(TcpStream, [u8; 32])> {
     let deadline = Deadline::after(FULL_TIME);
     loop {
         let stream = reach(address)?;
         stream.set_nodelay(true)?;
-        let words = introduction(ends);
-        match handshake::call(&stream, (secret, LINKS), words, HANDSHAKE_TIME) {
+        let words = introduction(from, to);
+        match handshake::call(&stream, secret, LINKS, words, HANDSHAKE_TIME) {
             Ok((keys, _)) => return Ok((stream, keys.to_listener)),
             // The door has no seat left.
             Err(HandshakeError::Busy | HandshakeError::HungUp) if !deadline.is_over() => {
@@ -190,7 +192,7 @@ pub(super) fn enter(
 }
 
 /// The words of rank `from` that calls rank `to`.
-pub(super) fn introduction((from, to): (usize, usize)) -> Vec<u8> {
+pub(super) fn introduction(from: usize, to: usize) -> Vec<u8> {
     [from, to].map(|rank| (rank as u32).to_le_bytes()).concat()
 }
 

@@ -34,7 +34,7 @@ impl Open {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (inbox, received) = unbounded();
         let address = listener.local_addr().unwrap();
-        let door = Arc::new(LinkListener::new((0, SIZE), SECRET, inbox, address));
+        let door = Arc::new(LinkListener::new(0, SIZE, SECRET, inbox, address));
         let accepting = door.clone();
         std::thread::spawn(move || accepting.accept(&listener));
         Open { door, received }
@@ -85,7 +85,7 @@ fn all_of(stream: &mut TcpStream) -> Vec<u8> {
 
 /// Three frames as rank 1 would send them, on a connection of its own.
 fn three(open: &Open) -> (TcpStream, [Vec<u8>; 3]) {
-    let (stream, key) = enter(&open.address(), &SECRET, (1, 0)).unwrap();
+    let (stream, key) = enter(&open.address(), &SECRET, 1, 0).unwrap();
     let mut sealer = Sealer::new(key, FRAME_MAX);
     let frames = [NcclFrame::Ask(1), NcclFrame::Ask(2), NcclFrame::Ask(3)];
     (stream, frames.map(|frame| sealer.seal(&frame.encode())))
@@ -147,7 +147,7 @@ fn a_handshake_that_was_listened_to_does_not_open_the_door_again() {
     // A listener made by hand receives the frames of rank 1, which knows the secret.
     let spy = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = spy.local_addr().unwrap().to_string();
-    let victim = std::thread::spawn(move || enter(&at, &SECRET, (1, 0)).map(drop));
+    let victim = std::thread::spawn(move || enter(&at, &SECRET, 1, 0).map(drop));
     let (mut received, _) = spy.accept().unwrap();
     received.write_all(&[&greeting()[..], &[9; 32]].concat()).unwrap();
     let mut hello = [0; 8 + 2 + 32 + 32 + 4 + 8];
@@ -166,16 +166,16 @@ fn a_handshake_that_was_listened_to_does_not_open_the_door_again() {
         "a number and no proof"
     );
     // Nor does a right proof for other ends, with another secret, or for something else.
-    let right = introduction((1, 0));
+    let right = introduction(1, 0);
     for (secret, purpose, words) in [
-        (SECRET, LINKS, introduction((1, 7))),
-        (SECRET, LINKS, introduction((5, 0))),
+        (SECRET, LINKS, introduction(1, 7)),
+        (SECRET, LINKS, introduction(5, 0)),
         (SECRET, LINKS, Vec::new()),
         ([4; 32], LINKS, right.clone()),
         (SECRET, "rendezvous", right),
     ] {
         let mut stream = TcpStream::connect(open.door.address).unwrap();
-        let error = call(&stream, (&secret, purpose), words, PATIENCE).err().unwrap();
+        let error = call(&stream, &secret, purpose, words, PATIENCE).err().unwrap();
         let is_known = (secret, purpose) == (SECRET, LINKS);
         assert_eq!(matches!(error, HandshakeError::Refused(_)), is_known, "{error}");
         assert_eq!(matches!(error, HandshakeError::Token), !is_known, "{error}");

@@ -64,7 +64,8 @@ impl Connections {
     /// `Unavailable`, naming the ranks that did not come in time or what the rendezvous said.
     pub(super) fn open(
         options: &NcclOptions,
-        (rank, size): (usize, usize),
+        rank: usize,
+        size: usize,
         rendezvous: &dyn Rendezvous,
         inbox: Sender<Command>,
     ) -> Result<Connections, CommError> {
@@ -87,8 +88,8 @@ impl Connections {
             false => format!("{host}:{}", address.port()),
         };
         let (secret, addresses) =
-            addresses::exchange((rank, size), &published, rendezvous, options.start_timeout)?;
-        let door = Arc::new(LinkListener::new((rank, size), secret, inbox, address));
+            addresses::exchange(rank, size, &published, rendezvous, options.start_timeout)?;
+        let door = Arc::new(LinkListener::new(rank, size, secret, inbox, address));
         let accepting = door.clone();
         start(format!("links {rank}"), move || accepting.accept(&listener))
             .map_err(|e| unavailable(format!("no thread can be started ({e})")))?;
@@ -133,7 +134,7 @@ impl Connections {
 impl DialOptions {
     /// Opens a connection and writes what comes, until nothing can come any more.
     fn write(&self, to: usize, frames: &Receiver<Vec<u8>>) -> io::Result<()> {
-        let (mut stream, key) = door::enter(&self.addresses[to], &self.secret, (self.rank, to))?;
+        let (mut stream, key) = door::enter(&self.addresses[to], &self.secret, self.rank, to)?;
         stream.set_write_timeout(Some(WRITE_TIME))?;
         let mut sealer = Sealer::new(key, FRAME_MAX);
         frames.iter().try_for_each(|body| stream.write_all(&sealer.seal(&body)))

@@ -302,7 +302,7 @@ pub(super) fn greet(
     me: &Member,
 ) -> Result<(Keys, Duration), HandshakeError> {
     let introduction = serde_json::to_vec(me).expect("a member is text and numbers");
-    let (keys, left) = handshake::call(stream, (key, STORE), introduction, HANDSHAKE_TIME)?;
+    let (keys, left) = handshake::call(stream, key, STORE, introduction, HANDSHAKE_TIME)?;
     let nonsense = |_| HandshakeError::Broken("its welcome cannot be read".into());
     let left_ms = <[u8; 8]>::try_from(left).map(u64::from_le_bytes).map_err(nonsense)?;
     Ok((keys, Duration::from_millis(left_ms.min(LEFT_MS_MAX))))

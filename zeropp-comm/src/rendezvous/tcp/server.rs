@@ -279,7 +279,7 @@ impl ServerShared {
     /// The handshake; the first rank of who came, and the keys.
     fn let_in(&self, stream: &TcpStream) -> Result<(usize, Keys), HandshakeError> {
         stream.set_nodelay(true)?;
-        let caller = handshake::receive(stream, (&self.key, STORE), HANDSHAKE_TIME)?;
+        let caller = handshake::receive(stream, &self.key, STORE, HANDSHAKE_TIME)?;
         let member: Member = serde_json::from_slice(caller.introduction()).map_err(|e| {
             HandshakeError::Broken(format!("its introduction cannot be read ({e})"))
         })?;

@@ -55,10 +55,10 @@ impl TalkListener {
     /// It does not, or is too slow, in words.
     pub fn let_in(&self, stream: TcpStream, patience: Duration) -> io::Result<Talk> {
         let key = key(self.token.as_ref());
-        let caller = handshake::receive(&stream, (&key, TALK), HANDSHAKE_TIME);
+        let caller = handshake::receive(&stream, &key, TALK, HANDSHAKE_TIME);
         let keys = caller.and_then(|caller| caller.welcome(&[]));
         let Keys { to_listener, to_caller } = keys.map_err(io::Error::other)?;
-        Talk::over(stream, (to_caller, to_listener), patience)
+        Talk::over(stream, to_caller, to_listener, patience)
     }
 }
 
@@ -80,16 +80,16 @@ impl Talk {
         };
         let stream = dial(&options(address, token))?.map_err(unavailable)?;
         let key = key(token);
-        let greeted = handshake::call(&stream, (&key, TALK), Vec::new(), HANDSHAKE_TIME);
+        let greeted = handshake::call(&stream, &key, TALK, Vec::new(), HANDSHAKE_TIME);
         let refused = |e: HandshakeError| RendezvousError::Refused { place, reason: e.to_string() };
         let (Keys { to_listener, to_caller }, _) = greeted.map_err(refused)?;
-        Talk::over(stream, (to_listener, to_caller), patience)
-            .map_err(|e| unavailable(e.to_string()))
+        Talk::over(stream, to_listener, to_caller, patience).map_err(|e| unavailable(e.to_string()))
     }
 
     fn over(
         stream: TcpStream,
-        (seal, open): ([u8; 32], [u8; 32]),
+        seal: [u8; 32],
+        open: [u8; 32],
         patience: Duration,
     ) -> io::Result<Talk> {
         stream.set_nodelay(true)?;

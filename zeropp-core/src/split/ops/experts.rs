@@ -11,7 +11,7 @@ use super::linear::{Matrix, packed};
 use super::{Later, is_tracked, link, wants_gradient};
 use crate::cpu_tensor::{self, CpuTensor};
 use crate::kernels::bf16::{Mat, Packed, convert, product_set};
-use crate::kernels::experts::{self as kernel, Element, Rows};
+use crate::kernels::experts::{self as kernel, Element, Rows, WeightedChoice};
 use crate::kernels::gemm::{MatRef, product};
 use crate::kernels::routing::{self, ChosenExperts};
 use crate::meter::{Hold, MemoryKind};
@@ -224,7 +224,7 @@ fn forward<E: OnCpu>(
     E::with(gate, Side::Forward, |gate| {
         E::with(up, Side::Forward, |up| {
             let run = |down: Option<&[E::Factor<'_>]>| {
-                let routed = (choice, w.as_slice());
+                let routed = WeightedChoice { choice, weights: w.as_slice() };
                 kernel::forward(E::slice(&x), routed, gate, up, down, [h, f])
             };
             match output_wanted {
@@ -259,8 +259,8 @@ impl<E: OnCpu> Kept<E> {
             E::with(up, Side::Backward, |up| {
                 E::with(down, Side::Backward, |down| {
                     let made = made.each_ref().map(|made| E::slice(made));
-                    let (dy, routed) = (E::slice(&dy_view), (&*choice, w.as_slice()));
-                    kernel::backward(dy, routed, made, gate, up, down, [h, f])
+                    let routed = WeightedChoice { choice: &choice, weights: w.as_slice() };
+                    kernel::backward(E::slice(&dy_view), routed, made, gate, up, down, [h, f])
                 })
             })
         });

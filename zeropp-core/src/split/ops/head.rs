@@ -262,7 +262,7 @@ impl<'a> ChunkedHead<'a> {
             let x = x.clone().narrow(0, tokens.start, tokens.len());
             let targets = targets.clone().narrow(0, tokens.start, tokens.len());
             let logits = self.without_padding(x.clone().matmul(w.clone().transpose()));
-            let (sum, slope) = loss::of_rows(logits, (targets, masked), weight);
+            let (sum, slope) = loss::of_rows(logits, targets, masked, weight);
             total = Some(match total.take() {
                 Some(total) => total + sum,
                 None => sum,

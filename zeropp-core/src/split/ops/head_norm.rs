@@ -78,14 +78,14 @@ impl HeadNorms {
         let ([b, s, _], normed) = (qkv.dims(), self.heads + self.groups);
         let (q, k) = (self.q.get(), self.k.get());
         if let (Some(x), Some(q), Some(k)) = (fast(qkv), fast(&q), fast(&k)) {
-            let weights = (q.as_slice(), k.as_slice());
-            let (y, rrms) = kernels::head_norm(x.as_slice(), self.at(), weights, self.eps as f32);
+            let [x, q, k] = [&x, &q, &k].map(|x| x.as_slice());
+            let (y, rrms) = kernels::head_norm(x, self.at(), q, k, self.eps as f32);
             let n = rrms.len();
             return (cpu_tensor::from_vec(y, qkv.dims()), cpu_tensor::from_vec(rrms, [n]));
         }
         if let (Some(x), Some(q), Some(k)) = (halves(qkv), halves(&q), halves(&k)) {
             let [x, q, k] = [&x, &q, &k].map(|x| widen(x.as_slice()));
-            let (y, rrms) = kernels::head_norm(&x, self.at(), (&q, &k), self.eps as f32);
+            let (y, rrms) = kernels::head_norm(&x, self.at(), &q, &k, self.eps as f32);
             let (y, n) = (cpu_tensor::from_halves(narrow(&y), qkv.dims()), rrms.len());
             return (y, cpu_tensor::from_vec(rrms, [n]));
         }
@@ -109,8 +109,8 @@ impl HeadNorms {
         if let (Some(x), Some(q), Some(k), Some(rrms)) = host {
             let mut sums = Default::default();
             let dx = cpu_tensor::map_in_place(dy, |dy| {
-                let (x, weights) = (x.as_slice(), (q.as_slice(), k.as_slice()));
-                sums = kernels::head_norm_backward(dy, x, self.at(), weights, rrms.as_slice());
+                let [x, q, k, rrms] = [&x, &q, &k, &rrms].map(|x| x.as_slice());
+                sums = kernels::head_norm_backward(dy, x, self.at(), q, k, rrms);
             });
             let dx = dx.expect("gradients live where the values do");
             return (dx, cpu_tensor::from_vec(sums.0, [d]), cpu_tensor::from_vec(sums.1, [d]));
@@ -119,8 +119,7 @@ impl HeadNorms {
         if let (Some(wide), Some(x), Some(q), Some(k), Some(rrms)) = host {
             let dims = dy.dims();
             let [mut dy, x, q, k] = [&wide, &x, &q, &k].map(|x| widen(x.as_slice()));
-            let sums =
-                kernels::head_norm_backward(&mut dy, &x, self.at(), (&q, &k), rrms.as_slice());
+            let sums = kernels::head_norm_backward(&mut dy, &x, self.at(), &q, &k, rrms.as_slice());
             let dx = cpu_tensor::from_halves(narrow(&dy), dims);
             return (dx, cpu_tensor::from_vec(sums.0, [d]), cpu_tensor::from_vec(sums.1, [d]));
         }

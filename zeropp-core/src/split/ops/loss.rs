@@ -55,7 +55,7 @@ fn forward(
     let weight = wanted.then_some(1.0 / divisor as f32);
     if !is_fast(&logits) {
         let (logits, targets) = (logits.reshape([n, vocabulary]), targets.reshape([n]));
-        let (sum, gradient) = of_rows(logits, (targets, scored.is_some()), weight);
+        let (sum, gradient) = of_rows(logits, targets, scored.is_some(), weight);
         return (sum / divisor, gradient.map(|g| g.reshape([b, s, vocabulary])));
     }
     let targets = known_targets(targets, vocabulary, scored.is_some());
@@ -98,7 +98,8 @@ pub(super) fn known_targets(
 /// [`NOT_SCORED`].
 pub(super) fn of_rows(
     logits: Tensor<2>,
-    (targets, masked): (Tensor<1, Int>, bool),
+    targets: Tensor<1, Int>,
+    masked: bool,
     weight: Option<f32>,
 ) -> (Tensor<1>, Option<Tensor<2>>) {
     if masked {

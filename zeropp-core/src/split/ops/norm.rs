@@ -30,8 +30,8 @@ pub fn layer_norm<const D: usize>(
     let again = (saved.0.clone(), gamma.clone(), beta.clone());
     let (gamma, beta, later) = (gamma.clone(), beta.clone(), Later::new(cx));
     let out = link(x, out, cx, move |dy| {
-        let stats = (saved.1.take(), saved.2.take());
-        let (dx, dgamma, dbeta) = layer_norm_backward(dy, saved.0.take(), gamma.get(), stats);
+        let (x, means, rstds) = (saved.0.take(), saved.1.take(), saved.2.take());
+        let (dx, dgamma, dbeta) = layer_norm_backward(dy, x, gamma.get(), means, rstds);
         later.queue_add(&gamma, dgamma);
         later.queue_add(&beta, dbeta);
         dx
@@ -82,7 +82,8 @@ fn layer_norm_backward<const D: usize>(
     dy: Tensor<D>,
     x: Tensor<D>,
     gamma: Tensor<1>,
-    (means, rstds): (Tensor<1>, Tensor<1>),
+    means: Tensor<1>,
+    rstds: Tensor<1>,
 ) -> (Tensor<D>, Tensor<1>, Tensor<1>) {
     let dims = x.dims();
     let h = dims[D - 1];

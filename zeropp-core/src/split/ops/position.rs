@@ -59,7 +59,8 @@ impl RotaryTurn {
     pub(super) fn new(
         heads: Turned,
         rotation: &Rotation,
-        (first, s): (usize, usize),
+        first: usize,
+        s: usize,
         masks: &Masks,
     ) -> Self {
         let (angles, places) = (rotation.angles(first + s), first..first + s);
@@ -138,7 +139,7 @@ pub fn rope(x: Tensor<3>, heads: usize, d: usize, base: f64) -> Tensor<3> {
     assert!(d.is_multiple_of(2) && d > 0, "rotary embedding of heads of {d} elements");
     assert!(heads * d <= width, "{heads} heads of {d} elements do not fit into {width}");
     let rotation = Rotation::new(kernels::inverse_frequencies(d, base));
-    let by = RotaryTurn::new(Turned { width, heads, d }, &rotation, (0, s), &Masks::default());
+    let by = RotaryTurn::new(Turned { width, heads, d }, &rotation, 0, s, &Masks::default());
     if !is_tracked(&x) {
         return turn(x.inner(), &by, false);
     }

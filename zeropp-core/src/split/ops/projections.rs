@@ -47,7 +47,8 @@ impl Turns<'_> {
         RotaryTurn::new(
             Turned { width, heads: self.heads, d },
             self.rotation,
-            (self.first, s),
+            self.first,
+            s,
             &cx.masks,
         )
     }
@@ -239,11 +240,17 @@ impl ProjectionMaps {
         let (x, dy) = (x.take(), dy.take());
         if let (Some(xs), Some(dys)) = (fast(&x), fast(&dy)) {
             let (x, dy) = (xs.as_slice(), dys.as_slice());
-            return self.maps.iter().for_each(|at| self.add_on_host(at, x, dy, grads));
+            return self
+                .maps
+                .iter()
+                .for_each(|(start, map)| self.add_on_host(*start, map, x, dy, grads));
         }
         if let (Some(xs), Some(dys)) = (halves(&x), halves(&dy)) {
             let (x, dy) = (xs.as_slice(), dys.as_slice());
-            return self.maps.iter().for_each(|at| self.add_halves(at, x, dy, grads));
+            return self
+                .maps
+                .iter()
+                .for_each(|(start, map)| self.add_halves(*start, map, x, dy, grads));
         }
         let (x, dy) = (rows(x), rows(dy));
         let dw = products::matmul_f32(x.transpose(), dy.clone());
@@ -261,7 +268,8 @@ impl ProjectionMaps {
 
     fn add_on_host(
         &self,
-        (start, map): &(usize, Projection),
+        start: usize,
+        map: &Projection,
         x: &[f32],
         dy: &[f32],
         grads: &mut Grads,
@@ -273,20 +281,21 @@ impl ProjectionMaps {
             for (x, dy) in x.chunks(block * input).zip(dy.chunks(block * width)) {
                 let n = x.len() / input;
                 let x = MatRef::new(x, n, input);
-                let dy = MatRef::strided(&dy[*start..], n, out, width);
+                let dy = MatRef::strided(&dy[start..], n, out, width);
                 gemm(MatMut::new(dw, input, out), StoreMode::Add, 1.0, x.t(), dy);
             }
         }
         let bias = map.bias.as_ref().filter(|bias| bias.trains());
         if let Some(db) = bias.and_then(|bias| grads.host_mut(bias.slot())) {
-            reduce::add_columns(db, dy, width, *start);
+            reduce::add_columns(db, dy, width, start);
         }
     }
 
     /// The same of bf16 factors: their products are added to fp32.
     fn add_halves(
         &self,
-        (start, map): &(usize, Projection),
+        start: usize,
+        map: &Projection,
         x: &[Half],
         dy: &[Half],
         grads: &mut Grads,
@@ -295,13 +304,13 @@ impl ProjectionMaps {
         let n = x.len() / input;
         if let Some(slot) = map.weight.trains().then(|| map.weight.slot()) {
             let x = Mat::new(x, n, input);
-            let right = Packed::new(Mat::strided(&dy[*start..], n, out, self.width));
+            let right = Packed::new(Mat::strided(&dy[start..], n, out, self.width));
             let dw = grads.host_mut(slot).expect("gradients of CPU tensors are on the CPU");
             bf16::add_product(dw, out, x.t(), &right);
         }
         let bias = map.bias.as_ref().filter(|bias| bias.trains());
         if let Some(db) = bias.and_then(|bias| grads.host_mut(bias.slot())) {
-            bf16::rows::add_columns(db, dy, self.width, *start);
+            bf16::rows::add_columns(db, dy, self.width, start);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Packed factors of attention's products.
 
+use core::ops::Range;
+
 use super::matrix_rows::MatrixRows;
 use crate::simd;
 use crate::tile::{Left, PANEL, ROW, RUN, SQUARE, Tile, multiply, transpose};
@@ -66,10 +68,10 @@ impl ScoreRows {
         }
     }
 
-    /// The tile of a panel of columns, from row `first` on, and the elements between rows.
-    pub(super) fn tile(&mut self, first: usize, panel: usize) -> (&mut [f32], usize) {
-        let at = self.at(first, panel * PANEL);
-        (&mut self.data[at..], ROW)
+    /// The tile of some rows and a panel of columns, to be set to a product times `scale`.
+    pub(super) fn tile(&mut self, rows: Range<usize>, panel: usize, scale: f32) -> Tile<'_> {
+        let at = self.at(rows.start, panel * PANEL);
+        Tile { c: &mut self.data[at..], stride: ROW, rows: rows.len(), add: false, scale }
     }
 }
 
@@ -137,42 +139,39 @@ impl Panels {
         }
     }
 
-    /// `c = scale·left·panel` for rows `first..end` of `left` and the first `terms` terms.
+    /// `tile = scale·left·panel` for rows of `left` from `first` on and the first `terms` terms.
     pub(super) fn multiply(
         &self,
         panel: usize,
         left: &ScoreRows,
-        (first, end): (usize, usize),
+        first: usize,
         terms: usize,
-        (c, stride): (&mut [f32], usize),
-        scale: f32,
+        tile: Tile<'_>,
     ) {
         let panel = &self.data[panel * self.terms * PANEL..][..self.terms * PANEL];
         for run in (0..terms).step_by(RUN) {
             let a = &left.data[left.at(first, run)..];
-            let tile = Tile { c, stride, rows: end - first, add: run > 0, scale };
-            multiply(tile, RUN.min(terms - run), (a, Left::Plain), &panel[run * PANEL..]);
+            let tile = Tile { c: &mut *tile.c, add: run > 0, ..tile };
+            multiply(tile, RUN.min(terms - run), a, Left::Plain, &panel[run * PANEL..]);
         }
     }
 
-    /// `c += scale·leftᵀ·panel` for columns `first..end` of `left`, all of one run, and its rows
-    /// from `unseen` on.
+    /// `tile += scale·leftᵀ·panel` for columns of `left` from `first` on, all of one run, and its
+    /// rows from `unseen` on.
     pub(super) fn multiply_transposed(
         &self,
         panel: usize,
         left: &ScoreRows,
-        (first, end): (usize, usize),
+        first: usize,
         unseen: usize,
-        (c, stride): (&mut [f32], usize),
-        scale: f32,
+        tile: Tile<'_>,
     ) {
         if unseen >= self.terms {
             return;
         }
         let panel = &self.data[panel * self.terms * PANEL..][..self.terms * PANEL];
         let a = &left.data[left.at(unseen, first)..];
-        let tile = Tile { c, stride, rows: end - first, add: true, scale };
-        multiply(tile, self.terms - unseen, (a, Left::Transposed), &panel[unseen * PANEL..]);
+        multiply(tile, self.terms - unseen, a, Left::Transposed, &panel[unseen * PANEL..]);
     }
 }
 

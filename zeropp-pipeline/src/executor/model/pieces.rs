@@ -13,22 +13,23 @@ impl ModelWorker {
     /// Builds the graph of a piece of one stage and micro-batch from its plain input.
     pub(super) fn build(
         &mut self,
-        (stage, micro_batch): (usize, usize),
+        stage: usize,
+        micro_batch: usize,
         piece: Range<usize>,
         input: Option<Saved<3>>,
         output_wanted: bool,
     ) -> Result<StageOutput, StepError> {
-        let at = (stage, micro_batch);
-        let queue = self.queues.entry(at).or_default().clone();
+        let queue = self.queues.entry((stage, micro_batch)).or_default().clone();
         let is_last = piece.end == self.stages[&stage].parts.len();
         let forward_grads = if is_last { self.forward_grads(stage, micro_batch) } else { None };
         let x = input.as_ref().map(Saved::get);
         let by = self.stages[&stage].recorded_by;
         let recording = Recording::start(x, self.gradients_on(), by);
-        let op = self.op_cx(at, queue, forward_grads, recording.token())?;
-        let output = self.run_layers(at, piece, recording.input(), (&op, output_wanted))?;
+        let op = self.op_cx(stage, micro_batch, queue, forward_grads, recording.token())?;
+        let x = recording.input();
+        let output = self.run_layers(stage, micro_batch, piece, x, &op, output_wanted)?;
         let (graph, plain) = Graph::new(recording, input, output);
-        self.graphs.insert(at, graph);
+        self.graphs.insert((stage, micro_batch), graph);
         Ok(plain)
     }
 
@@ -44,14 +45,15 @@ impl ModelWorker {
         let pieces = self.stages[&at.0].pieces.clone();
         let last = pieces.len() - 1;
         for piece in &pieces[..last] {
-            let StageOutput::Hidden(y) = self.run_layers(at, piece.clone(), x, (&op, true))? else {
+            let output = self.run_layers(at.0, at.1, piece.clone(), x, &op, true)?;
+            let StageOutput::Hidden(y) = output else {
                 unreachable!("the head is in the last piece");
             };
             inputs.push(Some(Saved::new(y.clone(), MemoryKind::Activation, &self.meter)));
             x = Some(y);
         }
         self.inputs.insert(at, inputs);
-        self.run_layers(at, pieces[last].clone(), x, (&op, true))
+        self.run_layers(at.0, at.1, pieces[last].clone(), x, &op, true)
     }
 
     /// Redoes the last piece of a stage that is not yet redone, if there is one. Its output is not
@@ -66,7 +68,7 @@ impl ModelWorker {
         let piece = self.stages[&at.0].pieces[left].clone();
         // Its forward's outputs were seen.
         let watched = self.watched.take();
-        let built = self.build(at, piece, input, false);
+        let built = self.build(at.0, at.1, piece, input, false);
         self.watched = watched;
         built.map(|_| true)
     }

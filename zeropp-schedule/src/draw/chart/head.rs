@@ -88,7 +88,7 @@ impl PanelHeader<'_> {
                 let _ = write!(out, "<path {line} d=\"M{x:.0} {middle}h{SAMPLE}\"/>");
             }
             if matches!(curve.mark, Mark::Points | Mark::Dots) {
-                curve.look.point(out, (x + 0.5 * SAMPLE, middle));
+                curve.look.point(out, x + 0.5 * SAMPLE, middle);
             }
             let name = escape(name);
             let _ = write!(out, "<text x=\"{:.0}\" y=\"{y}\">{name}</text></g>", x + NAME);

@@ -23,7 +23,7 @@ pub(super) struct Area {
 }
 
 impl Area {
-    fn around((x, y): (f64, f64), by: f64) -> Area {
+    fn around(x: f64, y: f64, by: f64) -> Area {
         Area { left: x - by, top: y - by, right: x + by, bottom: y + by }
     }
 
@@ -48,7 +48,7 @@ pub(super) struct LabelPlace {
 
 impl LabelPlace {
     /// With its left or its right edge's middle at a point.
-    fn at(name: &str, (x, y): (f64, f64), to_the_right: bool) -> LabelPlace {
+    fn at(name: &str, x: f64, y: f64, to_the_right: bool) -> LabelPlace {
         let (wide, half) = (width(name, SIZE), 0.5 * SIZE);
         let left = if to_the_right { x } else { x - wide };
         let area = Area { left, top: y - half, right: left + wide, bottom: y + half };
@@ -62,12 +62,12 @@ impl LabelPlace {
         let count = (across.hypot(down) / 2.0).ceil();
         let at = |i: usize| i as f64 / count;
         let points = (0..=count as usize).map(|i| (dot.0 + at(i) * across, dot.1 + at(i) * down));
-        points.map(|point| Area::around(point, 1.0)).collect()
+        points.map(|(x, y)| Area::around(x, y, 1.0)).collect()
     }
 }
 
 /// Places for the name of a dot, the best first.
-type Tries = fn(&str, (f64, f64)) -> Vec<LabelPlace>;
+type Tries = fn(&str, f64, f64) -> Vec<LabelPlace>;
 
 /// A place for the name of each of `dots` in `room`.
 ///
@@ -75,7 +75,8 @@ type Tries = fn(&str, (f64, f64)) -> Vec<LabelPlace>;
 /// others stand at the end of the shortest line that crosses nothing; in a crowd that leaves no way
 /// out, of the shortest line. Where there is no room at all, a name stands to the right of its dot.
 pub(super) fn placed(dots: &[(String, (f64, f64))], room: Area) -> Vec<LabelPlace> {
-    let mut taken: Vec<Area> = dots.iter().map(|(_, at)| Area::around(*at, RADIUS)).collect();
+    let mut taken: Vec<Area> =
+        dots.iter().map(|(_, at)| Area::around(at.0, at.1, RADIUS)).collect();
     let mut places: Vec<Option<LabelPlace>> = vec![None; dots.len()];
     let passes: [(Tries, bool); 3] = [(beside, true), (at_lines, true), (at_lines, false)];
     for (tries, crosses_nothing) in passes {
@@ -92,7 +93,7 @@ pub(super) fn placed(dots: &[(String, (f64, f64))], room: Area) -> Vec<LabelPlac
                         !place.area.meets(other) && !crossed
                     })
             };
-            places[i] = tries(name, *at).into_iter().find(free);
+            places[i] = tries(name, at.0, at.1).into_iter().find(free);
             if let Some(place) = places[i] {
                 taken.push(place.area);
                 taken.extend(place.along_line(*at));
@@ -100,15 +101,15 @@ pub(super) fn placed(dots: &[(String, (f64, f64))], room: Area) -> Vec<LabelPlac
         }
     }
     let all = places.into_iter().zip(dots);
-    all.map(|(place, (name, at))| place.unwrap_or(beside(name, *at)[0])).collect()
+    all.map(|(place, (name, at))| place.unwrap_or(beside(name, at.0, at.1)[0])).collect()
 }
 
-fn beside(name: &str, (x, y): (f64, f64)) -> Vec<LabelPlace> {
+fn beside(name: &str, x: f64, y: f64) -> Vec<LabelPlace> {
     let off = RADIUS + GAP;
-    vec![LabelPlace::at(name, (x + off, y), true), LabelPlace::at(name, (x - off, y), false)]
+    vec![LabelPlace::at(name, x + off, y, true), LabelPlace::at(name, x - off, y, false)]
 }
 
-fn at_lines(name: &str, (x, y): (f64, f64)) -> Vec<LabelPlace> {
+fn at_lines(name: &str, x: f64, y: f64) -> Vec<LabelPlace> {
     let rings = (2..).map(|ring| STEP * f64::from(ring)).take_while(|far| *far <= FAR);
     let ends = rings.flat_map(|far| {
         (0..DIRECTIONS).map(move |i| {
@@ -120,7 +121,7 @@ fn at_lines(name: &str, (x, y): (f64, f64)) -> Vec<LabelPlace> {
     ends.map(|end| {
         let to_the_right = end.0 > x;
         let start = if to_the_right { end.0 + 2.0 } else { end.0 - 2.0 };
-        LabelPlace { line: Some(end), ..LabelPlace::at(name, (start, end.1), to_the_right) }
+        LabelPlace { line: Some(end), ..LabelPlace::at(name, start, end.1, to_the_right) }
     })
     .collect()
 }
@@ -135,11 +136,12 @@ mod tests {
     /// or a dot, but in a `crowd`.
     fn check(dots: &[(String, (f64, f64))], crowd: bool) -> usize {
         let places = placed(dots, ROOM);
+        let around = |i: usize, by| Area::around(dots[i].1.0, dots[i].1.1, by);
         for (i, place) in places.iter().enumerate() {
             let name = &dots[i].0;
             assert!(place.area.is_in(&ROOM), "{name} at {place:?}");
             for (j, other) in places.iter().enumerate().filter(|(j, _)| *j != i) {
-                let dot = Area::around(dots[j].1, RADIUS);
+                let dot = around(j, RADIUS);
                 assert!(!place.area.meets(&other.area), "{name} on {}", dots[j].0);
                 assert!(!place.area.meets(&dot), "{name} on the dot of {}", dots[j].0);
                 if crowd {
@@ -152,7 +154,7 @@ mod tests {
                 assert!(!line.iter().any(|part| part.meets(&dot)), "{name} crosses {}", dots[j].0);
             }
             if place.line.is_none() {
-                let near = Area::around(dots[i].1, RADIUS + GAP + 1.0);
+                let near = around(i, RADIUS + GAP + 1.0);
                 assert!(place.area.meets(&near), "{name} is far from its dot");
             }
         }

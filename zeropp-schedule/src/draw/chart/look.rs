@@ -82,7 +82,7 @@ impl CurveStyle {
     }
 
     /// A point of a curve.
-    pub(super) fn point(self, out: &mut String, (x, y): (f64, f64)) {
+    pub(super) fn point(self, out: &mut String, x: f64, y: f64) {
         let _ = write!(
             out,
             "<path {} transform=\"translate({x:.1} {y:.1})\" d=\"{}\"/>",

@@ -108,11 +108,11 @@ impl Panel {
     pub(super) fn points(&self) -> impl Iterator<Item = (f64, f64)> {
         let curves = self.curves.iter().flat_map(|c| &c.points).copied();
         let all = curves.chain(self.dots.iter().map(|dot| dot.at));
-        all.chain(self.covers.iter().copied()).filter(|point| self.has(*point))
+        all.chain(self.covers.iter().copied()).filter(|point| self.has(point.0, point.1))
     }
 
     /// Whether both axes have a place for a point.
-    pub(super) fn has(&self, (x, y): (f64, f64)) -> bool {
+    pub(super) fn has(&self, x: f64, y: f64) -> bool {
         self.x.has(x) && self.y.has(y)
     }
 }

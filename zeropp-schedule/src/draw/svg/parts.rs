@@ -2,14 +2,13 @@
 
 use std::io::{self, Write};
 
-use super::Ink;
 use crate::action::Texture;
 use crate::draw::{
     escape,
     style::{LOOKS, hex, shaded},
 };
 
-pub(super) fn fill((style, shade): Ink) -> String {
+pub(super) fn fill(style: usize, shade: u32) -> String {
     match LOOKS[style].texture {
         Texture::Solid => hex(shaded(LOOKS[style].color, f64::from(shade) / 1000.0)),
         _ => format!("url(#p{style}-{shade})"),

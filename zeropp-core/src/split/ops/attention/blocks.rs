@@ -111,7 +111,7 @@ pub(super) fn backward(
         let sums = sums.reshape([d.b * d.groups, d.heads / d.groups * n]);
         let shape = softmax_shape(&queries, d);
         let hidden = firsts.as_ref().map(|firsts| hidden(firsts, &queries, d));
-        let (p, ds) = softmax::backward((scores, dp), sums, shape, hidden, qkv.dtype());
+        let (p, ds) = softmax::backward(scores, dp, sums, shape, hidden, qkv.dtype());
         let p = drop_some(p, dropped, &queries, d);
         dv = Some(add_until(dv, products::matmul_f32(p.swap_dims(1, 2), dy)));
         dk = Some(add_until(dk, products::matmul_f32(ds.clone().swap_dims(1, 2), q)));

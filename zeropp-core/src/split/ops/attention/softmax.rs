@@ -41,7 +41,8 @@ pub(super) fn forward(
 /// The probabilities again, and the gradient of the unscaled scores, both in `dtype`: p and
 /// p·(dp − Σ p·dp)·scale, from scores and `dp` in fp32, of one shape, and the rows' `sums`.
 pub(super) fn backward(
-    (scores, dp): (Tensor<3>, Tensor<3>),
+    scores: Tensor<3>,
+    dp: Tensor<3>,
     sums: Tensor<2>,
     rows: SoftmaxRows,
     hidden: Option<Tensor<3, Bool>>,
