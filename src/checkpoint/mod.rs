@@ -59,7 +59,9 @@ pub(crate) fn no_thread(folder: &Path, error: &std::io::Error) -> CheckpointErro
     CheckpointError::Folder { folder: folder.to_path_buf(), problem }
 }
 
-/// Writes the run's checkpoints, or its copies in memory.
+/// The saves of a process in one folder, the run's checkpoints or its copies in memory: what stands
+/// in their manifests, which of them stay, and that all processes see the folder. Each rank's own
+/// part is a [`Saving`](crate::run::saving::Saving).
 pub(crate) struct Saver {
     store: Store,
     /// Completes saves: the folder may be slow. In rank 0's process.

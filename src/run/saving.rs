@@ -21,7 +21,8 @@ use crate::checkpoint::{Saver, copies, no_thread};
 use crate::error::RankError;
 use crate::events;
 
-/// A rank's part of saving.
+/// A rank's part of the saves of a [`Saver`]: when each begins and ends, and what the rank waits
+/// for.
 pub(crate) struct Saving {
     saver: Arc<Saver>,
     world: Arc<dyn Communicator>,

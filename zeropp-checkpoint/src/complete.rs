@@ -31,7 +31,8 @@ fn not_written(step: u64, problem: String) -> CheckpointError {
     CheckpointError::NotWritten { step, problem }
 }
 
-/// A save whose parts are written, on its way to its name.
+/// The end of one save: from the parts that all ranks have written to the checkpoint's name. Until
+/// then the save is [`UnderWay`].
 pub struct Completion<'a> {
     /// Where it is saved.
     pub store: &'a Store,

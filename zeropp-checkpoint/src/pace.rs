@@ -49,7 +49,8 @@ pub enum NextSave {
     Surely,
 }
 
-/// Which steps are saved.
+/// After which steps saves are due, by their number and because they were asked for. It knows
+/// nothing of how they are written.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     every: u64,

@@ -10,7 +10,7 @@ use crate::manifest::Plateau;
 use crate::sync::{Condvar, Mutex};
 use crate::written::WrittenState;
 
-/// A state that is to be saved.
+/// One save as it was decided on: the step, and what its manifest and the others' removal need.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Save {
     /// Steps behind it.
@@ -38,7 +38,7 @@ pub struct WriterReport {
     pub cpu_s: f64,
 }
 
-/// How a save ended.
+/// How one save ended, to be reported once.
 pub struct SaveOutcome {
     /// Steps behind it.
     pub step: u64,
