@@ -4,7 +4,6 @@
 use std::time::{Duration, Instant};
 
 use zeropp_core::device::Room;
-use zeropp_core::metrics::RankPlan;
 use zeropp_plan::change::Fit;
 
 use crate::Error;

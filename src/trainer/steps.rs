@@ -9,6 +9,7 @@ use zeropp_comm::Communicator;
 use zeropp_core::data::DataError;
 use zeropp_core::device::Devices;
 use zeropp_core::metrics::{Evaluation, RunHeader, StepMetrics, Summary};
+use zeropp_failures::EndKind;
 use zeropp_zero3::checkpoint::StoreLock;
 
 use crate::Error;

@@ -62,8 +62,9 @@ impl NcclDriver {
                     self.found(id, Route::All);
                 }
                 let operation = format!("{}: {signature}", group.name);
-                let (label, slot) = (Label { operation, sequence }, slot.clone());
-                self.push(id, Route::All, NcclWork { job, transfer, count, label, slot });
+                let label = Label { operation, sequence };
+                let work = NcclWork { job, transfer, count, label, slot: slot.clone() };
+                self.push(id, Route::All, work);
                 if self.failed_at.is_some() {
                     return slot.fail(self.error());
                 }

@@ -34,8 +34,8 @@ impl<E: Engine> PostedReceive<E> {
         if self.signature.buffer == sent.buffer {
             return Ok(());
         }
-        let (mine, theirs) = ((self.group.place, self.signature), (self.address.from, sent));
-        Err(self.group.mismatch(self.address.tag, mine, theirs))
+        let (place, peer) = (self.group.place, self.address.from);
+        Err(self.group.mismatch(self.address.tag, place, self.signature, peer, sent))
     }
 }
 

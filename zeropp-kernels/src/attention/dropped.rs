@@ -50,8 +50,8 @@ pub(crate) struct DroppedHead {
 }
 
 impl DroppedHead {
-    /// Sets the factors in `m`, a row of `stride` for each query, whose first column is key `first`;
-    /// of each row those columns that it sees.
+    /// Sets the factors in `m`, a row of `stride` for each query, whose first column is key
+    /// `first`; of each row those columns that it sees.
     pub(crate) fn fill(
         &self,
         m: &mut [f32],

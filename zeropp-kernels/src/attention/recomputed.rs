@@ -153,8 +153,8 @@ fn scores(
     }
 }
 
-/// `out = scale·p·m` for the `queries` in `p` and the keys in `m`, every tile for the keys up to its
-/// last query.
+/// `out = scale·p·m` for the `queries` in `p` and the keys in `m`, every tile for the keys up to
+/// its last query.
 fn weighted(out: &mut [f32], p: &ScoreRows, m: &Panels, scale: f32, queries: Range<usize>) {
     let stride = m.columns();
     for panel in 0..stride / PANEL {
@@ -166,8 +166,8 @@ fn weighted(out: &mut [f32], p: &ScoreRows, m: &Panels, scale: f32, queries: Ran
     }
 }
 
-/// `out += scale·pᵀ·m` for the `queries` in `p` and `m`: a tile of keys for the queries that see its
-/// first.
+/// `out += scale·pᵀ·m` for the `queries` in `p` and `m`: a tile of keys for the queries that see
+/// its first.
 fn transposed(out: &mut [f32], p: &ScoreRows, m: &Panels, scale: f32, queries: Range<usize>) {
     let stride = m.columns();
     for run in (0..queries.end).step_by(RUN) {
