@@ -12,6 +12,7 @@ pub mod bf16;
 pub mod dropout;
 pub mod experts;
 pub mod gemm;
+pub mod head;
 pub mod head_norm;
 pub mod lion;
 pub mod loss;
