@@ -135,7 +135,11 @@ fn branch(leaves: &[Vec<f32>]) -> Vec<f32> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 30,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     /// Whole or in slices, of one thread or two: the same bits.
     #[test]

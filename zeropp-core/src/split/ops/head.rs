@@ -7,29 +7,19 @@
 //! Shapes: n = b·s tokens, h hidden, V rows of the weight, of which the first `ids` are token ids
 //! and the rest, if any, is there to make a multiple.
 
-use std::cell::Cell;
-use std::ops::Range;
-
 use burn::tensor::{Int, Tensor};
 
 pub use zeropp_model::head::head_chunk;
 
 use self::blocks::HostGrads;
+use self::chunks::ChunkedHead;
+pub use self::chunks::force_head_chunk;
 use super::{fast, halves, is_fast, link, loss, products, rows, wants_gradient};
 use crate::cpu_tensor;
 use crate::split::{ForwardGrads, OpCx, Saved, Weight};
 
 mod blocks;
-
-thread_local! {
-    static CHUNK: Cell<Option<usize>> = const { Cell::new(None) };
-}
-
-/// Makes the heads of this thread take this many tokens at a time. For tests of chunks.
-#[doc(hidden)]
-pub fn force_head_chunk(tokens: Option<usize>) {
-    CHUNK.set(tokens);
-}
+mod chunks;
 
 /// Mean over all tokens of −log `softmax(x·Wᵀ)[target]` for `x: [b, s, h]`, `w: [V, h]` and
 /// `targets: [b, s]`; fp32, shape `[1]`. Only the first `ids` rows of W take part.
@@ -74,40 +64,7 @@ pub fn linear_cross_entropy(
     })
 }
 
-/// The map, and how it is cut.
-struct ChunkedHead<'a> {
-    w: &'a Weight<2>,
-    ids: usize,
-    chunk: usize,
-    cx: &'a OpCx,
-}
-
-impl<'a> ChunkedHead<'a> {
-    fn new(x: &Tensor<3>, w: &'a Weight<2>, ids: usize, cx: &'a OpCx) -> Self {
-        let [b, s, _] = x.dims();
-        let shape = w.shape();
-        assert!(ids <= shape[0], "{ids} token ids, but the head has {} rows", shape[0]);
-        let on_kernels = is_fast(x) || halves(x).is_some();
-        let chunk = head_chunk(b * s, shape, x.dtype().size(), on_kernels);
-        let chunk = CHUNK.get().unwrap_or(chunk);
-        Self { w, ids, chunk, cx }
-    }
-
-    /// The divisor of the loss of `n` tokens.
-    fn divisor(&self, n: usize) -> f64 {
-        self.cx.masks.scored.unwrap_or(n as f64)
-    }
-
-    fn known(&self, targets: Tensor<2, Int>) -> Vec<usize> {
-        loss::known_targets(targets, self.ids, self.cx.masks.scored.is_some())
-    }
-
-    /// The chunks of `n` tokens, first tokens first.
-    fn chunks(&self, n: usize) -> impl Iterator<Item = Range<usize>> {
-        let chunk = self.chunk.max(1);
-        (0..n.div_ceil(chunk)).map(move |i| i * chunk..n.min((i + 1) * chunk))
-    }
-
+impl ChunkedHead<'_> {
     /// The loss and, with a place for the weight's gradient, that of x.
     fn forward(
         &self,

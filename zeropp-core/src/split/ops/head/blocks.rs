@@ -7,8 +7,8 @@ use burn::tensor::{Int, Tensor, bf16 as Half};
 use zeropp_model::head::{block_rows, blocks, workspace_bytes};
 
 use super::super::linear::row_block;
-use super::super::{halves, loss};
-use super::ChunkedHead;
+use super::super::{fast, halves, loss};
+use super::chunks::ChunkedHead;
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
 use crate::kernels::gemm::{MatMut, MatRef, StoreMode, gemm, product};
@@ -36,7 +36,7 @@ impl ChunkedHead<'_> {
     ) -> Tensor<1> {
         let ([_, h], ids, n) = (self.w.shape(), self.ids, targets.len());
         let w = self.w.get();
-        let w = super::fast(&w).expect("as x");
+        let w = fast(&w).expect("as x");
         let w = w.as_slice();
         let rows_of =
             |block: &Range<usize>| MatRef::new(&w[block.start * h..block.end * h], block.len(), h);
