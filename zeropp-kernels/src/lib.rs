@@ -13,6 +13,7 @@ pub mod dropout;
 mod elementwise;
 pub mod experts;
 pub mod gemm;
+pub mod head;
 pub mod head_norm;
 pub mod lion;
 pub mod loss;

@@ -1,7 +1,7 @@
 //! The cost of a decoder's parts for a micro-batch: FLOP, and bytes as the meter will count them.
 
 use crate::decoder::{Decoder, Moe, Norm};
-use crate::head::{head_chunk, logit_bytes};
+use crate::head::{head_chunk, workspace_bytes};
 use crate::layer::{BatchShape, LayerCost};
 use crate::parts::{DecoderPart, PartKind};
 use crate::slots::{Keeps, Slot};
@@ -297,9 +297,11 @@ fn head(part: &DecoderPart, batch: BatchShape) -> LayerCost {
     let (rows, n) = (d.rows(), batch.tokens());
     let shape = [rows, d.hidden];
     let chunk = head_chunk(n, shape, batch.element_bytes, batch.on_kernels());
-    let logit = logit_bytes(batch.element_bytes, batch.on_kernels());
-    // The kernels leave out the rows that are no token ids.
-    let columns = if batch.on_kernels() { d.vocabulary } else { rows };
+    let workspace = match batch.on_kernels() {
+        // They leave out the rows that are no token ids.
+        true => workspace_bytes(chunk, d.vocabulary, d.hidden, batch.element_bytes),
+        false => chunk * rows * batch.element_bytes,
+    };
     // The gradient of its input.
     let kept = hidden_bytes(d, batch);
     LayerCost {
@@ -307,7 +309,7 @@ fn head(part: &DecoderPart, batch: BatchShape) -> LayerCost {
         frozen_flops: if any_trains(part) { 0.0 } else { d.head_flops(n) },
         activation_bytes: kept,
         activation_bytes_selective: kept,
-        workspace_bytes: (chunk * columns * logit) as u64,
+        workspace_bytes: workspace as u64,
         packed_elements: packed(&[d.hidden, d.vocabulary]),
         gradients_in_forward: true,
         ..LayerCost::default()

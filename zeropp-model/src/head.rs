@@ -1,5 +1,12 @@
-//! How many tokens a head takes at a time, so that nothing of size tokens × vocabulary outlives a
-//! chunk.
+//! How a head is cut: into blocks of the vocabulary, over which its sums are made, and into chunks of
+//! tokens, so that nothing of size tokens × vocabulary outlives a chunk.
+
+use std::ops::Range;
+
+/// Most blocks of the vocabulary.
+const BLOCKS_MAX: usize = 64;
+/// Rows of a block are whole multiples of this, as products and shards like it.
+const ROWS_MULTIPLE: usize = 128;
 
 /// Bytes of a chunk's logits for the CPU's kernels: each chunk reads the weight twice and its
 /// gradient once, which from about a hundred tokens on is little beside its products as long as the
@@ -37,14 +44,57 @@ pub fn head_chunk(
 
 /// Bytes that a logit takes while its chunk is there: the kernels make it in fp32, and turn its
 /// gradient into the type of the products.
-pub fn logit_bytes(element_bytes: usize, on_kernels: bool) -> usize {
+fn logit_bytes(element_bytes: usize, on_kernels: bool) -> usize {
     let fp32 = size_of::<f32>();
     if on_kernels && element_bytes < fp32 { fp32 + element_bytes } else { element_bytes }
+}
+
+/// Rows of a block of a head of so many token ids; the last block may have fewer.
+pub fn block_rows(ids: usize) -> usize {
+    ids.div_ceil(BLOCKS_MAX).next_multiple_of(ROWS_MULTIPLE)
+}
+
+/// The blocks of a head of so many token ids, in order. They follow from the ids alone: sums over
+/// the vocabulary are made of those of its blocks, wherever these are computed.
+pub fn blocks(ids: usize) -> impl ExactSizeIterator<Item = Range<usize>> + Clone {
+    let rows = block_rows(ids);
+    (0..ids.div_ceil(rows)).map(move |i| i * rows..ids.min((i + 1) * rows))
+}
+
+/// Bytes that the CPU's kernels hold for a chunk of `tokens`: all its logits, the sums of x's
+/// gradient that wait for those of other blocks, and in bf16 a block's gradient.
+pub fn workspace_bytes(tokens: usize, ids: usize, hidden: usize, element_bytes: usize) -> usize {
+    let (fp32, count) = (size_of::<f32>(), blocks(ids).len());
+    // Sums of 2ⁿ blocks, each of another n.
+    let waiting = (0..count).map(usize::count_ones).max().unwrap_or(0) as usize;
+    let narrow = if element_bytes < fp32 { block_rows(ids).min(ids) * element_bytes } else { 0 };
+    tokens * (ids * fp32 + waiting * hidden * fp32 + narrow)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn at_most_64_blocks_cover_every_id_once() {
+        for ids in (1..3000).chain([8191, 8192, 8193, 32_000, 50_257, 128_256, 256_000]) {
+            let all: Vec<_> = blocks(ids).collect();
+            assert!(all.len() <= BLOCKS_MAX && all[0].start == 0 && all[all.len() - 1].end == ids);
+            assert!(all.windows(2).all(|pair| pair[0].end == pair[1].start));
+            let (_, whole) = all.split_last().expect("a block");
+            assert!(whole.iter().all(|block| block.len() == block_rows(ids)));
+            assert!(block_rows(ids).is_multiple_of(ROWS_MULTIPLE));
+        }
+        assert_eq!((blocks(128).len(), blocks(129).len(), blocks(128_256).len()), (1, 2, 63));
+    }
+
+    #[test]
+    fn few_sums_of_blocks_wait_for_others() {
+        let waiting = |ids| workspace_bytes(1, ids, 1, 4) - ids * 4;
+        assert_eq!([128, 129, 513, 8192].map(waiting), [0, 4, 8, 24]);
+        assert_eq!(workspace_bytes(3, 100, 8, 2), 3 * 100 * (4 + 2));
+        assert_eq!(workspace_bytes(3, 300, 8, 2), 3 * (300 * 4 + 8 * 4 + 128 * 2));
+    }
 
     #[test]
     fn chunks_follow_from_shapes_and_hold_little() {

@@ -1,0 +1,160 @@
+//! The head by the CPU's kernels, in blocks of the vocabulary: a product for each block, whose shape
+//! follows from sizes alone, and sums over blocks in one order.
+
+use std::ops::Range;
+
+use burn::tensor::{Int, Tensor, bf16 as Half};
+use zeropp_model::head::{block_rows, blocks, workspace_bytes};
+
+use super::super::linear::row_block;
+use super::super::{fast, halves, loss};
+use super::chunks::ChunkedHead;
+use crate::cpu_tensor;
+use crate::kernels::bf16::{self, Mat, Packed};
+use crate::kernels::gemm::{MatMut, MatRef, StoreMode, gemm, product};
+use crate::kernels::head::{BlockLogits, TreeSum, cross_entropy, totals};
+use crate::meter::Hold;
+use crate::split::weight::Side;
+use crate::split::{ForwardGrads, Saved};
+
+/// Where the gradients of a head in fp32 go.
+pub(super) struct HostGrads<'a> {
+    /// Of x, `[n, h]`; empty at first.
+    pub(super) dx: &'a mut Vec<f32>,
+    /// Of the weight, `[V, h]`; added to. None where it does not train.
+    pub(super) dw: Option<&'a mut [f32]>,
+    /// Factor on every token's loss.
+    pub(super) weight: f32,
+}
+
+impl ChunkedHead<'_> {
+    pub(super) fn on_host(
+        &self,
+        x: &[f32],
+        targets: &[usize],
+        mut grads: Option<HostGrads>,
+    ) -> Tensor<1> {
+        let ([_, h], ids, n) = (self.w.shape(), self.ids, targets.len());
+        let w = self.w.get();
+        let w = fast(&w).expect("as x");
+        let w = w.as_slice();
+        let rows_of =
+            |block: &Range<usize>| MatRef::new(&w[block.start * h..block.end * h], block.len(), h);
+        let _held = self.chunk_workspace(size_of::<f32>());
+        let mut sum = 0.0;
+        for tokens in self.chunks(n) {
+            let (c, targets) = (tokens.len(), &targets[tokens.clone()]);
+            let x = &x[tokens.start * h..tokens.end * h];
+            let mut logits = BlockLogits::new(targets, 0);
+            for block in blocks(ids) {
+                logits.push(product(1.0, MatRef::new(x, c, h), rows_of(&block).t()));
+            }
+            let totals = totals(logits.sums());
+            sum += cross_entropy(&totals, logits.chosen(), targets);
+            let Some(grads) = &mut grads else { continue };
+            let mut dx = TreeSum::default();
+            for (block, slope) in blocks(ids).zip(logits.slopes(&totals, grads.weight)) {
+                let (slope, w) = (&slope[..], rows_of(&block));
+                dx.add(c * h, |dx| {
+                    let slope = MatRef::new(slope, c, block.len());
+                    gemm(MatMut::new(dx, c, h), StoreMode::Set, 1.0, slope, w);
+                });
+                if let Some(dw) = &mut grads.dw {
+                    self.add_weight_gradient(&mut dw[block.start * h..block.end * h], slope, x);
+                }
+            }
+            match c == n {
+                true => *grads.dx = dx.done(),
+                false => grads.dx.extend(dx.done()),
+            }
+        }
+        loss::mean(sum, self.divisor(n))
+    }
+
+    /// Adds a block's slopeᵀ·x to `dw: [rows, h]`, for `slope: [c, rows]` and `x: [c, h]`.
+    fn add_weight_gradient(&self, dw: &mut [f32], slope: &[f32], x: &[f32]) {
+        let [_, h] = self.w.shape();
+        let rows = dw.len() / h;
+        // As many tokens at a time as stay in the cache, as for any weight.
+        let tokens = row_block(self.ids * h);
+        for (x, slope) in x.chunks(tokens * h).zip(slope.chunks(tokens * rows)) {
+            let n = x.len() / h;
+            let (x, slope) = (MatRef::new(x, n, h), MatRef::new(slope, n, rows));
+            gemm(MatMut::new(dw, rows, h), StoreMode::Add, 1.0, slope.t(), x);
+        }
+    }
+
+    /// The same in bf16: logits, loss and sums in fp32, the factors of products in bf16.
+    pub(super) fn in_halves(
+        &self,
+        x: &Tensor<3>,
+        targets: Tensor<2, Int>,
+        sink: Option<&ForwardGrads>,
+    ) -> (Tensor<1>, Option<Saved<3>>) {
+        let (dims, targets) = (x.dims(), self.known(targets));
+        let ([_, h], ids, n) = (self.w.shape(), self.ids, targets.len());
+        let (x, w) = (halves(x).expect("checked by the caller"), self.w.get());
+        let (x, w) = (x.as_slice(), halves(&w).expect("as x"));
+        let w = &w.as_slice()[..ids * h];
+        let _held = self.chunk_workspace(size_of::<Half>());
+        let held = sink.map(|_| self.cx.workspace(size_of_val(x)));
+        let (mut sum, mut dx) = (0.0, Vec::new());
+        for tokens in self.chunks(n) {
+            let (c, targets) = (tokens.len(), &targets[tokens.clone()]);
+            let x = Mat::new(&x[tokens.start * h..tokens.end * h], c, h);
+            let mut logits = BlockLogits::new(targets, 0);
+            self.each_block(Side::Forward, w, |block, w| {
+                let mut of_block = vec![0.0; c * block.len()];
+                bf16::product_set(&mut of_block, block.len(), x, w);
+                logits.push(of_block);
+            });
+            let totals = totals(logits.sums());
+            sum += cross_entropy(&totals, logits.chosen(), targets);
+            let Some(sink) = sink else { continue };
+            let weight = sink.loss_scale / self.divisor(n) as f32;
+            let right = self.w.trains().then(|| Packed::new(x));
+            let (mut sums, mut slopes) = (TreeSum::default(), logits.slopes(&totals, weight));
+            self.each_block(Side::Backward, w, |block, w| {
+                let slope = slopes.next().expect("one of each block");
+                let slope = bf16::convert::narrow(&slope);
+                let slope = Mat::new(&slope, c, block.len());
+                sums.add(c * h, |sums| bf16::product_set(sums, h, slope, w));
+                let Some(x) = &right else { return };
+                let mut grads = sink.grads.lock();
+                let dw = grads.host_mut(self.w.slot()).expect("on the CPU");
+                bf16::add_product(&mut dw[block.start * h..block.end * h], h, slope.t(), x);
+            });
+            dx.extend(bf16::convert::narrow(&sums.done()));
+        }
+        drop(held);
+        let dx = sink.map(|_| self.cx.save(cpu_tensor::from_halves(dx, dims)));
+        (loss::mean(sum, self.divisor(n)), dx)
+    }
+
+    /// Calls `f` with each block of the bf16 weight, in order, and how products on `side` read its
+    /// rows: kept, or packed anew each time.
+    fn each_block(&self, side: Side, w: &[Half], mut f: impl FnMut(Range<usize>, &Packed)) {
+        let [_, h] = self.w.shape();
+        let rows = block_rows(self.ids);
+        let pack = |rows: &[Half]| {
+            let m = Mat::new(rows, rows.len() / h, h);
+            Packed::new(if side == Side::Forward { m.t() } else { m })
+        };
+        let kept = self
+            .w
+            .keeps_packed()
+            .then(|| self.w.packed(side, || w.chunks(rows * h).map(pack).collect()));
+        for (i, block) in blocks(self.ids).enumerate() {
+            match &kept {
+                Some(kept) => f(block, &kept[i]),
+                None => f(block.clone(), &pack(&w[block.start * h..block.end * h])),
+            }
+        }
+    }
+
+    /// Counts what a chunk takes: with and without gradients the same, as plans do.
+    fn chunk_workspace(&self, element_bytes: usize) -> Hold {
+        let hidden = self.w.shape()[1];
+        self.cx.workspace(workspace_bytes(self.chunk, self.ids, hidden, element_bytes))
+    }
+}
