@@ -36,6 +36,8 @@ pub struct Kind {
     /// Makes the order that slices of a split head are put into, with so many micro-batches more
     /// ahead than it has of its own; none where its head is always whole.
     pub ahead: Option<Ahead>,
+    /// Makes the order of samples that are cut into slices; none where it has whole samples only.
+    pub in_slices: Option<InSlices>,
     /// Makes the compute actions, for a shape that is nowhere zero: for given costs where there are
     /// any and the kind weighs one order against another, else for equal ones.
     pub generate: fn(&Shape, Option<&OrderCosts>) -> Result<Schedule, ScheduleError>,
@@ -43,6 +45,10 @@ pub struct Kind {
 
 /// Chooses U for costs; returns it with the schedule.
 pub type WithUnit = fn(&Shape, &OrderCosts) -> Result<(usize, Schedule), ScheduleError>;
+
+/// The compute actions of a kind for samples in so many slices each, of which the shape's numbers
+/// are.
+pub type InSlices = fn(&Shape, usize) -> Result<Schedule, ScheduleError>;
 
 /// The compute actions of a kind with so many micro-batches more ahead.
 pub type Ahead = fn(&Shape, usize) -> Result<Schedule, ScheduleError>;
@@ -155,6 +161,7 @@ pub const KINDS: &[Kind] = &[
         note: unit_note,
         with_unit: None,
         ahead: Some(zeropp::ahead),
+        in_slices: Some(zeropp::in_slices),
         generate: |shape, _| zeropp::generate(shape),
     },
     Kind {
@@ -171,6 +178,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, _| breadth_first::generate("gpipe", shape),
     },
     Kind {
@@ -187,6 +195,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: Some(one_f_one_b::ahead),
+        in_slices: Some(one_f_one_b::in_slices),
         generate: |shape, _| one_f_one_b::generate(shape),
     },
     Kind {
@@ -203,6 +212,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, _| interleaved::generate(shape),
     },
     Kind {
@@ -219,6 +229,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, _| breadth_first::generate("bf-pp", shape),
     },
     Kind {
@@ -235,6 +246,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: Some(interleaved::in_slices),
         generate: |shape, _| interleaved::generate_zb(shape),
     },
     Kind {
@@ -251,6 +263,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: Some(zb_h::ahead),
+        in_slices: None,
         generate: |shape, _| zb_h::h1(shape),
     },
     Kind {
@@ -267,6 +280,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, _| zb_h::h2(shape),
     },
     Kind {
@@ -283,6 +297,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, costs| zb_auto::within("zb-1p", shape, costs, 1),
     },
     Kind {
@@ -299,6 +314,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, costs| zb_auto::within("zb-2p", shape, costs, 2),
     },
     Kind {
@@ -315,6 +331,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, costs| match costs {
             Some(costs) => zb_v::zb_v(shape, costs),
             None => zb_v::generate(shape),
@@ -334,6 +351,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, costs| v_blocks::v_half(shape, &or_equal(costs, shape)),
     },
     Kind {
@@ -350,6 +368,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, costs| v_blocks::v_min(shape, &or_equal(costs, shape)),
     },
     Kind {
@@ -366,6 +385,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |_, _| Err(ScheduleError::Searched { kind: "auto" }),
     },
     Kind {
@@ -382,6 +402,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: Some(zeropp_auto::zeropp_auto_unit),
         ahead: None,
+        in_slices: None,
         generate: |shape, costs| zeropp_auto::zeropp_auto(shape, &or_equal(costs, shape)),
     },
     Kind {
@@ -398,6 +419,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, _| dualpipe_v::generate(shape),
     },
     Kind {
@@ -414,6 +436,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, _| super::hanayo::generate(shape),
     },
 ];
@@ -532,6 +555,43 @@ pub fn generate_split(
     let equal = || sliced::equal(shape, slices);
     let costs = costs.cloned().unwrap_or_else(equal);
     sliced::fastest(name, shape, slices, &costs, |more| ahead(shape, more))
+}
+
+/// Like [`generate`] with every sample cut into slices of so many tokens: the numbers of `shape`
+/// are of samples, one a micro-batch, those of the schedule of slices
+/// ([`Schedule::sample_slices`]). Without slices samples are whole.
+///
+/// # Errors
+/// As [`generate`]; also a kind that has whole samples only, and slices of no tokens.
+pub fn generate_sliced(
+    kind: &str,
+    shape: &Shape,
+    sample_slices: &[u64],
+) -> Result<Schedule, ScheduleError> {
+    let in_slices = Kind::find(kind).and_then(|kind| Some((kind.name, kind.in_slices?)));
+    let Some((name, in_slices)) = in_slices.filter(|_| !sample_slices.is_empty()) else {
+        let whole = made(kind, shape, None)?;
+        return match sample_slices.len() {
+            0 => Ok(whole),
+            slices => Err(ScheduleError::WholeSamples {
+                kind: Kind::find(kind).map_or("", |kind| kind.name),
+                slices,
+                sliced: Kind::names(|kind| kind.in_slices.is_some()),
+            }),
+        };
+    };
+    shape.check(name)?;
+    let n = sample_slices.len();
+    let of_samples = |samples: usize| samples.saturating_mul(n);
+    let unit = of_samples(shape.unit.min(shape.micro_batches));
+    let in_all = Shape { micro_batches: of_samples(shape.micro_batches), unit, ..*shape };
+    in_all.check(name)?;
+    let schedule = in_slices(&in_all, n)?;
+    let schedule = Schedule { sample_slices: sample_slices.to_vec(), ..schedule };
+    match schedule.slices_fault() {
+        None => Ok(schedule),
+        Some(works) => Err(ScheduleError::Field { kind: name, field: "slices", value: n, works }),
+    }
 }
 
 #[cfg(test)]

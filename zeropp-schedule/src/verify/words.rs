@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{Fault, LocatedAction, Stuck, VerifyError};
-use crate::ir::{Action, Task};
+use crate::ir::{Action, Compute, Task};
 
 /// How a reader calls what a message speaks of: this crate's own way, or that of a file.
 pub trait Words {
@@ -110,6 +110,17 @@ impl Fault {
             }
             Fault::WeightOrder { stage, after } => {
                 format!("W of stage {stage} must run in micro-batch order, but {after} ran before")
+            }
+            Fault::SliceWeightOrder { stage, after } => format!(
+                "W of stage {stage} must run in the order of samples, and from the last slice of \
+                 each to the first, but {after} ran before"
+            ),
+            Fault::NoSliceBefore(task) => {
+                let why = match task.kind {
+                    Compute::F => "whose keys and values it needs",
+                    _ => "which adds to the gradients of its keys and values",
+                };
+                format!("no {} before it, {why}: a slice of the same sample", computed(task))
             }
             Fault::HeadOrder { stage, after } => format!(
                 "forwards of stage {stage} must run in micro-batch order, as the loss's weight \
