@@ -53,6 +53,11 @@ impl Resolved {
             let help = "make the file without --head-split";
             return Err(ConfigError::value("schedule", &config.schedule, problem, help).into());
         }
+        if schedule.slices_per_sample() > 1 {
+            let problem = "its samples are cut into slices, which runs cannot do yet".to_string();
+            let help = "make the file without --slices";
+            return Err(ConfigError::value("schedule", &config.schedule, problem, help).into());
+        }
         check_sizes(config, &schedule)?;
         resolved.virtual_stages = Some(schedule.stages().div_ceil(schedule.pp()));
         resolved.micro_batches = Some(schedule.micro_batches());

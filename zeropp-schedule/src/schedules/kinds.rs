@@ -568,20 +568,15 @@ pub fn generate_sliced(
     shape: &Shape,
     sample_slices: &[u64],
 ) -> Result<Schedule, ScheduleError> {
-    let in_slices = Kind::find(kind).and_then(|kind| Some((kind.name, kind.in_slices?)));
-    let Some((name, in_slices)) = in_slices.filter(|_| !sample_slices.is_empty()) else {
-        let whole = made(kind, shape, None)?;
-        return match sample_slices.len() {
-            0 => Ok(whole),
-            slices => Err(ScheduleError::WholeSamples {
-                kind: Kind::find(kind).map_or("", |kind| kind.name),
-                slices,
-                sliced: Kind::names(|kind| kind.in_slices.is_some()),
-            }),
-        };
+    let Some(row) = Kind::find(kind).filter(|_| !sample_slices.is_empty()) else {
+        return made(kind, shape, None);
+    };
+    let (name, n) = (row.name, sample_slices.len());
+    let Some(in_slices) = row.in_slices else {
+        let sliced = Kind::names(|kind| kind.in_slices.is_some());
+        return Err(ScheduleError::WholeSamples { kind: name, slices: n, sliced });
     };
     shape.check(name)?;
-    let n = sample_slices.len();
     let of_samples = |samples: usize| samples.saturating_mul(n);
     let unit = of_samples(shape.unit.min(shape.micro_batches));
     let in_all = Shape { micro_batches: of_samples(shape.micro_batches), unit, ..*shape };
