@@ -42,6 +42,7 @@ mod head;
 mod kind;
 mod over_time;
 mod places;
+mod slices;
 mod stage;
 
 use std::borrow::Cow;
@@ -424,30 +425,6 @@ impl<'a> Ledger<'a> {
         }
         if matches!(kind, Compute::W | Compute::BW) {
             self.now.weight_stash -= bytes.stash;
-        }
-    }
-
-    /// What there is of a stage for a micro-batch, or a slice.
-    fn bytes(&self, stage: usize, micro_batch: usize) -> StageBytes {
-        self.stages[stage * self.slices + micro_batch % self.slices]
-    }
-
-    /// What there is of a stage whatever the micro-batch.
-    fn of_stage(&self, stage: usize) -> StageBytes {
-        self.bytes(stage, 0)
-    }
-
-    /// The sum over the first slices of a sample.
-    fn sum_to(&self, stage: usize, slices: usize, of: fn(&StageBytes) -> u64) -> u64 {
-        self.stages[stage * self.slices..][..slices].iter().map(of).sum()
-    }
-
-    /// At a sample's first backward, that of its last slice: the gradients of the keys and values
-    /// of all slices before it.
-    fn context_gradients(&mut self, stage: usize, micro_batch: usize) {
-        let before = micro_batch % self.slices;
-        if before + 1 == self.slices {
-            self.now.activation += self.sum_to(stage, before, |s| s.context_gradient);
         }
     }
 

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use clap::builder::{IntoResettable, PossibleValuesParser, StyledStr};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::Bytes;
-use zeropp::pipeline::costs::SliceCut;
 use zeropp::pipeline::lower::{LowerOptions, OptimizerSync};
 use zeropp::pipeline::schedules::{DEFAULT, FORWARD, KINDS, Kind, Limits, Rate, StepForm};
 
 use super::all::COLUMNS;
 use super::cost_args::{CostFlags, MEMORY, cost_args};
+use super::slice_args::{SliceArgs, slice_args};
 use crate::values::whole;
 
 const ABOUT: &str = "Generate, simulate and draw a schedule\n\n\
@@ -102,40 +102,6 @@ pub(super) enum Limit {
     TimesP(i64),
 }
 
-/// How samples are cut into slices.
-#[derive(Clone, Debug)]
-pub(super) struct SliceArgs {
-    /// Slices of a sample.
-    pub(super) number: usize,
-    pub(super) cut: SliceCut,
-    /// Tokens of a sample.
-    pub(super) tokens: u64,
-    /// The share of pairs of tokens in the time of F, and of B.
-    pub(super) pairs: [f64; 2],
-}
-
-impl SliceArgs {
-    fn new(matches: &ArgMatches) -> Option<SliceArgs> {
-        let number = *matches.get_one::<usize>("slices")?;
-        let cut = matches.get_one::<String>("slice-cut").map(String::as_str);
-        let shares: Vec<f64> =
-            matches.get_many("slice-pairs").into_iter().flatten().copied().collect();
-        Some(SliceArgs {
-            number,
-            cut: match cut {
-                Some("tokens") => SliceCut::Tokens,
-                _ => SliceCut::Work,
-            },
-            tokens: *matches.get_one("sample-tokens").expect("has a default"),
-            pairs: match shares[..] {
-                [f] => [f; 2],
-                [f, b, ..] => [f, b],
-                [] => [0.0; 2],
-            },
-        })
-    }
-}
-
 /// The request for a schedule.
 #[derive(Clone, Debug)]
 pub(crate) struct ScheduleRequest {
@@ -194,7 +160,7 @@ pub(crate) fn command() -> Command {
             ),
         ])
         .arg(head_split_arg())
-        .args(slice_args())
+        .args(slice_args(&Kind::names(|k| k.in_slices.is_some())))
         .args(cost_args())
         .arg(
             Arg::new("mem-limit")
@@ -231,51 +197,6 @@ fn head_split_arg() -> Arg {
              stage of its own then, whose slices take together what the last stage takes. For \
              {kinds}. Runs cannot do it yet."
         ))
-}
-
-/// The flags for samples in slices.
-fn slice_args() -> [Arg; 4] {
-    let kinds = Kind::names(|k| k.in_slices.is_some());
-    let slices = number("slices", "N", "Slices that every sample is cut into")
-        .conflicts_with("head-split")
-        .long_help(format!(
-            "Slices that every sample is cut into, along its sequence: a micro-batch of the \
-             schedule is a slice then. --micro-batches and --unit count samples, of which costs \
-             and memory are, too. For {kinds}. Runs cannot do it yet."
-        ));
-    let cut = Arg::new("slice-cut")
-        .long("slice-cut")
-        .value_name("WHAT")
-        .requires("slices")
-        .default_value(SliceCut::NAMES[0])
-        .value_parser(PossibleValuesParser::new(SliceCut::NAMES))
-        .help("What slices have the same of");
-    let tokens = Arg::new("sample-tokens")
-        .long("sample-tokens")
-        .value_name("T")
-        .requires("slices")
-        .default_value("32768")
-        .value_parser(value_parser!(u64).range(1..=1 << 40))
-        .help("Tokens of a sample, which is cut at multiples of 256");
-    let pairs = Arg::new("slice-pairs")
-        .long("slice-pairs")
-        .value_name("F[,B]")
-        .requires("slices")
-        .value_delimiter(',')
-        .num_args(1..=2)
-        .value_parser(share)
-        .help("Share of F and of B, 0 to 1, that grows by pairs of tokens [default: 0]")
-        .long_help(
-            "Share of F and of B, 0 to 1, that grows by pairs of tokens, as attention does: of a \
-             sample's whole time. The rest of it, and W, grows by tokens. One number is for both. \
-             [default: 0]",
-        );
-    [slices, cut, tokens, pairs]
-}
-
-fn share(text: &str) -> Result<f64, String> {
-    let found = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
-    found.ok_or_else(|| "expected a share of the time, a number between 0 and 1".into())
 }
 
 /// The flags for all kinds side by side.

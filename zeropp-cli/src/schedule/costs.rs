@@ -9,9 +9,9 @@ use zeropp::pipeline::schedules;
 use zeropp::pipeline::simulate::{self, LinkCosts, StageCosts};
 use zeropp::pipeline::timeline::MemoryUnit;
 
-use super::args::SliceArgs;
 use super::cost_args::{CostFlags, LayerTimes, MemoryArgs, PerStage, TimeArgs};
 use super::micros::{Micros, micros};
+use super::slice_args::SliceArgs;
 use crate::Failure;
 
 /// Every stage's costs.

@@ -61,7 +61,7 @@ fn a_run_refuses_a_schedule_of_samples_in_slices() {
     works(dir.path(), "check sliced.csv");
     works(dir.path(), "check sliced.json");
     works(dir.path(), "compare sliced.json sliced.json");
-    let problem = "schedule = sliced.csv: its samples are cut into slices, which runs cannot do yet";
+    let problem = "schedule = sliced.csv: its samples are cut into slices, which runs cannot do";
     fails(dir.path(), "run --schedule sliced.csv --pp 2 --layers 4 --steps 1", problem);
     for (line, message) in [
         ("--kind zb-v --slices 4", "slices = 4: schedule zb-v has whole samples only; use zeropp"),

@@ -7,8 +7,8 @@ use crate::schedules::Kind;
 /// The stage of `rank` that keeps what its forward makes. Where `splits` says that B and W are
 /// apart that is the last of several, whose backward follows its forward closely (ZeroPP §3.3), and
 /// an only one whose backwards are not in order: a head that is done again before them has to make
-/// its gradient in the order of the micro-batches. So does the last stage of all where samples are cut
-/// into slices, whose backwards come from the last to the first.
+/// its gradient in the order of the micro-batches. So does the last stage of all where samples are
+/// cut into slices, whose backwards come from the last to the first.
 pub(super) fn kept(schedule: &Schedule, splits: bool, rank: usize) -> Option<usize> {
     let mine = schedule.stages_of(rank);
     let has_head =

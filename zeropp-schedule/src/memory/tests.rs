@@ -345,6 +345,18 @@ fn of(held: &MemoryBytes) -> [(HeldKind, u64); 7] {
     ]
 }
 
+/// Programs of samples in slices: the first backward of each makes room for the gradients of the
+/// keys and values of all its slices.
+fn in_slices(bytes: StageBytes) -> [(Schedule, Vec<StageBytes>); 2] {
+    let shape = Shape { pp: 2, virtual_stages: 1, micro_batches: 2, unit: 2 };
+    ["zeropp", "1f1b"].map(|kind| {
+        let sliced = generate_sliced(kind, &shape, &[512, 256, 256]).unwrap();
+        let sliced = lower(&sliced, &LowerOptions::default());
+        let stages = vec![StageBytes { context_gradient: 997, ..bytes }; sliced.cost_entries()];
+        (sliced, stages)
+    })
+}
+
 /// What every action does to memory in all programs is what its row says: no more, and all of it.
 #[test]
 fn every_action_takes_and_gives_the_memory_that_its_row_says() {
@@ -403,12 +415,7 @@ fn every_action_takes_and_gives_the_memory_that_its_row_says() {
             walk(program, Ledger::of(&split, rank, &stages));
         }
     }
-    // A sample's first backward makes room for the gradients of the keys and values of all slices.
-    let shape = Shape { pp: 2, virtual_stages: 1, micro_batches: 2, unit: 2 };
-    for kind in ["zeropp", "1f1b"] {
-        let sliced = generate_sliced(kind, &shape, &[512, 256, 256]).unwrap();
-        let sliced = lower(&sliced, &LowerOptions::default());
-        let stages = vec![StageBytes { context_gradient: 997, ..bytes }; sliced.cost_entries()];
+    for (sliced, stages) in in_slices(bytes) {
         for (rank, program) in sliced.ranks.iter().enumerate() {
             walk(program, Ledger::of(&sliced, rank, &stages));
         }

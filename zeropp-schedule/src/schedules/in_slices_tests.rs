@@ -119,8 +119,8 @@ fn a_kind_without_slices_says_which_kinds_have_them() {
     );
     assert_eq!(
         error("interleaved-zb", &[256; 3]),
-        "schedule interleaved-zb: slices = 3 does not work; a round of a sample has no fewer slices \
-         than pp = 4; use that many, or zeropp"
+        "schedule interleaved-zb: slices = 3 does not work; a round of a sample has no fewer \
+         slices than pp = 4; use that many, or zeropp"
     );
     assert!(error("zeropp", &[256, 0]).contains("each slice has a number of tokens above 0"));
     let many = Shape { micro_batches: 1 << 20, ..shape };

@@ -28,9 +28,9 @@ pub use words::Words;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VerifyLimits {
     /// The W of a stage must run in micro-batch order, of a sample's slices from the last to the
-    /// first; and in micro-batch order the F of the last stage (its R where it recomputes), in which
-    /// a head makes its weight gradient, or those of a split head. The bits of a gradient depend on
-    /// it.
+    /// first; and in micro-batch order the F of the last stage (its R where it recomputes), in
+    /// which a head makes its weight gradient, or those of a split head. The bits of a gradient
+    /// depend on it.
     pub w_in_order: bool,
     /// A program must end with an optimizer step (programs of other tools have none).
     pub optimizer_step: bool,

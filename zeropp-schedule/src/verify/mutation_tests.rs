@@ -378,7 +378,8 @@ prop_compose! {
     fn good()(
         kind in 0..KINDS.len(), pp in 1usize..5, virtual_stages in 1usize..4,
         micro_batches in 1usize..9, unit in 1usize..6,
-        slices in 1usize..5, lowered: bool, prefetch in 0usize..3, recompute: bool, replicas: bool, look_ahead: bool,
+        slices in 1usize..5, lowered: bool, prefetch in 0usize..3,
+        recompute: bool, replicas: bool, look_ahead: bool,
     ) -> (Schedule, bool, usize) {
         let mut shape = Shape { pp, virtual_stages, micro_batches, unit };
         // Kinds that do not take the shape take V = 1, or give way to ZeroPP.
