@@ -48,9 +48,14 @@ impl Resolved {
         };
         let limits = VerifyLimits { optimizer_step: false, ..VerifyLimits::default() };
         verify(&schedule, &limits).map_err(|e| wrong(e.to_string()))?;
-        if !schedule.slices.is_empty() {
+        if !schedule.head_blocks.is_empty() {
             let problem = "its head is split over ranks, which runs cannot do yet".to_string();
             let help = "make the file without --head-split";
+            return Err(ConfigError::value("schedule", &config.schedule, problem, help).into());
+        }
+        if schedule.slices_per_sample() > 1 {
+            let problem = "its samples are cut into slices, which runs cannot do yet".to_string();
+            let help = "make the file without --slices";
             return Err(ConfigError::value("schedule", &config.schedule, problem, help).into());
         }
         check_sizes(config, &schedule)?;

@@ -206,7 +206,7 @@ fn read(path: &Path, matches: &ArgMatches) -> Result<ComparedInput, Failure> {
     // Costs that know the size of weights are of a model, in bytes; others are in any unit.
     let of_model = costs.as_ref().is_some_and(|costs| !costs.mem_weights.is_empty());
     let memory_unit = if of_model { MemoryUnit::Bytes } else { MemoryUnit::Units };
-    let costs = costs.map(|costs| costs.for_simulator(schedule.cells()));
+    let costs = costs.map(|costs| costs.for_simulator(schedule.cost_entries()));
     Ok(ComparedInput::Plan(ComparedSchedule {
         name,
         path: path.into(),

@@ -9,6 +9,7 @@ mod facts;
 mod make;
 mod micros;
 mod output;
+mod slice_args;
 
 use std::path::PathBuf;
 

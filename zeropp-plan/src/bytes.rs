@@ -4,7 +4,7 @@
 use zeropp_model::layer::{BackwardPeak, LayerCost, pieces};
 use zeropp_model::optimizer::{Cut, Role, Shares, StateRule};
 use zeropp_model::params::{BLOCK, FlatLayout, ParamSpec};
-use zeropp_schedule::memory::{HeadBytes, LayerwiseBytes, MemoryBytes, StageBytes};
+use zeropp_schedule::memory::{LayerwiseBytes, MemoryBytes, StageBytes};
 
 /// A layer as a prediction sees it.
 #[derive(Clone, Debug)]
@@ -162,7 +162,8 @@ pub fn stage_bytes<'a>(
         gather_input: if alone || fp32 { 0 } else { shard * element },
         reduced: if alone { 0 } else { trained_shard * 4 },
         replica_reduced: if form.is_summed { trained_shard * 4 / cut.owners as u64 } else { 0 },
-        head: HeadBytes::default(),
+        // Of a whole head, and of whole samples.
+        ..StageBytes::default()
     }
 }
 

@@ -374,3 +374,6 @@ fn most_of_ranks(layout: &Layout, stages: &[Stage], of: impl Fn(&Stage) -> f64) 
     }
     ranks.into_iter().fold(0.0, f64::max)
 }
+
+#[cfg(test)]
+mod slice_tests;

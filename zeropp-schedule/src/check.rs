@@ -91,7 +91,7 @@ pub fn check(
         return Err(faults.iter().map(|fault| TextFault::new(fault, &layout)).collect());
     }
     if let Some(costs) = &document.costs {
-        let simulated = simulate(schedule, &costs.clone().for_simulator(schedule.cells()));
+        let simulated = simulate(schedule, &costs.clone().for_simulator(schedule.cost_entries()));
         simulated.map_err(|error| vec![TextFault::of_text(error)])?;
     }
     Ok(document)

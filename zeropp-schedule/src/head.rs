@@ -53,7 +53,7 @@ impl Head {
         let mut head = Head {
             stage,
             root,
-            slices: schedule.slices.clone(),
+            slices: schedule.head_blocks.clone(),
             edges: Vec::new(),
             by_ends: HashMap::new(),
             f: vec![Vec::new(); schedule.pp()],
@@ -296,7 +296,8 @@ pub fn gradients_to(slices: &[usize], root: usize, rank: usize) -> u64 {
     let pp = slices.len();
     let placement = (0..pp).map(|n| (root + 1 + n) % pp).collect();
     let ranks = vec![Vec::new(); pp];
-    let schedule = Schedule { placement, ranks, slices: slices.to_vec(), ..Schedule::default() };
+    let schedule =
+        Schedule { placement, ranks, head_blocks: slices.to_vec(), ..Schedule::default() };
     let all = Head::of(&schedule).map(|head| head.edges).unwrap_or_default();
     let is_to = |e: &&Edge| e.message == HeadMessage::Gradient && e.to == rank;
     all.iter().filter(is_to).map(|e| e.tensors).sum()
@@ -311,7 +312,7 @@ mod tests {
         let placement = (0..pp).map(|n| (root + 1 + n) % pp).collect();
         let ranks = vec![Vec::new(); pp];
         let schedule =
-            Schedule { placement, ranks, slices: slices.to_vec(), ..Schedule::default() };
+            Schedule { placement, ranks, head_blocks: slices.to_vec(), ..Schedule::default() };
         Head::of(&schedule).unwrap()
     }
 

@@ -20,9 +20,17 @@ pub struct Schedule {
     pub ranks: Vec<Vec<Action>>,
     /// How many of the head's row blocks each rank has, in rank order, where the head is split over
     /// ranks: it is a stage S of its own then, which every rank with blocks computes a slice of.
-    /// Empty: the head is whole, and part of the last stage.
-    pub slices: Vec<usize>,
+    /// Empty: the head is whole, and part of the last stage. Files call it `slices`.
+    pub head_blocks: Vec<usize>,
+    /// Tokens of each of the n slices that every sample is cut into, in their order; empty where
+    /// samples are whole. A micro-batch is a slice then: number / n is its sample, number % n which
+    /// slice. Its F needs keys and values of the slices before it, its B gradients of those that
+    /// the slices behind it have made.
+    pub sample_slices: Vec<u64>,
 }
+
+/// The most tokens of a sample.
+const TOKENS_MAX: u64 = 1 << 40;
 
 /// The most row blocks of a head.
 pub const BLOCKS_MAX: usize = 64;
@@ -40,13 +48,13 @@ impl Schedule {
 
     /// The stage that is split over ranks, S, if there is one.
     pub(crate) fn wide_stage(&self) -> Option<usize> {
-        (!self.slices.is_empty()).then_some(self.stages())
+        (!self.head_blocks.is_empty()).then_some(self.stages())
     }
 
     /// Entries of lists that have one for each stage, as costs have: the stages and, where the head
     /// is split, the slice of each rank.
     pub fn cells(&self) -> usize {
-        self.stages() + self.slices.len()
+        self.stages() + self.head_blocks.len()
     }
 
     /// The place in such lists of `stage` as `rank` has it.
@@ -54,10 +62,58 @@ impl Schedule {
         if self.wide_stage() == Some(stage) { stage + rank } else { stage }
     }
 
+    /// Slices of each sample, n; 1 where samples are whole.
+    pub fn slices_per_sample(&self) -> usize {
+        self.sample_slices.len().max(1)
+    }
+
+    /// Entries of lists that have one for each of [`cells`](Self::cells) and slice, as costs have:
+    /// all slices of the first, then of the second.
+    pub fn cost_entries(&self) -> usize {
+        self.cells() * self.slices_per_sample()
+    }
+
+    /// The place in such lists of a micro-batch of `stage` as `rank` has it. What belongs to the
+    /// stage alone, as its weights, stands at that of micro-batch 0.
+    pub fn cost_entry(&self, rank: usize, stage: usize, micro_batch: usize) -> usize {
+        let slices = self.slices_per_sample();
+        self.cell(rank, stage) * slices + micro_batch % slices
+    }
+
+    /// What is wrong with the slices of its samples, and what would work.
+    pub(crate) fn slices_fault(&self) -> Option<String> {
+        let slices = &self.sample_slices;
+        if slices.is_empty() {
+            return None;
+        }
+        let sum = slices.iter().try_fold(0u64, |sum, n| sum.checked_add(*n));
+        if slices.contains(&0) || sum.is_none_or(|sum| sum > TOKENS_MAX) {
+            return Some(format!(
+                "sample_slices = {slices:?}; each slice has a number of tokens above 0, and a \
+                 sample {TOKENS_MAX} at most"
+            ));
+        }
+        let n = slices.len();
+        if let Some(unit) = self.units.iter().position(|of| !of.is_multiple_of(n)) {
+            return Some(format!(
+                "unit {unit} has {} slices; units are of whole samples, which have {n} each",
+                self.units[unit]
+            ));
+        }
+        let both = !self.head_blocks.is_empty();
+        both.then(|| "the head is split and samples are cut into slices; use one of them".into())
+    }
+
+    /// Where a micro-batch is in the order of a stage's backwards and so of its sums: that of
+    /// samples, and from the last slice of each to the first.
+    pub fn backward_place(&self, micro_batch: usize) -> usize {
+        reversed_slices(micro_batch, self.slices_per_sample())
+    }
+
     /// Whether `rank` computes `stage`.
     pub(crate) fn has(&self, rank: usize, stage: usize) -> bool {
         match self.wide_stage() {
-            Some(wide) if wide == stage => self.slices.get(rank).is_some_and(|n| *n > 0),
+            Some(wide) if wide == stage => self.head_blocks.get(rank).is_some_and(|n| *n > 0),
             _ => self.placement.get(stage) == Some(&rank),
         }
     }
@@ -105,6 +161,12 @@ impl Schedule {
     pub(crate) fn unit_table(&self) -> Vec<usize> {
         self.units.iter().enumerate().flat_map(|(unit, n)| std::iter::repeat_n(unit, *n)).collect()
     }
+}
+
+/// The number with which a backward of so many slices a sample comes, or the other way round.
+pub(crate) fn reversed_slices(micro_batch: usize, slices: usize) -> usize {
+    let slice = micro_batch % slices;
+    micro_batch - slice + (slices - 1 - slice)
 }
 
 /// Looping placement: stage v·P + p lives on rank p.

@@ -160,7 +160,10 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
             }
             keep_written(&schedule.ranks[rank], program, kept, &mut inserts);
             if !kept {
-                let visits = weights::visits(schedule, program);
+                let mut visits = weights::visits(schedule, program);
+                if schedule.slices_per_sample() > 1 && residency == Residency::LookAhead {
+                    weights::join_units(&mut visits);
+                }
                 weights::add_gathers(&visits, options.prefetch, residency, &mut inserts);
             }
             let gradients = gradients(schedule, program, rank);

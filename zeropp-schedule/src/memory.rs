@@ -4,6 +4,10 @@
 //! * *activation*: what F keeps for B. Where an R follows, F keeps the stage input only, and R
 //!   turns it into the whole; in a stage of several layers F keeps the input of each, and R and B
 //!   make one whole after the other, the last first;
+//! * of samples in slices, *activation* has what slices need of each other, too: where a stage
+//!   recomputes, keys and values of a slice from F to R, which makes them again (of forwards alone,
+//!   to the sample's last F); the gradients of a slice's keys and values from the sample's first B,
+//!   that of its last slice, to the B of the slice itself;
 //! * *workspace*: what a forward (or R) takes beside that and gives back at its end counts as
 //!   activation meanwhile;
 //! * *weight stash*: what B keeps for W; a whole backward is B, then W. Between its beginning and
@@ -38,6 +42,7 @@ mod head;
 mod kind;
 mod over_time;
 mod places;
+mod slices;
 mod stage;
 
 use std::borrow::Cow;
@@ -50,7 +55,8 @@ use crate::ir::{Action, Compute, Message, Schedule, Task};
 /// The peak of every rank by kind.
 ///
 /// `schedule` is one that [`verify`](crate::verify::verify) accepts, lowered or compute-only
-/// (nothing is gathered, received or reduced then), and `stages` has an entry for each stage.
+/// (nothing is gathered, received or reduced then), and `stages` has an entry for each stage, or
+/// for each stage and slice ([`Schedule::cost_entry`]).
 ///
 /// # Panics
 /// Panics if `stages` has fewer entries than the schedule has stages.
@@ -104,6 +110,8 @@ fn walked<T>(schedule: &Schedule, stages: &[StageBytes], of: fn(&Ledger) -> T) -
 /// What one rank holds while it goes through its program.
 pub struct Ledger<'a> {
     stages: Cow<'a, [StageBytes]>,
+    /// Slices of a sample, each of which has an entry of every stage.
+    slices: usize,
     /// Stages without a split head.
     own: usize,
     /// What there is of a split head's messages.
@@ -150,27 +158,31 @@ pub struct Ledger<'a> {
 }
 
 impl<'a> Ledger<'a> {
-    /// An empty ledger for the rank with this program.
+    /// An empty ledger for the rank with this program, of whole samples.
     pub fn new(program: &[Action], stages: &'a [StageBytes]) -> Ledger<'a> {
-        Ledger::with(program, Cow::Borrowed(stages), None)
+        Ledger::with(program, (Cow::Borrowed(stages), 1), None)
     }
 
     /// One for `rank` of `schedule`; `stages` has an entry for each stage and, where the head is
     /// split, for each rank's slice.
     pub fn of(schedule: &Schedule, rank: usize, stages: &'a [StageBytes]) -> Ledger<'a> {
         let program = &schedule.ranks[rank];
-        let Some(wide) = schedule.wide_stage() else { return Ledger::new(program, stages) };
+        let slices = schedule.slices_per_sample();
+        let Some(wide) = schedule.wide_stage() else {
+            return Ledger::with(program, (Cow::Borrowed(stages), slices), None);
+        };
         let mut own = stages[..wide].to_vec();
         own.push(stages[schedule.cell(rank, wide)]);
-        Ledger::with(program, Cow::Owned(own), HeadLedger::new(schedule, rank))
+        Ledger::with(program, (Cow::Owned(own), slices), HeadLedger::new(schedule, rank))
     }
 
     fn with(
         program: &[Action],
-        stages: Cow<'a, [StageBytes]>,
+        (stages, slices): (Cow<'a, [StageBytes]>, usize),
         head: Option<HeadLedger>,
     ) -> Ledger<'a> {
-        let places = MicroBatchSlots::new(program, stages.len());
+        let of_stage: Vec<StageBytes> = stages.iter().step_by(slices).copied().collect();
+        let places = MicroBatchSlots::new(program, of_stage.len());
         let mut recomputed = vec![false; places.len()];
         let mut forward_only = true;
         for Task { kind, stage, micro_batch } in program.iter().flat_map(Action::computes) {
@@ -179,9 +191,11 @@ impl<'a> Ledger<'a> {
                 recomputed[places.of(stage, micro_batch)] = true;
             }
         }
-        let units = places::units(program, &stages, &places);
+        let units = places::units(program, &of_stage, &places);
+        let count = of_stage.len();
         Ledger {
-            own: stages.len() - usize::from(head.is_some()),
+            own: count - usize::from(head.is_some()),
+            slices,
             head,
             ahead: vec![None; units.len()],
             units,
@@ -190,13 +204,13 @@ impl<'a> Ledger<'a> {
             activations: vec![false; places.len()],
             gradients: vec![false; places.len()],
             places,
-            open: vec![false; stages.len()],
-            taken: vec![0; stages.len()],
-            begun: vec![false; stages.len()],
-            summed: vec![false; stages.len()],
+            open: vec![false; count],
+            taken: vec![0; count],
+            begun: vec![false; count],
+            summed: vec![false; count],
             reducing: None,
-            gathering: vec![false; stages.len()],
-            packed: vec![None; stages.len()],
+            gathering: vec![false; count],
+            packed: vec![None; count],
             stages,
             replica_reduced: 0,
             now: MemoryBytes::default(),
@@ -214,16 +228,16 @@ impl<'a> Ledger<'a> {
         }
         match *action {
             Action::AllGather { stage } => {
-                self.now.gathered += self.stages[stage].weights;
-                self.now.communication += self.stages[stage].gather_input;
+                self.now.gathered += self.of_stage(stage).weights;
+                self.now.communication += self.of_stage(stage).gather_input;
                 self.gathering[stage] = true;
                 self.packed[stage] = Some([false; 3]);
             }
             Action::Free { stage } => {
                 self.gathered(stage);
-                self.now.gathered -= self.stages[stage].weights;
+                self.now.gathered -= self.of_stage(stage).weights;
                 let packed = self.packed[stage].take().unwrap_or_default();
-                let sizes = packed_sizes(&self.stages[stage]);
+                let sizes = packed_sizes(&self.of_stage(stage));
                 let held = packed.iter().zip(sizes).filter(|(is, _)| **is).map(|(_, bytes)| bytes);
                 self.now.packed_weights -= held.sum::<u64>();
             }
@@ -236,13 +250,14 @@ impl<'a> Ledger<'a> {
             Action::ReduceScatter { stage } => {
                 self.retire();
                 self.open[stage] = false;
-                let reduced = self.stages[stage].reduced;
+                let reduced = self.of_stage(stage).reduced;
                 self.reducing = Some((stage, self.taken[stage], reduced));
                 self.now.communication += reduced;
             }
             Action::ReplicaReduce { stage } => {
-                self.replica_reduced += self.stages[stage].replica_reduced;
-                self.now.communication += self.stages[stage].replica_reduced;
+                let reduced = self.of_stage(stage).replica_reduced;
+                self.replica_reduced += reduced;
+                self.now.communication += reduced;
             }
             Action::Retire { .. } => self.retire(),
             Action::OptimizerStep => {
@@ -263,7 +278,7 @@ impl<'a> Ledger<'a> {
 
     /// The start of a compute action: what it allocates, and the message it takes.
     pub fn start(&mut self, Task { kind, stage, micro_batch }: Task) {
-        let bytes = self.stages[stage];
+        let bytes = self.bytes(stage, micro_batch);
         if kind != Compute::W {
             self.gathered(stage);
         }
@@ -276,13 +291,13 @@ impl<'a> Ledger<'a> {
         if let Some(message) = takes
             && std::mem::take(&mut self.received(message)[place])
         {
-            self.now.communication -= self.message_bytes(message, stage);
+            self.now.communication -= self.message_bytes(message, stage, micro_batch);
         }
         match kind {
             Compute::F if self.forward_only || self.recomputed[place] => {
                 let layerwise = bytes.layerwise.filter(|_| !self.forward_only);
                 let kept = layerwise.map_or(bytes.input, |layers| layers.inputs);
-                self.now.activation += kept + bytes.workspace;
+                self.now.activation += kept + bytes.context + bytes.workspace;
                 self.pack(stage, &[PACKED_FORWARD]);
             }
             Compute::F => {
@@ -295,7 +310,8 @@ impl<'a> Ledger<'a> {
                     Some(layers) => (layers.inputs, layers.redone),
                     None => (bytes.input, bytes.activation),
                 };
-                self.now.activation += made + bytes.workspace - kept;
+                let before = kept + bytes.context;
+                self.now.activation = self.now.activation + made + bytes.workspace - before;
                 self.forward_gradient(stage, micro_batch);
                 self.pack(stage, &[PACKED_FORWARD, PACKED_IN_FORWARD]);
             }
@@ -303,6 +319,7 @@ impl<'a> Ledger<'a> {
         }
         self.of_head(|head, _| head.start(kind, stage, micro_batch));
         if matches!(kind, Compute::B | Compute::BW) {
+            self.context_gradients(stage, micro_batch);
             self.pack(stage, &[PACKED_BACKWARD]);
             self.mark_inside(bytes, self.recomputed[place]);
         }
@@ -314,8 +331,8 @@ impl<'a> Ledger<'a> {
 
     /// The first products since the gather leave these copies of the stage's weights.
     fn pack(&mut self, stage: usize, which: &[usize]) {
+        let sizes = packed_sizes(&self.of_stage(stage));
         let Some(packed) = &mut self.packed[stage] else { return };
-        let sizes = packed_sizes(&self.stages[stage]);
         for i in which {
             if !std::mem::replace(&mut packed[*i], true) {
                 self.now.packed_weights += sizes[*i];
@@ -326,7 +343,7 @@ impl<'a> Ledger<'a> {
     /// The part of the unit's gradient that the forward with gradients makes, if it is the first.
     fn forward_gradient(&mut self, stage: usize, micro_batch: usize) {
         let Some(first) = self.unit_of(stage, micro_batch) else { return };
-        let StageBytes { keeps_first_gradient, gradient_in_forward, .. } = self.stages[stage];
+        let StageBytes { keeps_first_gradient, gradient_in_forward, .. } = self.of_stage(stage);
         let stays = keeps_first_gradient && !self.begun[stage];
         let taken = if stays { 0 } else { gradient_in_forward };
         if self.ahead[first].is_none() {
@@ -352,7 +369,7 @@ impl<'a> Ledger<'a> {
         if self.open[stage] {
             return;
         }
-        let bytes = self.stages[stage];
+        let bytes = self.of_stage(stage);
         self.open[stage] = true;
         let ahead = self.unit_of(stage, micro_batch).and_then(|unit| self.ahead[unit]);
         let stays = match ahead {
@@ -371,11 +388,15 @@ impl<'a> Ledger<'a> {
 
     /// The end of a compute action: B turns activation into stash, W drops the stash.
     pub fn end(&mut self, Task { kind, stage, micro_batch }: Task) {
-        let bytes = self.stages[stage];
+        let bytes = self.bytes(stage, micro_batch);
         if matches!(kind, Compute::F | Compute::R) {
             self.now.activation -= bytes.workspace;
             if self.forward_only {
                 self.now.activation -= bytes.input;
+                let whole = micro_batch % self.slices + 1 == self.slices;
+                let context =
+                    if whole { self.sum_to(stage, self.slices, |s| s.context) } else { 0 };
+                self.now.activation -= context;
             }
         }
         self.of_head(|head, sizes| head.end(kind, stage, micro_batch, sizes));
@@ -392,6 +413,9 @@ impl<'a> Ledger<'a> {
                 bytes.layerwise.filter(|_| self.recomputed[self.places.of(stage, micro_batch)]);
             self.now.activation -= layers.map_or(bytes.activation, |layers| layers.redone);
             self.now.weight_stash += bytes.stash;
+            if micro_batch % self.slices + 1 < self.slices {
+                self.now.activation -= bytes.context_gradient;
+            }
             self.mark();
         }
         if kind == Compute::BW {
@@ -437,7 +461,7 @@ impl<'a> Ledger<'a> {
     fn arrive(&mut self, message: Message, stage: usize, micro_batch: usize) {
         let place = self.places.of(stage, micro_batch);
         self.received(message)[place] = true;
-        self.now.communication += self.message_bytes(message, stage);
+        self.now.communication += self.message_bytes(message, stage, micro_batch);
     }
 
     fn received(&mut self, message: Message) -> &mut [bool] {
@@ -452,7 +476,7 @@ impl<'a> Ledger<'a> {
         self.now.gradient -= gradient;
         // What comes out is copied, or added: the engine keeps its buffer.
         if !std::mem::replace(&mut self.summed[stage], true) {
-            self.now.gradient_shard += self.stages[stage].gradient_shard;
+            self.now.gradient_shard += self.of_stage(stage).gradient_shard;
             self.mark();
         }
         self.now.communication -= reduced;
@@ -461,15 +485,13 @@ impl<'a> Ledger<'a> {
     /// The gather of a stage, if one is under way, has been waited for.
     fn gathered(&mut self, stage: usize) {
         if std::mem::take(&mut self.gathering[stage]) {
-            self.now.communication -= self.stages[stage].gather_input;
+            self.now.communication -= self.of_stage(stage).gather_input;
         }
     }
 
-    fn message_bytes(&self, message: Message, consumer: usize) -> u64 {
-        match message {
-            Message::Activation => self.stages[consumer - 1].message,
-            Message::Gradient => self.stages[consumer].message,
-        }
+    fn message_bytes(&self, message: Message, consumer: usize, micro_batch: usize) -> u64 {
+        let boundary = if message == Message::Activation { consumer - 1 } else { consumer };
+        self.bytes(boundary, micro_batch).message
     }
 
     /// The moment of a B when it holds the most. The peaks of kinds are elsewhere: at its beginning

@@ -9,6 +9,7 @@ use zeropp::pipeline::lower::{LowerOptions, OptimizerSync};
 use zeropp::pipeline::schedules::{DEFAULT, FORWARD, KINDS, Kind, Limits, Rate, StepForm};
 
 use super::cost_args::{CostFlags, MEMORY, cost_args};
+use super::slice_args::{SliceArgs, slice_args};
 use crate::values::whole;
 
 const ABOUT: &str = "Generate, simulate and draw a schedule\n\n\
@@ -122,7 +123,9 @@ pub(crate) struct ScheduleRequest {
     pub(super) micro_batches: Option<usize>,
     pub(super) unit: Option<usize>,
     /// Blocks of a split head on each rank; none where it is whole.
-    pub(super) slices: Vec<usize>,
+    pub(super) head_blocks: Vec<usize>,
+    /// Slices of each sample.
+    pub(super) slices: Option<SliceArgs>,
     pub(super) costs: CostFlags,
     pub(super) limit: Option<Limit>,
     /// All kinds are wanted side by side: none searches for long.
@@ -170,6 +173,7 @@ pub(crate) fn command() -> Command {
             ),
         ])
         .arg(head_split_arg())
+        .args(slice_args(&Kind::names(|k| k.in_slices.is_some())))
         .args(cost_args())
         .arg(
             Arg::new("mem-limit")
@@ -358,10 +362,11 @@ impl ScheduleRequest {
             virtual_stages: size("virtual"),
             micro_batches: size("micro-batches"),
             unit: size("unit"),
-            slices: matches
+            head_blocks: matches
                 .get_many::<usize>("head-split")
                 .map(|blocks| blocks.copied().collect())
                 .unwrap_or_default(),
+            slices: SliceArgs::new(matches),
             costs: CostFlags::new(matches),
             limit: matches.get_one::<Limit>("mem-limit").copied(),
             all: matches.get_flag("all"),

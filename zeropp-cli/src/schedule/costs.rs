@@ -1,6 +1,8 @@
 //! From the flags for costs to what generators, simulator and files take.
 
-use zeropp::pipeline::costs::{ACTIONS_EACH_MAX, layers_of};
+use zeropp::pipeline::costs::{
+    ACTIONS_EACH_MAX, SampleGrowth, TimeGrowth, layers_of, of_slices, slices_of,
+};
 use zeropp::pipeline::exchange::json;
 use zeropp::pipeline::memory::StageBytes;
 use zeropp::pipeline::schedules;
@@ -9,6 +11,7 @@ use zeropp::pipeline::timeline::MemoryUnit;
 
 use super::cost_args::{CostFlags, LayerTimes, MemoryArgs, PerStage, TimeArgs};
 use super::micros::{Micros, micros};
+use super::slice_args::SliceArgs;
 use crate::Failure;
 
 /// Every stage's costs.
@@ -21,7 +24,8 @@ pub(crate) struct ScheduleCosts {
     pub(super) note: Option<String>,
     /// Unit of memory.
     pub(crate) memory_unit: MemoryUnit,
-    /// The costs are a file's, whose times of R, replicas and the step they have, too.
+    /// The costs are a file's, whose times of R, replicas and the step they have, too, or those of
+    /// slices: the simulator has all that there is.
     is_of_file: bool,
 }
 
@@ -147,6 +151,28 @@ impl ScheduleCosts {
             let schedules::OrderCosts { mem_limit, limits, objective, .. } = self.generator;
             self.generator = schedules::OrderCosts { mem_limit, limits, objective, ..generator };
         }
+    }
+
+    /// Cuts samples, whose costs these are, into slices; returns the tokens of each.
+    pub(super) fn cut(&mut self, slices: &SliceArgs) -> Result<Vec<u64>, Failure> {
+        let SliceArgs { number, cut, tokens, pairs } = *slices;
+        if number == 1 {
+            return Ok(Vec::new());
+        }
+        let of = |pairs| TimeGrowth { pairs, each: 0.0 };
+        let [f, b] = pairs.map(of);
+        let growth = SampleGrowth { f, b, r: f, ..SampleGrowth::default() };
+        let stages = &self.simulator.stages;
+        let sum = |of: fn(&StageCosts) -> u64| {
+            let times = stages.iter().map(|stage| u128::from(of(stage)));
+            u64::try_from(times.sum::<u128>()).unwrap_or(u64::MAX)
+        };
+        let times = [sum(|s| s.f_ns), sum(|s| s.b_ns), sum(|s| s.w_ns)];
+        let sample_slices =
+            slices_of(tokens, number, cut, (times, &growth)).map_err(Failure::bad_input)?;
+        self.simulator = of_slices(&self.simulator, &growth, &sample_slices);
+        self.is_of_file = true;
+        Ok(sample_slices)
     }
 
     /// The costs as a file has them.

@@ -29,8 +29,15 @@ pub(crate) fn made_by() -> Vec<String> {
 /// `1f1b, P 4, V 1, 8 micro-batches`.
 pub(crate) fn shape(schedule: &Schedule) -> String {
     let pp = schedule.pp();
+    let slices = match schedule.sample_slices.len() {
+        0 | 1 => String::new(),
+        n => format!(
+            ", {n} slices of {} tokens a sample",
+            schedule.sample_slices.iter().sum::<u64>()
+        ),
+    };
     format!(
-        "{}, P {pp}, V {}, {}",
+        "{}, P {pp}, V {}, {}{slices}",
         schedule.kind,
         schedule.stages().div_ceil(pp.max(1)),
         micro_batches(&schedule.units)

@@ -6,7 +6,8 @@ use zeropp::pipeline::lower::lower;
 use zeropp::pipeline::metrics::Metrics;
 use zeropp::pipeline::report::measures;
 use zeropp::pipeline::schedules::{
-    Kind, Limits, Objective, OrderCosts, Shape, StepForm, default_unit, generate_split,
+    Kind, Limits, Objective, OrderCosts, Shape, StepForm, default_unit, generate_sliced,
+    generate_split,
 };
 use zeropp::pipeline::simulate::{simulate, simulate_steps};
 use zeropp::pipeline::timeline::Timeline;
@@ -58,10 +59,16 @@ pub(super) fn shape(request: &ScheduleRequest, kind: &str, alike: bool) -> Shape
     let in_units = row.is_some_and(|kind| kind.step == StepForm::Units) && !alike;
     let stages = row.map_or(1, |kind| kind.stages.default_number());
     let twice = pp.saturating_mul(2);
-    let step = if in_units { request.unit.unwrap_or(twice - 1) } else { twice };
+    let step = if in_units { twice - 1 } else { twice };
+    let slices = request.slices.as_ref().map_or(1, |slices| slices.number.max(1));
+    let step = request.unit.filter(|_| in_units).unwrap_or(step.div_ceil(slices));
     let virtual_stages = request.virtual_stages.unwrap_or(stages);
     let micro_batches = request.micro_batches.unwrap_or(step.saturating_mul(2));
-    let unit = request.unit.unwrap_or_else(|| default_unit(pp, virtual_stages, micro_batches));
+    // Of samples in slices a unit has as few as have as many slices as a unit has micro-batches.
+    let unit = request.unit.unwrap_or_else(|| match slices {
+        1 => default_unit(pp, virtual_stages, micro_batches),
+        _ => twice.saturating_sub(1).div_ceil(slices),
+    });
     Shape { pp, virtual_stages, micro_batches, unit }
 }
 
@@ -127,16 +134,23 @@ pub(super) fn make(
         ))
     })?;
     searches_for_hours_at_most(request, kind, &shape)?;
-    let mut schedule_costs = ScheduleCosts::new(&request.costs, stages, shape.micro_batches)?;
-    schedule_costs.add_slices(&request.slices);
-    large::announce(shape.pp, shape.virtual_stages, shape.micro_batches);
+    let number = request.slices.as_ref().map_or(1, |slices| slices.number);
+    let micro_batches = shape.micro_batches.saturating_mul(number);
+    let mut schedule_costs = ScheduleCosts::new(&request.costs, stages, micro_batches)?;
+    schedule_costs.add_slices(&request.head_blocks);
+    let sample_slices = match &request.slices {
+        Some(slices) => schedule_costs.cut(slices)?,
+        None => Vec::new(),
+    };
+    large::announce(shape.pp, shape.virtual_stages, micro_batches);
     let limit = request.limit.map(|limit| units_of(limit, &shape, &schedule_costs));
     schedule_costs.generator.mem_limit = limit;
     schedule_costs.generator.limits = request.limits;
     if let Some(options) = &request.lower {
         schedule_costs.generator.objective = options.sync.into();
     }
-    let (shape, schedule, found) = generated(request, kind, shape, &schedule_costs)?;
+    let (shape, schedule, found) =
+        generated(request, kind, shape, (&schedule_costs, &sample_slices))?;
     let schedule = match &request.lower {
         Some(options) => lower(&schedule, options),
         None => schedule,
@@ -185,10 +199,14 @@ fn generated(
     request: &ScheduleRequest,
     kind: &str,
     shape: Shape,
-    schedule_costs: &ScheduleCosts,
+    (schedule_costs, sample_slices): (&ScheduleCosts, &[u64]),
 ) -> Result<(Shape, Schedule, Option<String>), Failure> {
+    if !sample_slices.is_empty() {
+        let schedule = generate_sliced(kind, &shape, sample_slices);
+        return Ok((shape, schedule.map_err(Failure::bad_input)?, None));
+    }
     let costs = &schedule_costs.generator;
-    if is_searched(kind) && !request.all && request.slices.is_empty() {
+    if is_searched(kind) && !request.all && request.head_blocks.is_empty() {
         let evaluations = costs.limits.evaluations.unwrap_or_else(|| default_evaluations(&shape));
         let limits = Limits { evaluations: Some(evaluations), ..costs.limits };
         let costs = OrderCosts { limits, ..costs.clone() };
@@ -202,15 +220,15 @@ fn generated(
     }
     let with_unit = Kind::find(kind).and_then(|kind| kind.with_unit);
     let with_unit = with_unit.filter(|_| {
-        request.unit.is_none() && costs.mem_limit.is_some() && request.slices.is_empty()
+        request.unit.is_none() && costs.mem_limit.is_some() && request.head_blocks.is_empty()
     });
     if let Some(with_unit) = with_unit {
         let (unit, schedule) = with_unit(&shape, costs).map_err(Failure::bad_input)?;
         return Ok((Shape { unit, ..shape }, schedule, None));
     }
-    let schedule = match request.slices.is_empty() {
+    let schedule = match request.head_blocks.is_empty() {
         true => generate_with_costs(kind, &shape, costs),
-        false => generate_split(kind, &shape, &request.slices, Some(costs)),
+        false => generate_split(kind, &shape, &request.head_blocks, Some(costs)),
     };
     Ok((shape, schedule.map_err(Failure::bad_input)?, None))
 }

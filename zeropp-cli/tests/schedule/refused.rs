@@ -51,6 +51,31 @@ fn a_run_refuses_a_schedule_whose_head_is_split() {
 }
 
 #[test]
+fn a_run_refuses_a_schedule_of_samples_in_slices() {
+    let dir = tempfile::tempdir().unwrap();
+    let sliced = "schedule --kind interleaved-zb --pp 2 --micro-batches 3 --slices 4 \
+                  --slice-pairs 0.5,0.6";
+    for out in ["sliced.csv", "sliced.json", "sliced.svg"] {
+        works(dir.path(), &format!("{sliced} -o {out}"));
+    }
+    works(dir.path(), "check sliced.csv");
+    works(dir.path(), "check sliced.json");
+    works(dir.path(), "compare sliced.json sliced.json");
+    let problem = "schedule = sliced.csv: its samples are cut into slices, which runs cannot do";
+    fails(dir.path(), "run --schedule sliced.csv --pp 2 --layers 4 --steps 1", problem);
+    for (line, message) in [
+        ("--kind zb-v --slices 4", "slices = 4: schedule zb-v has whole samples only; use zeropp"),
+        ("--kind auto --slices 4", "slices = 4: schedule auto has whole samples only"),
+        ("--slices 9 --sample-tokens 2048", "slices = 9: a sample of 2048 tokens has 8 blocks"),
+        ("--slices 2 --head-split 1,1", "cannot be used with"),
+        ("--slices 2 --slice-pairs 1.5", "expected a share of the time"),
+        ("--slice-cut tokens", "required"),
+    ] {
+        fails(dir.path(), &format!("schedule --pp 2 {line}"), message);
+    }
+}
+
+#[test]
 fn check_lists_every_error_also_as_json() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();

@@ -235,7 +235,7 @@ actions! {
         looks 0 "F" "forward" 0x0072b2 Solid.
     B: MicroBatch, Compute, B, NoRank, false, Keeps at 5;
         spelled "B" "B" "I" Same;
-        takes [Stash, Packed, Communication] gives [Activation, Communication];
+        takes [Activation, Stash, Packed, Communication] gives [Activation, Communication];
         looks 1 "B" "gradient of the input" 0xe69f00 Solid.
     W: MicroBatch, Compute, W, NoRank, false, Keeps at 5;
         spelled "W" "W" "W" Same;
@@ -243,7 +243,8 @@ actions! {
         looks 2 "W" "gradients of the weights" 0x009e73 Diagonal.
     BW: MicroBatch, Compute, BW, NoRank, false, Keeps at 5;
         spelled "BW" "BW" "B" Same;
-        takes [Packed, Gradient, GradientShard, Communication] gives [Activation, Communication];
+        takes [Activation, Packed, Gradient, GradientShard, Communication]
+        gives [Activation, Communication];
         looks 3 "BW" "whole backward" 0xd55e00 Horizontal.
     R: MicroBatch, Compute, R, NoRank, false, Recomputes at 5;
         spelled "R" "R" "R" Unknown;

@@ -28,6 +28,7 @@ mod blocks;
 mod layers;
 mod machine;
 mod measured;
+mod slices;
 
 use std::io::{self, Write};
 
@@ -43,6 +44,7 @@ pub use blocks::{BlockTimes, head};
 pub use layers::layers_of;
 pub use machine::Machine;
 pub use measured::{measured, scaled_to};
+pub use slices::{SLICE_GRID, SampleGrowth, SliceCut, TimeGrowth, of_slices, slices_of};
 
 /// Keys that have an entry for every stage; one number stands for all stages.
 const PER_STAGE: [&str; 14] = [
@@ -352,7 +354,7 @@ fn of_trace(text: &str) -> Result<Table, CostsError> {
 fn of_schedule(text: &str) -> Result<Table, CostsError> {
     let document = json::read(text).map_err(|e| CostsError(e.to_string()))?;
     let costs = document.costs.ok_or_else(|| CostsError::new("this schedule has no costs"))?;
-    let stages = document.schedule.cells();
+    let stages = document.schedule.cost_entries();
     Ok(Table::from(&costs.for_simulator(stages)).without_bytes())
 }
 

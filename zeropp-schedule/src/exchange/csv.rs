@@ -5,9 +5,11 @@
 //! computes a stage, the units from the reductions: a stage reduces once a unit, after the unit's
 //! last W. Where that would not give the schedule's units back (a compute-only schedule of several
 //! units), zeropp puts a line `#units,3,3,2` in front, which PyTorch does not read: leave it out
-//! with [`Dialect::Torch`]. The schedule's name is not kept; a schedule from a file is `file`.
+//! with [`Dialect::Torch`]. Slices of samples are a line `#sample_slices,4096,4096` behind it, with
+//! the tokens of each. The schedule's name is not kept; a schedule from a file is `file`.
 
 use std::io::{self, Write};
+use std::str::FromStr;
 
 use super::{check_places, clip, parse, spell};
 use crate::action::{Cost, Torch};
@@ -33,6 +35,8 @@ pub struct CsvTable {
     pub units: Option<Vec<usize>>,
     /// The line `#slices,…`, of a split head.
     pub slices: Option<Vec<usize>>,
+    /// The line `#sample_slices,…`, of samples that are cut into slices.
+    pub sample_slices: Option<Vec<u64>>,
     /// The cells of each rank; `None` is idle.
     pub ranks: Vec<Vec<Option<Action>>>,
 }
@@ -69,10 +73,12 @@ pub enum CsvError {
 /// What writing to `out` returns.
 pub fn write(schedule: &Schedule, dialect: Dialect, out: impl Write) -> io::Result<()> {
     let whole = schedule.ranks.iter().map(|rank| rank.iter().copied().map(Some).collect());
-    let slices = Some(&schedule.slices).filter(|slices| !slices.is_empty()).cloned();
-    let mut table = CsvTable { units: None, slices, ranks: whole.collect() };
+    let slices = Some(&schedule.head_blocks).filter(|blocks| !blocks.is_empty()).cloned();
+    let sample_slices = Some(&schedule.sample_slices).filter(|cut| !cut.is_empty()).cloned();
+    let mut table = CsvTable { units: None, slices, sample_slices, ranks: whole.collect() };
     if dialect == Dialect::Torch {
         table.ranks.iter_mut().for_each(keep_what_torch_knows);
+        table.sample_slices = None;
     } else if units(&schedule.ranks, schedule.micro_batches()).as_ref() != Ok(&schedule.units) {
         table.units = Some(schedule.units.clone());
     }
@@ -85,16 +91,9 @@ pub fn write(schedule: &Schedule, dialect: Dialect, out: impl Write) -> io::Resu
 /// What writing to `out` returns.
 pub fn write_table(table: &CsvTable, out: impl Write) -> io::Result<()> {
     let mut out = io::BufWriter::new(out);
-    if let Some(units) = &table.units {
-        write!(out, "#units")?;
-        units.iter().try_for_each(|n| write!(out, ",{n}"))?;
-        writeln!(out)?;
-    }
-    if let Some(slices) = &table.slices {
-        write!(out, "#slices")?;
-        slices.iter().try_for_each(|n| write!(out, ",{n}"))?;
-        writeln!(out)?;
-    }
+    write_header(&mut out, "units", table.units.as_deref())?;
+    write_header(&mut out, "slices", table.slices.as_deref())?;
+    write_header(&mut out, "sample_slices", table.sample_slices.as_deref())?;
     for rank in &table.ranks {
         for (column, cell) in rank.iter().enumerate() {
             let comma = if column == 0 { "" } else { "," };
@@ -109,6 +108,18 @@ pub fn write_table(table: &CsvTable, out: impl Write) -> io::Result<()> {
         writeln!(out)?;
     }
     out.flush()
+}
+
+/// A line before the ranks, where there is such a list.
+fn write_header(
+    out: &mut impl Write,
+    name: &str,
+    numbers: Option<&[impl std::fmt::Display]>,
+) -> io::Result<()> {
+    let Some(numbers) = numbers else { return Ok(()) };
+    write!(out, "#{name}")?;
+    numbers.iter().try_for_each(|n| write!(out, ",{n}"))?;
+    writeln!(out)
 }
 
 /// Reads a schedule.
@@ -146,7 +157,13 @@ pub fn read(text: &str) -> Result<Schedule, CsvError> {
         );
         return Err(CsvError::Row { row, problem });
     }
-    let schedule = Schedule { kind: "file".into(), placement, units, ranks, slices };
+    let head_blocks = slices;
+    let sample_slices = table.sample_slices.clone().unwrap_or_default();
+    let kind = "file".into();
+    let schedule = Schedule { kind, placement, units, ranks, head_blocks, sample_slices };
+    if let Some(problem) = schedule.slices_fault() {
+        return Err(CsvError::Row { row: first_row - 1, problem });
+    }
     check_places(&schedule).map_err(|misfit| CsvError::Cell {
         row: first_row + misfit.rank,
         column: column(&table.ranks[misfit.rank], misfit.index),
@@ -167,7 +184,10 @@ pub fn read_table(text: &str) -> Result<CsvTable, CsvError> {
         let row = index + 1;
         let line = line.strip_suffix('\r').unwrap_or(line);
         if let Some(header) = line.strip_prefix('#') {
-            if let Some(slices) = header.strip_prefix("slices,").filter(|_| table.is_begun(row)) {
+            let line = |name| header.strip_prefix(name).filter(|_| table.is_begun(row));
+            if let Some(cut) = line("sample_slices,") {
+                table.sample_slices = Some(numbers("sample_slices", cut, row, 1)?);
+            } else if let Some(slices) = line("slices,").filter(|_| table.slices.is_none()) {
                 table.slices = Some(numbers("slices", slices, row, 0)?);
             } else {
                 table.units = Some(read_header(header, row)?);
@@ -230,12 +250,18 @@ fn read_header(header: &str, row: usize) -> Result<Vec<usize>, CsvError> {
 }
 
 /// Numbers of a first line, none below `least`.
-fn numbers(name: &str, list: &str, row: usize, least: usize) -> Result<Vec<usize>, CsvError> {
-    let number = |cell: &str| match cell.parse() {
+fn numbers<T: FromStr + PartialOrd + Default>(
+    name: &str,
+    list: &str,
+    row: usize,
+    least: T,
+) -> Result<Vec<T>, CsvError> {
+    let number = |cell: &str| match cell.parse::<T>() {
         Ok(n) if n >= least => Ok(n),
         _ => {
-            let (found, least) = (clip(cell), if least > 0 { " above 0" } else { "" });
-            let problem = format!("{name}: found {found:?}, not a number{least}");
+            let above = if least > T::default() { " above 0" } else { "" };
+            let found = clip(cell);
+            let problem = format!("{name}: found {found:?}, not a number{above}");
             Err(CsvError::Row { row, problem })
         }
     };
@@ -245,12 +271,13 @@ fn numbers(name: &str, list: &str, row: usize, least: usize) -> Result<Vec<usize
 impl CsvTable {
     /// The row of the first rank, from 1.
     pub(crate) fn first_row(&self) -> usize {
-        1 + usize::from(self.units.is_some()) + usize::from(self.slices.is_some())
+        let lines = [self.units.is_some(), self.slices.is_some(), self.sample_slices.is_some()];
+        1 + lines.into_iter().filter(|is_there| *is_there).count()
     }
 
     /// Whether a line before the ranks may be `row`: the first, or one after the units.
     fn is_begun(&self, row: usize) -> bool {
-        self.slices.is_none() && self.ranks.is_empty() && row == self.first_row()
+        self.sample_slices.is_none() && self.ranks.is_empty() && row == self.first_row()
     }
 }
 

@@ -111,6 +111,7 @@ struct RawSchedule {
     units: Option<Value>,
     placement: Value,
     slices: Option<Value>,
+    sample_slices: Option<Value>,
     costs: Option<Value>,
     makespan: Option<Value>,
     own_span_max: Option<Value>,
@@ -144,11 +145,15 @@ pub fn read(text: &str) -> Result<Document, JsonError> {
     };
     let ranks = read_actions(&rows)?;
     let kind = field("kind", &raw.kind, "the schedule's name as text")?;
-    let slices = match &raw.slices {
-        Some(slices) => field("slices", slices, "the head's blocks of each rank")?,
+    let head_blocks = match &raw.slices {
+        Some(blocks) => field("slices", blocks, "the head's blocks of each rank")?,
         None => Vec::new(),
     };
-    let schedule = Schedule { kind, placement, units, ranks, slices };
+    let sample_slices = match &raw.sample_slices {
+        Some(slices) => field("sample_slices", slices, "the tokens of each slice of a sample")?,
+        None => Vec::new(),
+    };
+    let schedule = Schedule { kind, placement, units, ranks, head_blocks, sample_slices };
     check_numbers(&schedule, pp, stages, micro_batches)?;
     check_places(&schedule).map_err(|misfit| JsonError::Field {
         field: format!("actions[{}][{}]", misfit.rank, misfit.index),
@@ -156,7 +161,7 @@ pub fn read(text: &str) -> Result<Document, JsonError> {
         works: misfit.problem,
     })?;
     let costs = match &raw.costs {
-        Some(costs) => Some(read_costs(costs, schedule.cells())?),
+        Some(costs) => Some(read_costs(costs, schedule.cost_entries())?),
         None => None,
     };
     let measures = read_measures(&raw, pp)?;
@@ -227,18 +232,21 @@ fn check_numbers(
         let works = format!("every rank holds a stage, but rank {rank} holds none");
         return fail("placement", format!("{placement:?}"), works);
     }
-    let blocks = schedule.slices.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
-    let fit = |n: usize| (1..=BLOCKS_MAX).contains(&n) && schedule.slices.len() == pp;
-    if !schedule.slices.is_empty() && !blocks.is_some_and(fit) {
+    let blocks = schedule.head_blocks.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
+    let fit = |n: usize| (1..=BLOCKS_MAX).contains(&n) && schedule.head_blocks.len() == pp;
+    if !schedule.head_blocks.is_empty() && !blocks.is_some_and(fit) {
         let works = format!("blocks of each of pp = {pp} ranks, 1 to {BLOCKS_MAX} in all");
-        return fail("slices", format!("{:?}", schedule.slices), works);
+        return fail("slices", format!("{:?}", schedule.head_blocks), works);
     }
     let sum = schedule.units.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
     if sum != Some(micro_batches) || schedule.units.contains(&0) {
         let works = format!("numbers above 0 that sum to micro_batches = {micro_batches}");
         return fail("units", format!("{:?}", schedule.units), works);
     }
-    Ok(())
+    match schedule.slices_fault() {
+        None => Ok(()),
+        Some(works) => fail("sample_slices", format!("{:?}", schedule.sample_slices), works),
+    }
 }
 
 /// Reads costs that stand in no schedule, for one of so many stages; fields are called by their
@@ -331,8 +339,11 @@ pub fn write(document: &Document, out: impl Write) -> io::Result<()> {
     out.key("micro_batches", &schedule.micro_batches())?;
     out.key("units", &schedule.units)?;
     out.key("placement", &schedule.placement)?;
-    if !schedule.slices.is_empty() {
-        out.key("slices", &schedule.slices)?;
+    if !schedule.head_blocks.is_empty() {
+        out.key("slices", &schedule.head_blocks)?;
+    }
+    if !schedule.sample_slices.is_empty() {
+        out.key("sample_slices", &schedule.sample_slices)?;
     }
     if let Some(costs) = costs {
         out.key("costs", costs)?;

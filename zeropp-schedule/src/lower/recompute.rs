@@ -7,18 +7,21 @@ use crate::schedules::Kind;
 /// The stage of `rank` that keeps what its forward makes. Where `splits` says that B and W are
 /// apart that is the last of several, whose backward follows its forward closely (ZeroPP §3.3), and
 /// an only one whose backwards are not in order: a head that is done again before them has to make
-/// its gradient in the order of the micro-batches.
+/// its gradient in the order of the micro-batches. So does the last stage of all where samples are
+/// cut into slices, whose backwards come from the last to the first.
 pub(super) fn kept(schedule: &Schedule, splits: bool, rank: usize) -> Option<usize> {
     let mine = schedule.stages_of(rank);
-    let is_kept = mine.len() > 1 || !has_backwards_in_order(&schedule.ranks[rank]);
-    mine.last().copied().filter(|_| splits && is_kept)
+    let has_head =
+        schedule.slices_per_sample() > 1 && mine.last() == Some(&(schedule.stages() - 1));
+    let is_kept = mine.len() > 1 || !has_backwards_in_order(schedule, rank);
+    mine.last().copied().filter(|_| has_head || splits && is_kept)
 }
 
-fn has_backwards_in_order(actions: &[Action]) -> bool {
-    let backwards = actions.iter().flat_map(Action::computes);
+fn has_backwards_in_order(schedule: &Schedule, rank: usize) -> bool {
+    let backwards = schedule.ranks[rank].iter().flat_map(Action::computes);
     backwards
         .filter(|t| matches!(t.kind, Compute::B | Compute::BW))
-        .is_sorted_by_key(|t| t.micro_batch)
+        .is_sorted_by_key(|t| schedule.backward_place(t.micro_batch))
 }
 
 /// The stages that full recomputation does again in the program of `schedule`, in order.

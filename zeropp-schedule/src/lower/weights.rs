@@ -35,6 +35,12 @@ pub(super) fn visits(schedule: &Schedule, program: &[Action]) -> Vec<Visit> {
     visits
 }
 
+/// Where forwards of a sample and backwards of the one before it come in turn, their units are no
+/// boundary for weights: a stage that both need stays.
+pub(super) fn join_units(visits: &mut [Visit]) {
+    visits.iter_mut().for_each(|visit| visit.unit = 0);
+}
+
 /// Per-visit gathering where the schedule is blockwise: no rank has more than 2V − 1 visits in a
 /// unit.
 pub(super) fn fitting(schedule: &Schedule, programs: &[Vec<Action>]) -> Residency {

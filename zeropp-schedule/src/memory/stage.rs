@@ -2,7 +2,8 @@
 
 use crate::ir::HeadMessage;
 
-/// Bytes of one stage, for one micro-batch where that applies.
+/// Bytes of one stage, for one micro-batch where that applies: of a slice, where samples are cut
+/// into slices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StageBytes {
     /// The stage input of one micro-batch, kept alone where the stage recomputes.
@@ -11,6 +12,11 @@ pub struct StageBytes {
     pub activation: u64,
     /// What B keeps for the W of one micro-batch.
     pub stash: u64,
+    /// Keys and values of a slice, which slices behind it need: kept from F on where the stage
+    /// recomputes, beside `input`; a part of `activation` elsewhere.
+    pub context: u64,
+    /// The fp32 gradients of a slice's keys and values, which slices behind it add to.
+    pub context_gradient: u64,
     /// What B has given back of the activation when it holds the most.
     pub backward_freed: u64,
     /// What it keeps for W by then, beside what was in the activation; both are 0 where it holds

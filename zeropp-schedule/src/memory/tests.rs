@@ -5,13 +5,15 @@ use proptest::prelude::*;
 use super::*;
 use crate::action::{ACTIONS, HeldKind, Names};
 use crate::lower::{LowerOptions, OptimizerSync, lower};
-use crate::schedules::{KINDS, Shape, generate, generate_split};
+use crate::schedules::{KINDS, Shape, generate, generate_sliced, generate_split};
 
 /// One kind of byte a power of 1000 apart from the next, so that sums can be read.
 const BYTES: StageBytes = StageBytes {
     input: 1,
     activation: 10,
     stash: 7,
+    context: 0,
+    context_gradient: 0,
     weights: 100,
     packed_forward: 0,
     packed_backward: 0,
@@ -343,6 +345,18 @@ fn of(held: &MemoryBytes) -> [(HeldKind, u64); 7] {
     ]
 }
 
+/// Programs of samples in slices: the first backward of each makes room for the gradients of the
+/// keys and values of all its slices.
+fn in_slices(bytes: StageBytes) -> [(Schedule, Vec<StageBytes>); 2] {
+    let shape = Shape { pp: 2, virtual_stages: 1, micro_batches: 2, unit: 2 };
+    ["zeropp", "1f1b"].map(|kind| {
+        let sliced = generate_sliced(kind, &shape, &[512, 256, 256]).unwrap();
+        let sliced = lower(&sliced, &LowerOptions::default());
+        let stages = vec![StageBytes { context_gradient: 997, ..bytes }; sliced.cost_entries()];
+        (sliced, stages)
+    })
+}
+
 /// What every action does to memory in all programs is what its row says: no more, and all of it.
 #[test]
 fn every_action_takes_and_gives_the_memory_that_its_row_says() {
@@ -399,6 +413,11 @@ fn every_action_takes_and_gives_the_memory_that_its_row_says() {
         let stages = vec![StageBytes { gradient_in_forward: 0, head, ..bytes }; split.cells()];
         for (rank, program) in split.ranks.iter().enumerate() {
             walk(program, Ledger::of(&split, rank, &stages));
+        }
+    }
+    for (sliced, stages) in in_slices(bytes) {
+        for (rank, program) in sliced.ranks.iter().enumerate() {
+            walk(program, Ledger::of(&sliced, rank, &stages));
         }
     }
     let mut wrong = Vec::new();

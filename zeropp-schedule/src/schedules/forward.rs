@@ -23,6 +23,7 @@ pub const FORWARD: Kind = Kind {
     note: |_| None,
     with_unit: None,
     ahead: None,
+    in_slices: None,
     generate: |shape, _| Ok(forward(&looping(shape.pp, shape.virtual_stages), &shape.units())),
 };
 
@@ -34,10 +35,11 @@ fn forward(placement: &[usize], units: &[usize]) -> Schedule {
 
 /// The forwards of the stages of `schedule`, where and in what units they are there.
 pub fn forwards_of(schedule: &Schedule) -> Schedule {
-    let Schedule { placement, units, slices, .. } = schedule.clone();
+    let Schedule { placement, units, head_blocks, sample_slices, .. } = schedule.clone();
     let pp = placement.iter().max().map_or(0, |last| last + 1);
     let kind = FORWARD.name.into();
-    let mut forwards = Schedule { kind, placement, units, slices, ranks: Vec::new() };
+    let mut forwards =
+        Schedule { kind, placement, units, head_blocks, sample_slices, ranks: Vec::new() };
     let program = |rank: usize| {
         let slice = forwards.wide_stage().filter(|wide| forwards.has(rank, *wide));
         let stages: Vec<usize> = forwards.stages_of(rank).into_iter().chain(slice).collect();

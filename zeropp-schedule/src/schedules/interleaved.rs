@@ -7,7 +7,7 @@
 
 use super::costs::OrderCosts;
 use super::{ScheduleError, Shape};
-use crate::ir::{Action, Compute, Schedule, Task, looping};
+use crate::ir::{Action, Compute, Schedule, Task, looping, reversed_slices};
 
 /// The order of a rank's forwards and of its backwards.
 struct Rounds {
@@ -16,6 +16,8 @@ struct Rounds {
     virtual_stages: usize,
     /// Micro-batches in one round.
     round: usize,
+    /// Whether a round is a sample in slices, whose backwards come from the last to the first.
+    is_sample: bool,
     /// Forwards of this rank, V·m.
     total: usize,
 }
@@ -34,17 +36,24 @@ impl Rounds {
     }
 
     fn backward(&self, kind: Compute, step: usize) -> Action {
-        let (chunk, micro_batch) = self.at(step);
+        let (chunk, mut micro_batch) = self.at(step);
+        if self.is_sample {
+            micro_batch = reversed_slices(micro_batch, self.round);
+        }
         let stage = (self.virtual_stages - 1 - chunk) * self.pp + self.rank;
         Action::compute(kind, stage, micro_batch)
     }
 
     /// `warm_up` forwards, then forward and backward in turn. Where backwards are split, each is
-    /// followed by the W of the one `rank` places before it.
+    /// followed by the W of the one `rank` places before it, of slices by its own.
     fn order(&self, warm_up: usize, backward: Compute) -> Vec<Action> {
         let warm_up = warm_up.min(self.total);
         let mut order: Vec<Action> = (0..warm_up).map(|i| self.forward(i)).collect();
-        let delay = if backward == Compute::B { self.rank } else { self.total };
+        let delay = match backward {
+            Compute::B if self.is_sample => 0,
+            Compute::B => self.rank,
+            _ => self.total,
+        };
         for i in 0..self.total {
             order.extend((warm_up + i < self.total).then(|| self.forward(warm_up + i)));
             order.push(self.backward(backward, i));
@@ -78,6 +87,34 @@ pub(super) fn generate_zb(shape: &Shape) -> Result<Schedule, ScheduleError> {
     })
 }
 
+/// The same of samples in so many slices, in rounds of a sample: rank r runs
+/// (V − 1)·n + (n − 1) + 2(p − 1 − r) forwards, so that the last rank has all slices of a sample on
+/// its last stage, then F and B in turn, each B with its W. A unit is a sample. It needs no fewer
+/// slices than ranks: a slice is back on the first rank when the sample's last one has left it.
+pub(super) fn in_slices(shape: &Shape, slices: usize) -> Result<Schedule, ScheduleError> {
+    let Shape { pp, virtual_stages, micro_batches, .. } = *shape;
+    if slices < pp && virtual_stages > 1 {
+        let works = format!(
+            "a round of a sample has no fewer slices than pp = {pp}; use that many, or zeropp"
+        );
+        let kind = "interleaved-zb";
+        return Err(ScheduleError::Field { kind, field: "slices", value: slices, works });
+    }
+    let total = virtual_stages * micro_batches;
+    let order = |rank| {
+        let rounds = Rounds { rank, pp, virtual_stages, round: slices, is_sample: true, total };
+        let warm_up = (virtual_stages - 1) * slices + (slices - 1) + 2 * (pp - 1 - rank);
+        rounds.order(warm_up, Compute::B)
+    };
+    Ok(Schedule {
+        kind: "interleaved-zb".into(),
+        placement: looping(pp, virtual_stages),
+        units: vec![slices; micro_batches / slices],
+        ranks: (0..pp).map(order).collect(),
+        ..Schedule::default()
+    })
+}
+
 fn all_ranks(
     kind: &'static str,
     shape: &Shape,
@@ -85,8 +122,8 @@ fn all_ranks(
 ) -> Result<Schedule, ScheduleError> {
     let Shape { pp, virtual_stages, micro_batches, .. } = *shape;
     let round = round_size(kind, pp, micro_batches)?;
-    let rounds =
-        |rank| Rounds { rank, pp, virtual_stages, round, total: virtual_stages * micro_batches };
+    let total = virtual_stages * micro_batches;
+    let rounds = |rank| Rounds { rank, pp, virtual_stages, round, is_sample: false, total };
     Ok(Schedule {
         kind: kind.into(),
         placement: looping(pp, virtual_stages),

@@ -37,6 +37,8 @@ pub struct Kind {
     /// Makes the order that slices of a split head are put into, with so many micro-batches more
     /// ahead than it has of its own; none where its head is always whole.
     pub ahead: Option<Ahead>,
+    /// Makes the order of samples that are cut into slices; none where it has whole samples only.
+    pub in_slices: Option<InSlices>,
     /// Makes the compute actions, for a shape that is nowhere zero: for given costs where there are
     /// any and the kind weighs one order against another, else for equal ones.
     pub generate: fn(&Shape, Option<&OrderCosts>) -> Result<Schedule, ScheduleError>,
@@ -44,6 +46,10 @@ pub struct Kind {
 
 /// Chooses U for costs; returns it with the schedule.
 pub type WithUnit = fn(&Shape, &OrderCosts) -> Result<(usize, Schedule), ScheduleError>;
+
+/// The compute actions of a kind for samples in so many slices each, of which the shape's numbers
+/// are.
+pub type InSlices = fn(&Shape, usize) -> Result<Schedule, ScheduleError>;
 
 /// The compute actions of a kind with so many micro-batches more ahead.
 pub type Ahead = fn(&Shape, usize) -> Result<Schedule, ScheduleError>;

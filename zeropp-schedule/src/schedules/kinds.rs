@@ -32,6 +32,7 @@ pub const KINDS: &[Kind] = &[
         note: unit_note,
         with_unit: None,
         ahead: Some(zeropp::ahead),
+        in_slices: Some(zeropp::in_slices),
         generate: |shape, _| zeropp::generate(shape),
     },
     Kind {
@@ -48,6 +49,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, _| breadth_first::generate("gpipe", shape),
     },
     Kind {
@@ -64,6 +66,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: Some(one_f_one_b::ahead),
+        in_slices: Some(one_f_one_b::in_slices),
         generate: |shape, _| one_f_one_b::generate(shape),
     },
     Kind {
@@ -80,6 +83,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, _| interleaved::generate(shape),
     },
     Kind {
@@ -96,6 +100,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, _| breadth_first::generate("bf-pp", shape),
     },
     Kind {
@@ -112,6 +117,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: Some(interleaved::in_slices),
         generate: |shape, _| interleaved::generate_zb(shape),
     },
     Kind {
@@ -128,6 +134,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: Some(zb_h::ahead),
+        in_slices: None,
         generate: |shape, _| zb_h::h1(shape),
     },
     Kind {
@@ -144,6 +151,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, _| zb_h::h2(shape),
     },
     Kind {
@@ -160,6 +168,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, costs| zb_auto::within("zb-1p", shape, costs, 1),
     },
     Kind {
@@ -176,6 +185,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, costs| zb_auto::within("zb-2p", shape, costs, 2),
     },
     Kind {
@@ -192,6 +202,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, costs| match costs {
             Some(costs) => zb_v::zb_v(shape, costs),
             None => zb_v::generate(shape),
@@ -211,6 +222,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, costs| v_blocks::v_half(shape, &or_equal(costs, shape)),
     },
     Kind {
@@ -227,6 +239,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, costs| v_blocks::v_min(shape, &or_equal(costs, shape)),
     },
     Kind {
@@ -243,6 +256,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |_, _| Err(ScheduleError::Searched { kind: "auto" }),
     },
     Kind {
@@ -259,6 +273,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: Some(zeropp_auto::zeropp_auto_unit),
         ahead: None,
+        in_slices: None,
         generate: |shape, costs| zeropp_auto::zeropp_auto(shape, &or_equal(costs, shape)),
     },
     Kind {
@@ -275,6 +290,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, _| dualpipe_v::generate(shape),
     },
     Kind {
@@ -291,6 +307,7 @@ pub const KINDS: &[Kind] = &[
         note: |_| None,
         with_unit: None,
         ahead: None,
+        in_slices: None,
         generate: |shape, _| super::hanayo::generate(shape),
     },
 ];
@@ -385,6 +402,38 @@ pub fn generate_split(
     let equal = || sliced::equal(shape, slices);
     let costs = costs.cloned().unwrap_or_else(equal);
     sliced::fastest(name, shape, slices, &costs, |more| ahead(shape, more))
+}
+
+/// Like [`generate`] with every sample cut into slices of so many tokens: the numbers of `shape`
+/// are of samples, one a micro-batch, those of the schedule of slices
+/// ([`Schedule::sample_slices`]). Without slices samples are whole.
+///
+/// # Errors
+/// As [`generate`]; also a kind that has whole samples only, and slices of no tokens.
+pub fn generate_sliced(
+    kind: &str,
+    shape: &Shape,
+    sample_slices: &[u64],
+) -> Result<Schedule, ScheduleError> {
+    let Some(row) = Kind::find(kind).filter(|_| !sample_slices.is_empty()) else {
+        return made(kind, shape, None);
+    };
+    let (name, n) = (row.name, sample_slices.len());
+    let Some(in_slices) = row.in_slices else {
+        let sliced = Kind::names(|kind| kind.in_slices.is_some());
+        return Err(ScheduleError::WholeSamples { kind: name, slices: n, sliced });
+    };
+    shape.check(name)?;
+    let of_samples = |samples: usize| samples.saturating_mul(n);
+    let unit = of_samples(shape.unit.min(shape.micro_batches));
+    let in_all = Shape { micro_batches: of_samples(shape.micro_batches), unit, ..*shape };
+    in_all.check(name)?;
+    let schedule = in_slices(&in_all, n)?;
+    let schedule = Schedule { sample_slices: sample_slices.to_vec(), ..schedule };
+    match schedule.slices_fault() {
+        None => Ok(schedule),
+        Some(works) => Err(ScheduleError::Field { kind: name, field: "slices", value: n, works }),
+    }
 }
 
 #[cfg(test)]

@@ -39,8 +39,8 @@ pub use costs::{Limits, Objective, OrderCosts};
 pub use forms::{FewestHeld, Forms, MeanTimes, Planning};
 pub use forward::{FORWARD, forwards_of};
 pub use interleaved::interleaved_as_printed;
-pub use kind::{Ahead, Kind, Rate, StagesPerRank, StepForm, WithUnit};
-pub use kinds::{DEFAULT, KINDS, generate, generate_split, generate_with_costs};
+pub use kind::{Ahead, InSlices, Kind, Rate, StagesPerRank, StepForm, WithUnit};
+pub use kinds::{DEFAULT, KINDS, generate, generate_sliced, generate_split, generate_with_costs};
 pub use shape::{ACTIONS_MAX, ScheduleError, Shape};
 pub use timing::{NoProgress, Timing, own_span, time};
 pub use unit::{default_unit, idle_slots, unit_note};
@@ -54,6 +54,8 @@ pub use zeropp_bound::zeropp_bound;
 mod auto_tests;
 #[cfg(test)]
 mod closed_forms;
+#[cfg(test)]
+mod in_slices_tests;
 #[cfg(test)]
 mod never_slower;
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! 1F1B (PipeDream-flush): GPipe's bubble, but rank r keeps P − r micro-batches instead of B.
 
 use super::{ScheduleError, Shape};
-use crate::ir::{Action, Compute, Schedule, looping};
+use crate::ir::{Action, Compute, Schedule, looping, reversed_slices};
 
 /// 1F1B for any P and B; V must be 1. One unit of B, whole backwards.
 pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
@@ -10,6 +10,16 @@ pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
 
 /// The same with so many forwards more before each rank's first backward.
 pub(super) fn ahead(shape: &Shape, more: usize) -> Result<Schedule, ScheduleError> {
+    order(shape, 1, more)
+}
+
+/// The same for samples in so many slices (Seq1F1B); `shape` counts slices. A rank begins with
+/// backwards when all slices of a sample have been there.
+pub(super) fn in_slices(shape: &Shape, slices: usize) -> Result<Schedule, ScheduleError> {
+    order(shape, slices, slices - 1)
+}
+
+fn order(shape: &Shape, slices: usize, more: usize) -> Result<Schedule, ScheduleError> {
     shape.one_stage_a_rank("1f1b", "`gpipe` or `zeropp`")?;
     let Shape { pp, micro_batches, .. } = *shape;
     let ranks = (0..pp)
@@ -21,7 +31,8 @@ pub(super) fn ahead(shape: &Shape, more: usize) -> Result<Schedule, ScheduleErro
                 if warm_up + i < micro_batches {
                     actions.push(Action::compute(Compute::F, rank, warm_up + i));
                 }
-                actions.push(Action::compute(Compute::BW, rank, i));
+                let backward = reversed_slices(i, slices);
+                actions.push(Action::compute(Compute::BW, rank, backward));
             }
             actions
         })

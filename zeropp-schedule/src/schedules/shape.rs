@@ -48,6 +48,19 @@ pub enum ScheduleError {
         /// The kinds that have one.
         split: String,
     },
+    /// Samples that are to be cut into slices in a kind that has no order for that.
+    #[error(
+        "slices = {slices}: schedule {kind} has whole samples only; use {sliced}, or leave slices \
+         out"
+    )]
+    WholeSamples {
+        /// The schedule.
+        kind: &'static str,
+        /// Slices of a sample.
+        slices: usize,
+        /// The kinds that have one.
+        sliced: String,
+    },
     /// Its orders are searched for by another crate.
     #[error("schedule {kind}: it is searched for; use zeropp_search::generate_with_costs")]
     Searched {

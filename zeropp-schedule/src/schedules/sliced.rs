@@ -38,7 +38,7 @@ pub(super) fn fastest(
     let mut best: Option<(u64, Schedule)> = None;
     let mut last = None;
     for ahead in 0..=AHEAD_MAX {
-        let base = Schedule { slices: slices.to_vec(), ..base(ahead)? };
+        let base = Schedule { head_blocks: slices.to_vec(), ..base(ahead)? };
         if last.as_ref() == Some(&base) {
             break;
         }

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::{ScheduleError, Shape};
-use crate::ir::{Action, Compute, Schedule, looping};
+use crate::ir::{Action, Compute, Schedule, looping, reversed_slices};
 
 /// ZeroPP for any P, V and U; the last unit of the step may be short.
 pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
@@ -13,20 +13,30 @@ pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
 
 /// The same with so many forwards more before the first gradient of each unit.
 pub(super) fn ahead(shape: &Shape, more: usize) -> Result<Schedule, ScheduleError> {
+    Ok(order(shape, 1, more))
+}
+
+/// The same for samples in so many slices; `shape` counts slices.
+pub(super) fn in_slices(shape: &Shape, slices: usize) -> Result<Schedule, ScheduleError> {
+    // The last rank has all slices of a sample before it can begin with the last one's B.
+    Ok(order(shape, slices, slices - 1))
+}
+
+fn order(shape: &Shape, slices: usize, more: usize) -> Schedule {
     let units = shape.units();
     let ranks = (0..shape.pp)
         .map(|rank| {
             let mut actions = Vec::with_capacity(3 * shape.virtual_stages * shape.micro_batches);
             let mut first = 0;
             for &size in &units {
-                unit(&mut actions, shape, rank, more, first, size);
+                unit(&mut actions, shape, rank, more, slices, first, size);
                 first += size;
             }
             actions
         })
         .collect();
     let placement = looping(shape.pp, shape.virtual_stages);
-    Ok(Schedule { kind: "zeropp".into(), placement, units, ranks, ..Schedule::default() })
+    Schedule { kind: "zeropp".into(), placement, units, ranks, ..Schedule::default() }
 }
 
 /// The actions of one rank for the micro-batches `first..first + size`.
@@ -35,6 +45,7 @@ fn unit(
     shape: &Shape,
     rank: usize,
     more: usize,
+    slices: usize,
     first: usize,
     size: usize,
 ) {
@@ -43,6 +54,7 @@ fn unit(
         actions.push(Action::compute(kind, v * pp + rank, first + i));
     };
     let last = virtual_stages - 1;
+    let backwards = (0..size).map(|i| reversed_slices(i, slices));
 
     // 1. Forward of every stage but the last of this rank, a whole unit at a time.
     for v in 0..last {
@@ -57,13 +69,13 @@ fn unit(
     // W in the order of their B: the gradient of one stage is whole, and on its way, before that of
     // the next one is begun.
     let mut left = VecDeque::new();
-    for i in 0..size {
+    for (done, i) in backwards.clone().enumerate() {
         push(Compute::B, last, i);
         left.push_back((last, i));
         if next_f < size {
             push(Compute::F, last, next_f);
             next_f += 1;
-        } else if i + 1 < size
+        } else if done + 1 < size
             && let Some((v, i)) = left.pop_front()
         {
             push(Compute::W, v, i);
@@ -72,7 +84,7 @@ fn unit(
 
     // 3. Backward of the other stages, each B followed by the W that waits longest.
     for v in (0..last).rev() {
-        for i in 0..size {
+        for i in backwards.clone() {
             push(Compute::B, v, i);
             left.push_back((v, i));
             left.pop_front().into_iter().for_each(|(v, i)| push(Compute::W, v, i));

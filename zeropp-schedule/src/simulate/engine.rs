@@ -257,8 +257,8 @@ impl<'a> SimulationState<'a> {
         if let (Action::Overlap { .. }, Some(ns)) = (action, self.costs.overlap_ns) {
             return ns;
         }
-        let one = |Task { kind, stage, .. }: Task| {
-            self.costs.stages[self.schedule.cell(rank, stage)].of(kind)
+        let one = |Task { kind, stage, micro_batch }: Task| {
+            self.costs.stages[self.schedule.cost_entry(rank, stage, micro_batch)].of(kind)
         };
         action.computes().map(one).sum()
     }
@@ -334,14 +334,14 @@ impl<'a> SimulatedRank<'a> {
                     (self.clock, self.clock)
                 }
                 Action::AllGather { stage } => {
-                    let cell = world.schedule.cell(self.rank, stage);
+                    let cell = world.schedule.cost_entry(self.rank, stage, 0);
                     let end = self.zero3(world.costs.stages[cell].all_gather_ns);
                     self.stages[stage].0 = end.1;
                     end
                 }
                 Action::ReduceScatter { stage } => {
                     self.clock = self.clock.max(self.reduced);
-                    let cell = world.schedule.cell(self.rank, stage);
+                    let cell = world.schedule.cost_entry(self.rank, stage, 0);
                     let times = self.zero3(world.costs.stages[cell].reduce_scatter_ns);
                     self.reduced = times.1;
                     self.stages[stage].1 = times.1;
@@ -349,7 +349,7 @@ impl<'a> SimulatedRank<'a> {
                 }
                 Action::ReplicaReduce { stage } => {
                     let start = self.clock.max(self.replica_free).max(self.stages[stage].1);
-                    let cell = world.schedule.cell(self.rank, stage);
+                    let cell = world.schedule.cost_entry(self.rank, stage, 0);
                     self.replica_free = start + world.costs.stages[cell].replica_reduce_ns;
                     (start, self.replica_free)
                 }
@@ -435,7 +435,8 @@ impl<'a> SimulatedRank<'a> {
     ) -> (u64, u64) {
         // A message has the size of the activation that crosses the same boundary.
         let boundary = if message == Message::Activation { stage } else { stage - 1 };
-        let bytes = world.costs.memory[boundary].message;
+        let entry = world.schedule.cost_entry(self.rank, boundary, micro_batch);
+        let bytes = world.costs.memory[entry].message;
         let (start, arrival) = world.transfer(self.rank, self.clock, bytes);
         let slot = world.slot(message, stage, micro_batch);
         world.arrival[slot] = arrival;

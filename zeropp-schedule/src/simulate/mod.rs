@@ -64,9 +64,10 @@ pub struct LinkCosts {
 /// Everything the simulator needs to know besides the schedule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
-    /// Times of each stage; where the head is split, each rank's slice behind them.
+    /// Times of each stage, of each slice where samples are cut into them; where the head is split,
+    /// of each rank's part behind them ([`Schedule::cost_entry`]).
     pub stages: Vec<StageCosts>,
-    /// Bytes of each stage, or any other unit; and of the slices.
+    /// Bytes, or any other unit, in the same order.
     pub memory: Vec<StageBytes>,
     /// Times of messages between ranks.
     pub link: LinkCosts,
@@ -92,7 +93,7 @@ impl Costs {
 
     /// Checks that the costs fit the schedule and that no sum of times can overflow.
     fn check(&self, schedule: &Schedule, steps: usize) -> Result<(), SimulateError> {
-        let stages = schedule.cells();
+        let stages = schedule.cost_entries();
         for (field, found) in [("stages", self.stages.len()), ("memory", self.memory.len())] {
             if found != stages {
                 return Err(SimulateError::Stages { field, found, stages });
@@ -105,7 +106,7 @@ impl Costs {
             return Err(SimulateError::Zero { field: "bytes_per_s" });
         }
         let transfer = |m: &StageBytes| {
-            let blocks = schedule.slices.iter().sum::<usize>() as u64;
+            let blocks = schedule.head_blocks.iter().sum::<usize>() as u64;
             let of_head = m.head.longest().saturating_mul(blocks);
             self.link.transfer_ns(m.message.max(of_head))
         };
@@ -146,13 +147,13 @@ pub enum SimulateError {
     #[error(transparent)]
     Schedule(#[from] VerifyError),
     /// The costs are for another number of stages.
-    #[error("costs: {field} has {found} entries; the schedule has {stages} stages")]
+    #[error("costs: {field} has {found} entries; the schedule needs {stages}, one for each stage")]
     Stages {
         /// The field.
         field: &'static str,
         /// Its entries.
         found: usize,
-        /// The schedule's stages, and slices of a split head.
+        /// Those that the schedule needs ([`Schedule::cost_entries`]).
         stages: usize,
     },
     /// A limit is zero, which would stop all messages.

@@ -191,7 +191,7 @@ fn errors_name_the_cost() {
     let good = Costs::uniform(2, 1, 1, 1, 0);
     assert_eq!(
         message(&Costs::uniform(3, 1, 1, 1, 0)),
-        "costs: stages has 3 entries; the schedule has 2 stages"
+        "costs: stages has 3 entries; the schedule needs 2, one for each stage"
     );
     let mut costs = good.clone();
     costs.link.parallel_max = Some(0);

@@ -59,12 +59,12 @@ fn moved(rank: usize, action: Action, before: Action) -> String {
 #[test]
 fn slices_are_blocks_of_every_rank() {
     for slices in [vec![16; 3], vec![0; 4], vec![17; 4], vec![usize::MAX; 4]] {
-        let said = refused(|program| program.slices = slices);
+        let said = refused(|program| program.head_blocks = slices);
         assert!(said.contains("a split head has a number of blocks for each of 4 ranks"), "{said}");
     }
-    let said = refused(|program| program.slices = vec![16, 16, 32, 0]);
+    let said = refused(|program| program.head_blocks = vec![16, 16, 32, 0]);
     assert!(said.contains("no blocks") || said.contains("no split head"), "{said}");
-    let said = refused(|program| program.slices = Vec::new());
+    let said = refused(|program| program.head_blocks = Vec::new());
     assert!(said.contains("unknown stage") || said.contains("no split head"), "{said}");
 }
 

@@ -27,9 +27,10 @@ pub use words::Words;
 /// What a schedule has to keep besides being correct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VerifyLimits {
-    /// The W of a stage must run in micro-batch order, and so must the F of the last one (its R
-    /// where it recomputes), in which a head makes its weight gradient, or those of a split head;
-    /// the bits of a gradient depend on it.
+    /// The W of a stage must run in micro-batch order, of a sample's slices from the last to the
+    /// first; and in micro-batch order the F of the last stage (its R where it recomputes), in
+    /// which a head makes its weight gradient, or those of a split head. The bits of a gradient
+    /// depend on it.
     pub w_in_order: bool,
     /// A program must end with an optimizer step (programs of other tools have none).
     pub optimizer_step: bool,
@@ -122,6 +123,8 @@ pub enum Fault {
     NoActionBefore(Action),
     RecomputeLate(Task),
     WeightOrder { stage: usize, after: usize },
+    SliceWeightOrder { stage: usize, after: usize },
+    NoSliceBefore(Task),
     HeadOrder { stage: usize, after: usize },
     NoNeighbour,
     Crossed(Action),
@@ -246,7 +249,10 @@ fn header(schedule: &Schedule) -> Result<(), VerifyError> {
     if let Some(unit) = schedule.units.iter().position(|n| *n == 0) {
         return fail(format!("unit {unit} has no micro-batches; give it one or leave it out"));
     }
-    slices(schedule)?;
+    head_blocks(schedule)?;
+    if let Some(problem) = schedule.slices_fault() {
+        return fail(problem);
+    }
     if schedule.units.is_empty() {
         return fail("there are no units; at least one is needed".into());
     }
@@ -265,8 +271,8 @@ fn header(schedule: &Schedule) -> Result<(), VerifyError> {
 }
 
 /// A split head has blocks, and a number of them for each rank.
-fn slices(schedule: &Schedule) -> Result<(), VerifyError> {
-    let (slices, pp) = (&schedule.slices, schedule.pp());
+fn head_blocks(schedule: &Schedule) -> Result<(), VerifyError> {
+    let (slices, pp) = (&schedule.head_blocks, schedule.pp());
     if slices.is_empty() {
         return Ok(());
     }
@@ -299,5 +305,7 @@ fn fault<T>(
 mod head_tests;
 #[cfg(test)]
 mod mutation_tests;
+#[cfg(test)]
+mod slice_tests;
 #[cfg(test)]
 mod tests;

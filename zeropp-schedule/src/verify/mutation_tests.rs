@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::ir::{Compute, Message, Task};
 use crate::lower::{LowerOptions, Residency, lower};
-use crate::schedules::{KINDS, Shape, generate};
+use crate::schedules::{KINDS, Shape, generate, generate_sliced};
 
 type MessageKey = (Message, usize, usize);
 
@@ -180,6 +180,20 @@ impl Literal<'_> {
         new
     }
 
+    /// Slices of a sample run forward one after the other, and backward the other way.
+    fn has_slices_before(&self, kind: Compute, stage: usize, i: usize) -> bool {
+        let n = self.s.sample_slices.len().max(1);
+        let done = |kind, micro_batch| self.done.contains(&Task { kind, stage, micro_batch });
+        let sample = i / n * n..i / n * n + n;
+        match kind {
+            Compute::F => (sample.start..i).all(|before| done(Compute::F, before)),
+            Compute::B | Compute::BW => (i + 1..sample.end)
+                .all(|behind| done(Compute::B, behind) || done(Compute::BW, behind)),
+            Compute::R => (sample.start..i).all(|before| done(Compute::F, before)),
+            Compute::W => true,
+        }
+    }
+
     fn compute(&mut self, rank: usize, kind: Compute, stage: usize, i: usize) -> Try {
         let s = self.s;
         let has = |kind, stage| self.done.contains(&Task { kind, stage, micro_batch: i });
@@ -191,6 +205,7 @@ impl Literal<'_> {
                 Compute::W => has(Compute::B, stage),
                 Compute::R => has(Compute::F, stage) && !back(stage),
             };
+        let right = right && self.has_slices_before(kind, stage, i);
         if !right || (self.weighs && kind != Compute::W && !self.gathered.contains(&stage)) {
             return Try::Wrong;
         }
@@ -227,7 +242,11 @@ impl Literal<'_> {
         if matches!(kind, Compute::W | Compute::BW) {
             let state = self.reduced.entry(stage).or_default();
             state.1 += 1;
-            let in_order = self.last_w.insert(stage, i).is_none_or(|last| last < i);
+            let n = s.sample_slices.len().max(1);
+            let is_before = |a: usize, b: usize| a / n < b / n || a / n == b / n && a > b;
+            let last = self.last_w.insert(stage, i);
+            let in_order =
+                last.is_none_or(|last| if n > 1 { is_before(last, i) } else { last < i });
             if !in_order || (self.program && s.unit_of(i) != state.0) {
                 return Try::Wrong;
             }
@@ -359,12 +378,15 @@ prop_compose! {
     fn good()(
         kind in 0..KINDS.len(), pp in 1usize..5, virtual_stages in 1usize..4,
         micro_batches in 1usize..9, unit in 1usize..6,
-        lowered: bool, prefetch in 0usize..3, recompute: bool, replicas: bool, look_ahead: bool,
+        slices in 1usize..5, lowered: bool, prefetch in 0usize..3,
+        recompute: bool, replicas: bool, look_ahead: bool,
     ) -> (Schedule, bool, usize) {
         let mut shape = Shape { pp, virtual_stages, micro_batches, unit };
         // Kinds that do not take the shape take V = 1, or give way to ZeroPP.
         let name = KINDS[kind].name;
-        let schedule = generate(name, &shape)
+        let cut = vec![256; if slices > 1 { slices } else { 0 }];
+        let schedule = generate_sliced(name, &shape, &cut)
+            .or_else(|_| generate(name, &shape))
             .or_else(|_| { shape.virtual_stages = 1; generate(name, &shape) })
             .or_else(|_| generate("zeropp", &shape))
             .unwrap();

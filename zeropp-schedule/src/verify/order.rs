@@ -27,7 +27,7 @@ pub(super) fn check(
 ) -> Result<(), Enough> {
     let gaps = !faults.found.is_empty();
     let is_reported = |rank: usize, fault: &Fault| match fault {
-        Fault::NothingBefore(task) => {
+        Fault::NothingBefore(task) | Fault::NoSliceBefore(task) => {
             let cell = schedule.cell(rank, task.stage);
             tables.compute(task.kind, cell, task.micro_batch).is_none()
         }
@@ -82,10 +82,15 @@ struct OrderWalk<'a> {
 impl OrderWalk<'_> {
     fn step(&mut self, Task { kind, stage, micro_batch }: Task) -> Result<(), Fault> {
         let cell = self.schedule.cell(self.rank, stage);
+        let place = |micro_batch| self.schedule.backward_place(micro_batch);
+        let is_before = |one, other| place(one) < place(other);
         if self.limits.w_in_order && matches!(kind, Compute::W | Compute::BW) {
             match self.last_w[cell].replace(micro_batch) {
-                Some(after) if after > micro_batch => {
-                    return Err(Fault::WeightOrder { stage, after });
+                Some(after) if is_before(micro_batch, after) => {
+                    return Err(match self.schedule.slices_per_sample() {
+                        1 => Fault::WeightOrder { stage, after },
+                        _ => Fault::SliceWeightOrder { stage, after },
+                    });
                 }
                 _ => {}
             }
@@ -146,6 +151,7 @@ fn before(
             }
         }
     }
+    other_slice(schedule, tables, Task { kind, stage, micro_batch: i }, (rank, index))?;
     // The neighbour on the same rank must have run before.
     let here = tables.head.as_ref().and_then(|head| head.takes_here(rank, kind, stage));
     if let Some(taken) = here {
@@ -164,6 +170,35 @@ fn before(
     match tables.compute(producer.kind, from, i) {
         Some(p) if p < index => Ok(()),
         _ => Err(Fault::NothingBefore(producer)),
+    }
+}
+
+/// The slice of the same sample and stage that must come before `task`: for an F the one before
+/// it, whose keys and values it needs; for a backward the one behind it, which adds to the
+/// gradients of its keys and values. So an R, which is between the two of its own slice, finds the
+/// keys and values of all slices before it.
+fn other_slice(
+    schedule: &Schedule,
+    tables: &Tables,
+    Task { kind, stage, micro_batch: i }: Task,
+    (rank, index): (usize, usize),
+) -> Result<(), Fault> {
+    let slices = schedule.slices_per_sample();
+    let (other, kinds) = match kind {
+        Compute::F if i % slices > 0 => (i - 1, &[Compute::F][..]),
+        Compute::B | Compute::BW if i % slices + 1 < slices => {
+            (i + 1, &[Compute::B, Compute::BW][..])
+        }
+        _ => return Ok(()),
+    };
+    let cell = schedule.cell(rank, stage);
+    let found = kinds.iter().find_map(|kind| Some((*kind, tables.compute(*kind, cell, other)?)));
+    match found {
+        Some((_, at)) if at < index => Ok(()),
+        found => {
+            let kind = found.map_or(kind, |(kind, _)| kind);
+            Err(Fault::NoSliceBefore(Task { kind, stage, micro_batch: other }))
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{Fault, LocatedAction, Stuck, VerifyError};
-use crate::ir::{Action, Task};
+use crate::ir::{Action, Compute, Task};
 
 /// How a reader calls what a message speaks of: this crate's own way, or that of a file.
 pub trait Words {
@@ -111,10 +111,9 @@ impl Fault {
             Fault::WeightOrder { stage, after } => {
                 format!("W of stage {stage} must run in micro-batch order, but {after} ran before")
             }
-            Fault::HeadOrder { stage, after } => format!(
-                "forwards of stage {stage} must run in micro-batch order, as the loss's weight \
-                 gradient is made in them, but {after} ran before"
-            ),
+            Fault::SliceWeightOrder { stage, after } => slice_weight_order(stage, after),
+            Fault::NoSliceBefore(task) => no_slice_before(task.kind, &computed(task)),
+            Fault::HeadOrder { stage, after } => head_order(stage, after),
             Fault::NoNeighbour => {
                 "superfluous; the neighbouring stage is on the same rank, or there is none".into()
             }
@@ -156,4 +155,26 @@ impl Fault {
             Fault::NotForward => "only forwards are run here; leave it out".into(),
         }
     }
+}
+
+fn slice_weight_order(stage: usize, after: usize) -> String {
+    format!(
+        "W of stage {stage} must run in the order of samples, and from the last slice of each to \
+         the first, but {after} ran before"
+    )
+}
+
+fn no_slice_before(kind: Compute, slice: &str) -> String {
+    let why = match kind {
+        Compute::F => "whose keys and values it needs",
+        _ => "which adds to the gradients of its keys and values",
+    };
+    format!("no {slice} before it, {why}: a slice of the same sample")
+}
+
+fn head_order(stage: usize, after: usize) -> String {
+    format!(
+        "forwards of stage {stage} must run in micro-batch order, as the loss's weight gradient is \
+         made in them, but {after} ran before"
+    )
 }

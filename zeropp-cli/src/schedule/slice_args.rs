@@ -1,0 +1,90 @@
+//! The flags for samples that are cut into slices.
+
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgMatches, value_parser};
+use zeropp::pipeline::costs::SliceCut;
+
+use crate::values::whole;
+
+/// How samples are cut into slices.
+#[derive(Clone, Debug)]
+pub(super) struct SliceArgs {
+    /// Slices of a sample.
+    pub(super) number: usize,
+    pub(super) cut: SliceCut,
+    /// Tokens of a sample.
+    pub(super) tokens: u64,
+    /// The share of pairs of tokens in the time of F, and of B.
+    pub(super) pairs: [f64; 2],
+}
+
+impl SliceArgs {
+    /// The values of the flags of [`slice_args`].
+    pub(super) fn new(matches: &ArgMatches) -> Option<SliceArgs> {
+        let number = *matches.get_one::<usize>("slices")?;
+        let cut = matches.get_one::<String>("slice-cut").map(String::as_str);
+        let shares: Vec<f64> =
+            matches.get_many("slice-pairs").into_iter().flatten().copied().collect();
+        Some(SliceArgs {
+            number,
+            cut: match cut {
+                Some("tokens") => SliceCut::Tokens,
+                _ => SliceCut::Work,
+            },
+            tokens: *matches.get_one("sample-tokens").expect("has a default"),
+            pairs: match shares[..] {
+                [f] => [f; 2],
+                [f, b, ..] => [f, b],
+                [] => [0.0; 2],
+            },
+        })
+    }
+}
+
+/// The flags for samples in slices, which `kinds` have.
+pub(super) fn slice_args(kinds: &str) -> [Arg; 4] {
+    let slices = Arg::new("slices")
+        .long("slices")
+        .value_name("N")
+        .value_parser(whole::<usize>(1))
+        .help("Slices that every sample is cut into")
+        .conflicts_with("head-split")
+        .long_help(format!(
+            "Slices that every sample is cut into, along its sequence: a micro-batch of the \
+             schedule is a slice then. --micro-batches and --unit count samples, of which costs \
+             and memory are, too. For {kinds}. Runs cannot do it yet."
+        ));
+    let cut = Arg::new("slice-cut")
+        .long("slice-cut")
+        .value_name("WHAT")
+        .requires("slices")
+        .default_value(SliceCut::NAMES[0])
+        .value_parser(PossibleValuesParser::new(SliceCut::NAMES))
+        .help("What slices have the same of");
+    let tokens = Arg::new("sample-tokens")
+        .long("sample-tokens")
+        .value_name("T")
+        .requires("slices")
+        .default_value("32768")
+        .value_parser(value_parser!(u64).range(1..=1 << 40))
+        .help("Tokens of a sample, which is cut at multiples of 256");
+    let pairs = Arg::new("slice-pairs")
+        .long("slice-pairs")
+        .value_name("F[,B]")
+        .requires("slices")
+        .value_delimiter(',')
+        .num_args(1..=2)
+        .value_parser(share)
+        .help("Share of F and of B, 0 to 1, that grows by pairs of tokens [default: 0]")
+        .long_help(
+            "Share of F and of B, 0 to 1, that grows by pairs of tokens, as attention does: of a \
+             sample's whole time. The rest of it, and W, grows by tokens. One number is for both. \
+             [default: 0]",
+        );
+    [slices, cut, tokens, pairs]
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let found = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    found.ok_or_else(|| "expected a share of the time, a number between 0 and 1".into())
+}
