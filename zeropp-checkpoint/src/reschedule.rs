@@ -207,7 +207,8 @@ pub struct Rescheduler {
     worse: Vec<u64>,
     /// How many trials in a row ended so, and finds that were not tried as the times were too noisy.
     setbacks: u32,
-    /// A find was not tried for that: it is searched for again.
+    /// It is searched for again without a drift: a find was not tried for that noise, or a program
+    /// was taken, which shows times that the one before did not.
     unsettled: bool,
 }
 
@@ -302,6 +303,7 @@ impl Rescheduler {
         let step = tried.after + 1 + self.rules.trial;
         if stays {
             self.setbacks = 0;
+            self.unsettled = true;
         } else {
             self.setbacks += 1;
             self.worse.push(tried.predicted.program);
@@ -387,7 +389,10 @@ mod tests {
         let tried = follows.tried.expect("of its trial");
         assert_eq!((step, follows.order, tried.stays, tried.after), (10, Order::Stay, true, 6));
         assert_eq!((tried.before_s, tried.measured_s), (1.0, 0.91));
-        assert_eq!(until_an_order(&mut machine, 11..400, 0.91), None, "nothing changes any more");
+        assert!((11..=20).any(|step| machine.step(seen(step, 0.91)).samples), "it is looked again");
+        (21..=24).for_each(|step| assert!(machine.step(seen(step, 0.91)).order == Order::Stay));
+        machine.found(None);
+        assert_eq!(until_an_order(&mut machine, 25..400, 0.91), None, "nothing changes any more");
     }
 
     #[test]
@@ -433,8 +438,11 @@ mod tests {
         let measured = |machine: &mut Rescheduler, steps: std::ops::Range<u64>, seconds: f64| {
             steps.into_iter().find(|step| machine.step(seen(*step, seconds)).samples)
         };
-        assert_eq!(measured(&mut machine, 11..15, 1.35), None, "it rests until step 20");
-        assert_eq!(measured(&mut machine, 15..50, 0.9), None, "as fast as before");
+        assert_eq!(measured(&mut machine, 11..20, 1.35), None, "it rests until step 20");
+        assert_eq!(measured(&mut machine, 20..21, 0.9), Some(20), "after a change it looks again");
+        (21..=24).for_each(|step| assert!(machine.step(seen(step, 0.9)).order == Order::Stay));
+        machine.found(None);
+        assert_eq!(measured(&mut machine, 25..50, 0.9), None, "as fast as before");
         assert!(measured(&mut machine, 50..60, 1.35).is_some_and(|step| step <= 54));
     }
 
