@@ -13,6 +13,7 @@ pub(crate) mod processes;
 pub(crate) mod rank;
 pub(crate) mod ranks;
 pub(crate) mod request;
+pub(crate) mod reschedule;
 pub(crate) mod saving;
 pub(crate) mod spawn;
 pub(crate) mod stop;

@@ -39,6 +39,7 @@ use crate::run::evaluation::{EvaluationSet, Evaluator};
 use crate::run::layers::{self, LayerWatch};
 use crate::run::processes;
 use crate::run::request::StepAnswer;
+use crate::run::reschedule::{Offered, RankNote};
 use crate::run::stop::Stopper;
 use crate::run::tokens::{self, Scored};
 use crate::run::training::Training;
@@ -82,6 +83,8 @@ pub(crate) struct RunShared {
     /// The blueprint that this process runs in place of its own, if it cannot run that, and in
     /// which settings it differs; or why it cannot run rank 0's either.
     pub(crate) agreed: Arc<OnceLock<Result<AgreedBlueprint, String>>>,
+    /// The program that rank 0 has offered last.
+    pub(crate) offered: Offered,
 }
 
 impl RunShared {
@@ -207,6 +210,9 @@ pub(crate) struct RankStep {
     pub(crate) save: Option<WriterReport>,
     /// The same of a copy in memory.
     pub(crate) copy: Option<WriterReport>,
+    /// What it says where programs are exchanged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reschedule: Option<RankNote>,
 }
 
 /// The loss of one micro-batch. Their order is that of the batch's samples.
@@ -463,6 +469,7 @@ pub(crate) fn summarise(
         save_blocked_ns: 0,
         save: None,
         copy: None,
+        reschedule: None,
     }
 }
 

@@ -20,6 +20,7 @@ use crate::recorder::FlightRecorder;
 use crate::run::rank::{Export, RankEnd, RankEvent, RunShared, run_rank};
 use crate::run::ranks::Ranks;
 use crate::run::request::StepAnswer;
+use crate::run::reschedule::Offered;
 use crate::run::spawn::ProcessContext;
 use crate::run::stop::StopRequest;
 use crate::trainer::Trainer;
@@ -93,6 +94,7 @@ impl Epoch {
             recorder: recorder.clone(),
             digests: Arc::default(),
             agreed: Arc::default(),
+            offered: Offered::default(),
         };
         let (mesh, span, stack_bytes) = (bp.mesh, span.clone(), STACK_BYTES);
         let context = ProcessContext { here, mesh, status, recorder, span, stack_bytes };
