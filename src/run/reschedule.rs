@@ -185,16 +185,8 @@ fn in_words(tried: &Tried) -> String {
     };
     let (now, then) = (ms(predicted.now_s), ms(predicted.then_s));
     let (step, before, measured) = (after + 1, ms(*before_s), ms(*measured_s));
-    match stays {
-        true => format!(
-            "step {step}: order changed, {now} → {then} ms predicted, {before} → {measured} \
-             measured"
-        ),
-        false => format!(
-            "step {step}: order changed and changed back, {now} → {then} ms predicted, {before} → \
-             {measured} measured"
-        ),
-    }
+    let changed = if *stays { "order changed" } else { "order changed and changed back" };
+    format!("step {step}: {changed}, {now} → {then} ms predicted, {before} → {measured} measured")
 }
 
 /// Rank 0's part.
@@ -334,15 +326,97 @@ fn searched(run: &Run, costs: &Costs, limit_s: f64, any: bool) -> Option<Better>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Config, Trainer};
+    use zeropp_pipeline::simulate::simulate;
+
+    const PREDICTED: Predicted = Predicted { now_s: 0.412, then_s: 0.388, program: 1 };
 
     #[test]
     fn a_change_is_reported_in_one_line() {
-        let predicted = Predicted { now_s: 0.412, then_s: 0.388, program: 1 };
-        let tried =
-            Tried { after: 36, predicted, before_s: 0.415, measured_s: 0.0904, stays: true };
+        let tried = Tried {
+            after: 36,
+            predicted: PREDICTED,
+            before_s: 0.415,
+            measured_s: 0.0904,
+            stays: true,
+        };
         let words = "step 37: order changed, 412 → 388 ms predicted, 415 → 90.4 measured";
         assert_eq!(in_words(&tried), words);
         let back = in_words(&Tried { stays: false, ..tried });
         assert!(back.starts_with("step 37: order changed and changed back, 412"), "{back}");
+    }
+
+    /// Two ranks, each in a process of its own, of a run that exchanges at every chance.
+    fn two_processes() -> (Arc<Blueprint>, [Rescheduling; 2]) {
+        let config = Config {
+            pp: 2,
+            layers: 4,
+            schedule: "gpipe".into(),
+            reschedule: crate::config::Reschedule::Auto,
+            exchanges_always: true,
+            micro_batches: Some(6),
+            steps: 40,
+            ..Config::default()
+        };
+        let bp = Trainer::new(config).unwrap().blueprint;
+        let of = |rank: usize| Rescheduling::new(&bp, &Offered::default(), (rank, &[rank]));
+        let ranks = [0, 1].map(|rank| of(rank).expect("it is asked for"));
+        (bp, ranks)
+    }
+
+    /// The spans of each rank in a step with its program.
+    fn step(ranks: &[Rescheduling; 2]) -> [Vec<Span>; 2] {
+        let program = ranks[0].copies.running();
+        let costs = Costs::uniform(2, 5000, 6000, 4000, 0);
+        let timeline = simulate(program, &costs).unwrap();
+        [0, 1].map(|rank| timeline.ranks[rank].spans.clone())
+    }
+
+    /// Runs steps until rank 0 gives `order`; what it says then.
+    fn until(bp: &Blueprint, ranks: &mut [Rescheduling; 2], at: &mut u64, order: Order) -> Vec<u8> {
+        loop {
+            assert!(*at < 40, "{order:?} does not come");
+            *at += 1;
+            let spans = step(ranks);
+            let notes = [0, 1].map(|i| ranks[i].note(&spans[i], |ns| ns));
+            let words = ranks[0].decide(bp, (*at, 1.0), notes.into());
+            if words[0] == order.to_byte() {
+                return words;
+            }
+            for rank in ranks.iter_mut() {
+                assert!(rank.follow(bp, &words).1.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_of_other_processes_run_the_program_that_rank_0_has_found() {
+        let (bp, mut ranks) = two_processes();
+        let before = ranks[0].copies.running().clone();
+        let words = until(&bp, &mut ranks, &mut 0, Order::Take);
+        let words = [&words[..], b"and more"].concat();
+        for rank in &mut ranks {
+            let (program, rest) = rank.follow(&bp, &words);
+            assert!(program.is_some() && rest == b"and more");
+        }
+        let [mine, other] = ranks.each_ref().map(|rank| rank.copies.running().clone());
+        assert_eq!(mine.ranks, other.ranks);
+        assert_ne!(mine.ranks, before.ranks);
+        assert_eq!((&mine.units, &mine.placement), (&before.units, &before.placement));
+    }
+
+    #[test]
+    fn an_offer_that_does_not_arrive_whole_is_refused_and_dropped_by_all() {
+        let (bp, mut ranks) = two_processes();
+        let at = &mut 0;
+        let mut words = until(&bp, &mut ranks, at, Order::Offer);
+        ranks[0].follow(&bp, &words);
+        *words.last_mut().expect("a program") = b' ';
+        ranks[1].follow(&bp, &words);
+        assert_eq!(ranks[1].copies.reply(), Reply::Refused);
+        let words = until(&bp, &mut ranks, at, Order::Drop);
+        for rank in &mut ranks {
+            assert!(rank.follow(&bp, &words).0.is_none());
+        }
     }
 }

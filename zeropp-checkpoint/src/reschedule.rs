@@ -205,7 +205,7 @@ pub struct Rescheduler {
     reference_s: Option<f64>,
     /// Programs that were tried and were not better, since times changed last.
     worse: Vec<u64>,
-    /// How many trials in a row ended so, and finds that were not tried as the times were too noisy.
+    /// How many trials in a row ended so, and finds that the times were too noisy to try.
     setbacks: u32,
     /// It is searched for again without a drift: a find was not tried for that noise, or a program
     /// was taken, which shows times that the one before did not.
