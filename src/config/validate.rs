@@ -313,11 +313,12 @@ impl Config {
             return refused("an emulated run has the times of its file", "leave it out");
         }
         if self.engine == EngineKind::Nccl {
-            let problem = "with engine nccl all ranks come to all operations in one order, which                            is not searched for yet";
+            let problem = "engine nccl wants one order of all operations, which is not searched for";
             return refused(problem, "leave it out");
         }
         if self.optimizer_sync == OptimizerSync::Late {
-            let problem = "programs are exchanged where all ranks meet, and with optimizer-sync =                            late they do not meet after each step";
+            let problem = "programs are exchanged where all ranks meet, which is not after each \
+                           step with optimizer-sync = late";
             return refused(problem, "leave it out, or use optimizer-sync = barrier");
         }
         if self.deal().fewer().is_some() {
