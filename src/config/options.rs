@@ -134,7 +134,7 @@ options! {
         /// gathers and reductions are taken to cost nothing, and --dry-run says so. No bit of the
         /// training depends on the times. All processes run the program made from rank 0's file.
         "costs" "FILE" costs: Option<PathBuf> = None, Program Left;
-        /// Whether the run improves the order of its work by the times of its steps: `off` or `auto`.
+        /// Whether the run improves its order of work by the times of its steps: `off` or `auto`.
         ///
         /// `auto` measures the first steps, searches for a better order of the same stages within
         /// the planned memory beside the training, and takes it between two steps where it is

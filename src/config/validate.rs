@@ -313,7 +313,7 @@ impl Config {
             return refused("an emulated run has the times of its file", "leave it out");
         }
         if self.engine == EngineKind::Nccl {
-            let problem = "engine nccl wants one order of all operations, which is not searched for";
+            let problem = "engine nccl wants one order of operations, which is not searched for";
             return refused(problem, "leave it out");
         }
         if self.optimizer_sync == OptimizerSync::Late {
