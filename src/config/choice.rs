@@ -35,6 +35,16 @@ choice! {
     }
 }
 
+choice! {
+    /// Whether a run exchanges its program for a better one by the times that its steps take.
+    Reschedule {
+        /// It runs the one that it was started with.
+        Off = "off",
+        /// It measures, searches and exchanges by itself.
+        Auto = "auto",
+    }
+}
+
 macro_rules! settings {
     ($($name:ident),+) => {
         $(impl OptionType for $name {
@@ -55,5 +65,6 @@ settings!(
     Place,
     Precision,
     Recompute,
+    Reschedule,
     Tokenizer
 );

@@ -11,7 +11,7 @@ use zeropp_pipeline::schedules::DEFAULT;
 use super::bytes::Bytes;
 use super::choice::{
     Activation, Decay, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync, Order,
-    PackWeights, Place, Precision, Recompute, Tokenizer,
+    PackWeights, Place, Precision, Recompute, Reschedule, Tokenizer,
 };
 use super::kind::OptionType;
 use super::resume::Resume;
@@ -134,6 +134,14 @@ options! {
         /// gathers and reductions are taken to cost nothing, and --dry-run says so. No bit of the
         /// training depends on the times. All processes run the program made from rank 0's file.
         "costs" "FILE" costs: Option<PathBuf> = None, Program Left;
+        /// Whether the run improves its order of work by the times of its steps: `off` or `auto`.
+        ///
+        /// `auto` measures the first steps, searches for a better order of the same stages within
+        /// the planned memory beside the training, and takes it between two steps where it is
+        /// predicted to gain 1 % or more. It goes back where steps do not become shorter, and
+        /// searches again where they become longer. No bit of the training changes.
+        "reschedule" "WHEN" reschedule: Reschedule = Reschedule::Off, Same Left
+            => "schedule:reschedule";
         /// The most memory for activations and weight stashes on a rank, such as 24GiB.
         ///
         /// Schedules that search for an order within a limit, such as auto, keep to it. Any other

@@ -75,6 +75,10 @@ macro_rules! options {
             /// checkpoint says it. No setting.
             #[serde(skip)]
             pub dealt_by: Option<usize>,
+            /// Whether programs are exchanged whatever they are predicted to gain, and whenever
+            /// there is another: for tests. No setting.
+            #[serde(skip)]
+            pub exchanges_always: bool,
         }
 
         impl Default for Config {
@@ -85,6 +89,7 @@ macro_rules! options {
                     without_model: false,
                     eval_part: None,
                     dealt_by: None,
+                    exchanges_always: false,
                 }
             }
         }

@@ -134,6 +134,22 @@ fn bad_schedules_are_named_with_what_would_work() {
             "schedule:max-gathered = 3: schedule gpipe does not",
         ),
         (
+            "reschedule = 'auto'\nschedule = 's.csv'",
+            "schedule:reschedule = auto: a schedule from a file runs as it stands; name a kind",
+        ),
+        (
+            "reschedule = 'auto'\noptimizer-sync = 'late'",
+            "schedule:reschedule = auto: programs are exchanged where all ranks meet",
+        ),
+        (
+            "reschedule = 'auto'\npp = 8\nemulate = 'costs.toml'",
+            "schedule:reschedule = auto: an emulated run has the times of its file",
+        ),
+        (
+            "reschedule = 'auto'\ndp = 2\nglobal-batch = '5'",
+            "schedule:reschedule = auto: the batch is dealt out unevenly",
+        ),
+        (
             "schedule = 'zb-v'\nvirtual = 1",
             "virtual = 1: schedule zb-v cannot have that many stages on each rank; use 2, \
              leave virtual out",

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{
     Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync, Precision,
-    Recompute, Resume,
+    Recompute, Reschedule, Resume,
 };
 use zeropp_core::device;
 use zeropp_core::kernels::bf16;
@@ -213,6 +213,7 @@ impl Config {
             }
         }
         self.check_recompute()?;
+        self.check_reschedule()?;
         let stages = self.pp * stages_each;
         // A file has its own number of stages.
         let unknown = self.is_emulated() || self.schedule_file().is_some();
@@ -294,6 +295,37 @@ impl Config {
             ConfigError::value("pin", true, problem, "use Linux, or leave pin out")
         })?;
         seconds("timeout-s", self.timeout_s)
+    }
+
+    /// A program is exchanged where one of a kind, for every replica, runs between two barriers.
+    fn check_reschedule(&self) -> Checked {
+        let refused = |problem: &str, help: &str| {
+            Err(ConfigError::value("reschedule", self.reschedule, problem, help))
+        };
+        if self.reschedule == Reschedule::Off {
+            return Ok(());
+        }
+        if self.schedule_file().is_some() {
+            let help = "name a kind of schedule, or leave it out";
+            return refused("a schedule from a file runs as it stands", help);
+        }
+        if self.is_emulated() {
+            return refused("an emulated run has the times of its file", "leave it out");
+        }
+        if self.engine == EngineKind::Nccl {
+            let problem = "engine nccl wants one order of operations, which is not searched for";
+            return refused(problem, "leave it out");
+        }
+        if self.optimizer_sync == OptimizerSync::Late {
+            let problem = "programs are exchanged where all ranks meet, which is not after each \
+                           step with optimizer-sync = late";
+            return refused(problem, "leave it out, or use optimizer-sync = barrier");
+        }
+        if self.deal().fewer().is_some() {
+            let problem = "the batch is dealt out unevenly, so that replicas run two programs";
+            return refused(problem, "leave it out, or use a batch that divides by dp");
+        }
+        Ok(())
     }
 
     fn check_recovery(&self) -> Checked {

@@ -16,6 +16,7 @@ pub(crate) mod needs;
 pub(crate) mod peak;
 pub(crate) mod program;
 pub(crate) mod replicas;
+pub(crate) mod reschedule;
 pub(crate) mod schedule_file;
 pub(crate) mod sizes;
 pub(crate) mod times;

@@ -118,14 +118,7 @@ impl Resolved {
         let config = &self.config;
         // NCCL may keep an operation waiting for the other ranks', and all behind it.
         let one_order = config.engine == EngineKind::Nccl;
-        let options = LowerOptions {
-            prefetch: config.prefetch,
-            recompute: config.recompute == Recompute::Full,
-            redone: config.recompute_first,
-            replicas: config.dp > 1,
-            sync: config.optimizer_sync,
-            ..LowerOptions::default()
-        };
+        let options = lower_options(config);
         if let Some(file) = self.file.as_ref().filter(|s| is_complete(s)) {
             check_program(config, file)?;
             if one_order {
@@ -138,6 +131,18 @@ impl Resolved {
             None => generate_with_costs(&config.schedule, &shape(config), costs)?,
         };
         Ok(lowered(&compact, &options, one_order)?)
+    }
+}
+
+/// How schedules become programs with these settings.
+pub(crate) fn lower_options(config: &Config) -> LowerOptions {
+    LowerOptions {
+        prefetch: config.prefetch,
+        recompute: config.recompute == Recompute::Full,
+        redone: config.recompute_first,
+        replicas: config.dp > 1,
+        sync: config.optimizer_sync,
+        ..LowerOptions::default()
     }
 }
 

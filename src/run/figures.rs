@@ -13,6 +13,7 @@ use zeropp_pipeline::timeline::{Computed, Span, bubble, bubble_own_span, bubble_
 use crate::plan::blueprint::Blueprint;
 use crate::plan::peak::BestRate;
 use crate::run::layers::{self, LayerWatch};
+use crate::run::reschedule::RankNote;
 
 /// One rank's figures of a step, which go to rank 0 at its end.
 #[derive(Serialize, Deserialize)]
@@ -45,6 +46,9 @@ pub(crate) struct RankStep {
     pub(crate) save: Option<WriterReport>,
     /// The same of a copy in memory.
     pub(crate) copy: Option<WriterReport>,
+    /// What it says where programs are exchanged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reschedule: Option<RankNote>,
 }
 
 /// The loss of one micro-batch. Their order is that of the batch's samples.
@@ -152,6 +156,7 @@ pub(crate) fn summarise(
         save_blocked_ns: 0,
         save: None,
         copy: None,
+        reschedule: None,
     }
 }
 

@@ -15,6 +15,7 @@ pub(crate) mod processes;
 pub(crate) mod rank;
 pub(crate) mod ranks;
 pub(crate) mod request;
+pub(crate) mod reschedule;
 pub(crate) mod results;
 pub(crate) mod saving;
 pub(crate) mod shared;

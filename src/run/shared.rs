@@ -17,6 +17,7 @@ use crate::plan::peak::Peak;
 use crate::recorder::FlightRecorder;
 use crate::run::evaluation::EvaluationSet;
 use crate::run::request::StepAnswer;
+use crate::run::reschedule::Offered;
 use crate::run::stop::Stopper;
 use crate::world::hello::Roster;
 
@@ -58,6 +59,8 @@ pub(crate) struct RunShared {
     /// The blueprint that this process runs in place of its own, if it cannot run that, and in
     /// which settings it differs; or why it cannot run rank 0's either.
     pub(crate) agreed: Arc<OnceLock<Result<AgreedBlueprint, String>>>,
+    /// The program that rank 0 has offered last.
+    pub(crate) offered: Offered,
 }
 
 impl RunShared {

@@ -27,6 +27,7 @@ use crate::run::evaluation::{EvaluationRequests, Evaluator};
 use crate::run::figures::{RankStep, StageTimes, step_metrics, summarise};
 use crate::run::layers;
 use crate::run::request::StepAnswer;
+use crate::run::reschedule::Rescheduling;
 use crate::run::results::{RankEnd, RankEvent, RankResult, Ready};
 use crate::run::saving::Saving;
 use crate::run::shared::{Export, RunShared};
@@ -67,6 +68,10 @@ pub(crate) struct Training<'a, R> {
     saving: Option<Saving>,
     /// Where it makes copies in memory.
     copying: Option<Saving>,
+    /// Where programs are exchanged.
+    rescheduling: Option<Rescheduling>,
+    /// On rank 0: what it orders of that after the step under way.
+    orders: Vec<u8>,
     spans: Vec<Span>,
     end: RankEnd,
 }
@@ -129,6 +134,13 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
             clock: roster.clock(),
             report,
             done: 0,
+            rescheduling: Rescheduling::new(
+                &shared.blueprint,
+                &shared.offered,
+                groups.world.rank(),
+                &shared.here,
+            ),
+            orders: Vec::new(),
             spans: Vec::new(),
             end: RankEnd::default(),
         })
@@ -290,6 +302,9 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
         let mut mine = summarise(record, losses, self.groups, self.meter);
         mine.computed.start_ns = self.clock.shift(mine.computed.start_ns);
         mine.computed.end_ns = self.clock.shift(mine.computed.end_ns);
+        let (clock, rescheduling) = (self.clock, &self.rescheduling);
+        mine.reschedule =
+            rescheduling.as_ref().map(|r| r.note(&record.spans, |ns| clock.shift(ns)));
         if let Some(saving) = &mut self.saving {
             mine.save_blocked_ns = saving.take_blocked_ns();
             mine.save = saving.take_report();
@@ -412,12 +427,18 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
         // Rank 0 alone reads all records: what everyone needs of them is in its answer.
         let all = collect::figures(&*groups.world, &(shared.stopper.receive(), mine))?;
         self.past_first_step();
-        let (requests, records): (Vec<StopRequest>, Vec<RankStep>) = all.into_iter().unzip();
+        let (requests, mut records): (Vec<StopRequest>, Vec<RankStep>) = all.into_iter().unzip();
         let mut asked = requests.into_iter().max().unwrap_or_default().max(self.ends.asked());
         let mut news = None;
         if groups.world.rank() == 0 {
             let seconds = self.began.elapsed().as_secs_f64();
-            news = Some(self.metrics(step, seconds, record, records)?);
+            let notes = records.iter_mut().filter_map(|r| r.reschedule.take()).collect();
+            let (metrics, times) = self.metrics(step, seconds, record, records)?;
+            if let Some(rescheduling) = &mut self.rescheduling {
+                let seconds = metrics.step_s - metrics.save_blocked_s;
+                self.orders = rescheduling.decide(&shared.blueprint, step, seconds, notes);
+            }
+            news = Some((metrics, times));
         }
         // What it takes is no part of the step.
         let eval = self.evaluate(step, &mut asked)?;

@@ -21,6 +21,7 @@ use crate::run::context::ProcessContext;
 use crate::run::rank::run_rank;
 use crate::run::ranks::Ranks;
 use crate::run::request::StepAnswer;
+use crate::run::reschedule::Offered;
 use crate::run::results::{RankEnd, RankEvent};
 use crate::run::shared::{Export, RunShared};
 use crate::run::stop::StopRequest;
@@ -95,6 +96,7 @@ impl Epoch {
             recorder: recorder.clone(),
             digests: Arc::default(),
             agreed: Arc::default(),
+            offered: Offered::default(),
         };
         let (mesh, span, stack_bytes) = (bp.mesh, span.clone(), STACK_BYTES);
         let context = ProcessContext { here, mesh, status, recorder, span, stack_bytes };

@@ -25,6 +25,7 @@ mod open;
 pub mod pace;
 pub mod part;
 pub mod places;
+pub mod reschedule;
 pub mod resume;
 pub mod step_end;
 mod store;

@@ -24,6 +24,7 @@ pub mod programs;
 pub mod race;
 pub mod recompute;
 mod recut;
+pub mod reschedule;
 pub mod room;
 pub mod search;
 pub(crate) mod shared;

@@ -40,7 +40,12 @@ impl<R: FnMut(RankEvent)> Training<'_, R> {
                 }
             }
         };
-        let (head, reported) = follows.split_at(4);
+        let (head, mut reported) = follows.split_at(4);
+        if let Some(rescheduling) = &mut self.rescheduling {
+            let (exchanged, rest) = rescheduling.follow(&self.shared.blueprint, reported);
+            exchanged.inspect(|program| self.executor.exchange(program));
+            reported = rest;
+        }
         self.receive(reported, measured);
         let request = StopRequest::from_bytes([head[0], head[1]]);
         let [saves, copies] = [head[2], head[3]].map(SaveDecision::from_byte);
@@ -55,13 +60,15 @@ impl<R: FnMut(RankEvent)> Training<'_, R> {
         let patience = Patience::new(&shared.blueprint.config);
         let updates = self.executor.worker.optimizer().updates();
         let (saving, copying, ends) = (&mut self.saving, &mut self.copying, &mut self.ends);
+        let orders = &self.orders;
         let mut follows = |request: StopRequest| {
             let [save, copy] = ends.wanted(met, request);
             let mut begin = |saving: &mut Option<Saving>, wanted| {
                 saving.as_mut().map_or(SaveDecision::No, |s| s.decide(wanted, met, updates, ends))
             };
             let begins = [begin(saving, save), begin(copying, copy)];
-            [&[NO_REQUEST], &request.to_bytes()[..], &begins.map(|b| b as u8), &reported].concat()
+            [&[NO_REQUEST], &request.to_bytes()[..], &begins.map(|b| b as u8), orders, &reported]
+                .concat()
         };
         let (awaiting_reply, mut began) = (&mut self.awaiting_reply, Instant::now());
         let answer = |wait: Duration| {

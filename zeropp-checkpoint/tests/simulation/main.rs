@@ -15,6 +15,7 @@ mod net;
 mod plan;
 mod rank;
 mod rendezvous;
+mod reschedule;
 mod rng;
 mod run;
 mod saves;

@@ -194,6 +194,18 @@ impl<W: Worker> Executor<W> {
         record
     }
 
+    /// Runs another verified program from the next step on. It has the same stages in the same
+    /// places, the same units and the same recomputation.
+    ///
+    /// # Panics
+    /// Panics where stages are elsewhere in it, or units are others.
+    pub fn exchange(&mut self, schedule: &Schedule) {
+        assert_eq!(schedule.placement, self.stages.placement, "stages stay where they are");
+        assert_eq!(schedule.units, self.stages.units, "the cut of sums stays");
+        self.program = schedule.ranks[self.pipeline.rank()].clone();
+        self.stages.kind = schedule.kind.clone();
+    }
+
     /// Makes the update of `step`, the last one that was run, right, if the program would validate
     /// it in the next one: ranks come to rest. What that step did, where it was.
     ///

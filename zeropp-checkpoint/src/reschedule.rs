@@ -1,0 +1,477 @@
+//! When the ranks of a run exchange their program for a better one, as state machines without I/O.
+//! Rank 0 has a [`Rescheduler`], which gets the times of steps and the results of searches, and
+//! gives one [`Order`] at each step's end; every rank has its [`Copies`], which follow the orders.
+//! A program is offered at the end of one step and taken at the end of a later one, once every rank
+//! has said that it has it: so no rank ever runs another program than the others
+//! (`zeropp-checkpoint/tests/simulation/reschedule.rs`).
+
+mod times;
+
+use times::StepTimes;
+
+/// What rank 0 orders at the end of a step, for all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// To go on as before.
+    #[default]
+    Stay,
+    /// To look at a program that comes with the order, and to say whether it can be run.
+    Offer,
+    /// To forget what was offered.
+    Drop,
+    /// To run what was offered from the next step on.
+    Take,
+    /// To run what was run before it again.
+    GoBack,
+}
+
+impl Order {
+    const ALL: [Order; 5] = [Order::Stay, Order::Offer, Order::Drop, Order::Take, Order::GoBack];
+
+    /// As a byte of a message.
+    pub fn to_byte(self) -> u8 {
+        self as u8
+    }
+
+    /// Reads what [`to_byte`](Self::to_byte) gave.
+    pub fn from_byte(byte: u8) -> Order {
+        Order::ALL.get(usize::from(byte)).copied().unwrap_or_default()
+    }
+}
+
+/// What a rank says, or all of them together, of the program that was offered after the step
+/// before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reply {
+    /// It has it, and can run it; or nothing was offered.
+    #[default]
+    Ready,
+    /// It cannot run it, or has another.
+    Refused,
+}
+
+/// A rank's programs: the one that it runs, the one before, and what is offered.
+#[derive(Clone, Debug)]
+pub struct Copies<P> {
+    running: P,
+    before: Option<P>,
+    offered: Option<P>,
+}
+
+impl<P> Copies<P> {
+    /// Of a rank that runs this one.
+    pub fn new(running: P) -> Copies<P> {
+        Copies { running, before: None, offered: None }
+    }
+
+    /// The one that it runs.
+    pub fn running(&self) -> &P {
+        &self.running
+    }
+
+    /// What comes with [`Order::Offer`], where the rank can run it.
+    pub fn offer(&mut self, program: Option<P>) {
+        self.offered = program;
+    }
+
+    /// What the rank says of what was offered last.
+    pub fn reply(&self) -> Reply {
+        if self.offered.is_some() { Reply::Ready } else { Reply::Refused }
+    }
+
+    /// Follows an order; whether another program runs from now on.
+    ///
+    /// # Panics
+    /// Panics where ranks take what this one has refused, or go back without having taken any.
+    pub fn follow(&mut self, order: Order) -> bool {
+        match order {
+            Order::Stay | Order::Offer => false,
+            Order::Drop => {
+                self.offered = None;
+                false
+            }
+            Order::Take => {
+                let taken = self.offered.take().expect("taken once every rank has it");
+                self.before = Some(std::mem::replace(&mut self.running, taken));
+                true
+            }
+            Order::GoBack => {
+                self.running = self.before.take().expect("there is one before it");
+                true
+            }
+        }
+    }
+}
+
+/// How a run searches for better programs.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// Steps that are measured for a search. The first of them does not count.
+    pub samples: u64,
+    /// Steps by which a program that was taken is judged, after a first one that does not count.
+    pub trial: u64,
+    /// The fewest steps between the end of a search, or of a trial, and the next search.
+    pub rest: u64,
+    /// The least share of a step that a program has to be predicted to gain, beyond the noise of
+    /// the measurements.
+    pub gain: f64,
+    /// By which share steps have to become slower or faster for another search, beyond that noise.
+    pub drift: f64,
+    /// The last step of the run.
+    pub last: u64,
+}
+
+impl Default for Rules {
+    fn default() -> Rules {
+        Rules { samples: 4, trial: 3, rest: 10, gain: 0.01, drift: 0.05, last: u64::MAX }
+    }
+}
+
+/// What a search has found: a program with these predicted seconds of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Predicted {
+    /// Of the program that runs.
+    pub now_s: f64,
+    /// Of the one that was found.
+    pub then_s: f64,
+    /// Which one it is.
+    pub program: u64,
+}
+
+/// What rank 0 knows of a step at its end.
+#[derive(Clone, Copy, Debug)]
+pub struct StepSeen {
+    /// Its number.
+    pub step: u64,
+    /// Seconds that it took, without what is no part of it.
+    pub seconds: f64,
+    /// What all ranks say of what was offered.
+    pub reply: Reply,
+}
+
+/// What follows a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Follows {
+    /// What all ranks do.
+    pub order: Order,
+    /// Whether the next step is measured for a search.
+    pub samples: bool,
+    /// Whether a search begins, with what was measured.
+    pub searches: bool,
+    /// A trial that has ended.
+    pub tried: Option<Tried>,
+}
+
+/// The end of a program's trial.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tried {
+    /// The last step before it.
+    pub after: u64,
+    /// The prediction that it was taken for.
+    pub predicted: Predicted,
+    /// Seconds of a step before it.
+    pub before_s: f64,
+    /// Seconds of a step with it.
+    pub measured_s: f64,
+    /// Whether it stays.
+    pub stays: bool,
+}
+
+/// Where rank 0 is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    /// This many steps are still to be measured.
+    Measuring(u64),
+    /// A search is under way.
+    Searching,
+    /// A search has ended with this.
+    Found(Predicted),
+    /// Ranks were offered this.
+    Offered(Predicted),
+    /// Ranks have taken this after that step.
+    OnTrial { predicted: Predicted, after: u64, before_s: f64 },
+    /// Nothing is looked for before that step.
+    Resting(u64),
+}
+
+/// Rank 0's view of the programs of a run.
+#[derive(Clone, Debug)]
+pub struct Rescheduler {
+    rules: Rules,
+    state: State,
+    /// Of the program that runs.
+    times: StepTimes,
+    /// Seconds of a step when a search ended last, from which drift counts.
+    reference_s: Option<f64>,
+    /// Programs that were tried and were not better, since times changed last.
+    worse: Vec<u64>,
+    /// How many trials in a row ended so, and finds that the times were too noisy to try.
+    setbacks: u32,
+    /// It is searched for again without a drift: a find was not tried for that noise, or a program
+    /// was taken, which shows times that the one before did not.
+    unsettled: bool,
+}
+
+impl Rescheduler {
+    /// Of a run by `rules`, whose next step is its first and is measured.
+    pub fn new(rules: Rules) -> Rescheduler {
+        Rescheduler {
+            rules,
+            state: State::Measuring(rules.samples),
+            times: StepTimes::default(),
+            reference_s: None,
+            worse: Vec::new(),
+            setbacks: 0,
+            unsettled: false,
+        }
+    }
+
+    /// A search has ended with a better program, or with none. It may come at any time, or never.
+    pub fn found(&mut self, found: Option<Predicted>) {
+        if self.state != State::Searching {
+            return;
+        }
+        self.state = match found.filter(|found| !self.worse.contains(&found.program)) {
+            Some(found) => State::Found(found),
+            None => State::Resting(0),
+        };
+    }
+
+    /// What follows a step.
+    pub fn step(&mut self, seen: StepSeen) -> Follows {
+        self.times.add(seen.seconds);
+        let stay = Follows::default();
+        match self.state {
+            State::Measuring(left) if left > 1 => {
+                self.state = State::Measuring(left - 1);
+                Follows { samples: true, ..stay }
+            }
+            State::Measuring(_) => {
+                self.state = State::Searching;
+                Follows { searches: true, ..stay }
+            }
+            State::Searching => stay,
+            State::Found(found) => self.offer(found, seen.step),
+            State::Offered(found) => match seen.reply {
+                Reply::Ready => self.take(found, seen.step),
+                Reply::Refused => {
+                    self.worse.push(found.program);
+                    self.rest(seen.step);
+                    Follows { order: Order::Drop, ..stay }
+                }
+            },
+            State::OnTrial { predicted, after, before_s } => {
+                if seen.step < after + 1 + self.rules.trial {
+                    return stay;
+                }
+                self.judge(Tried {
+                    after,
+                    predicted,
+                    before_s,
+                    measured_s: self.times.middle(self.rules.trial as usize).unwrap_or(f64::MAX),
+                    stays: false,
+                })
+            }
+            State::Resting(until) => self.watch(until, seen.step),
+        }
+    }
+
+    /// Offers what was found, where it is worth it.
+    fn offer(&mut self, found: Predicted, step: u64) -> Follows {
+        let gain = 1.0 - found.then_s / found.now_s;
+        let left = self.rules.last.saturating_sub(step);
+        let is_worth_it = gain >= self.rules.gain + self.times.noise();
+        if !is_worth_it || left < self.rules.trial + 3 {
+            self.unsettled = gain >= self.rules.gain;
+            self.setbacks += u32::from(self.unsettled);
+            self.rest(step);
+            return Follows::default();
+        }
+        self.state = State::Offered(found);
+        Follows { order: Order::Offer, ..Follows::default() }
+    }
+
+    fn take(&mut self, found: Predicted, step: u64) -> Follows {
+        let before_s = self.times.middle(StepTimes::KEPT).unwrap_or(found.now_s);
+        self.state = State::OnTrial { predicted: found, after: step, before_s };
+        self.times = StepTimes::default();
+        Follows { order: Order::Take, ..Follows::default() }
+    }
+
+    fn judge(&mut self, tried: Tried) -> Follows {
+        let stays = tried.measured_s < tried.before_s;
+        let step = tried.after + 1 + self.rules.trial;
+        if stays {
+            self.setbacks = 0;
+            self.unsettled = true;
+        } else {
+            self.setbacks += 1;
+            self.worse.push(tried.predicted.program);
+            self.times = StepTimes::default();
+        }
+        self.rest(step);
+        self.reference_s = Some(if stays { tried.measured_s } else { tried.before_s });
+        Follows {
+            order: if stays { Order::Stay } else { Order::GoBack },
+            tried: Some(Tried { stays, ..tried }),
+            ..Follows::default()
+        }
+    }
+
+    /// No search for a while, and for a longer one the more finds in a row came to nothing.
+    fn rest(&mut self, step: u64) {
+        let steps = self.rules.rest.saturating_mul(1 << self.setbacks.min(5));
+        self.state = State::Resting(step.saturating_add(steps));
+        self.reference_s = self.times.middle(StepTimes::KEPT).or(self.reference_s);
+    }
+
+    /// Measures again once steps take other times than when a search ended last.
+    fn watch(&mut self, until: u64, step: u64) -> Follows {
+        if until == 0 {
+            self.rest(step);
+            return Follows::default();
+        }
+        let (Some(reference), Some(now)) = (self.reference_s, self.times.recent()) else {
+            return Follows::default();
+        };
+        let drift = (now / reference - 1.0).abs();
+        let drifted = drift >= self.rules.drift.max(3.0 * self.times.noise());
+        if step < until || !(drifted || self.unsettled) {
+            return Follows::default();
+        }
+        if drifted {
+            self.worse.clear();
+        }
+        self.unsettled = false;
+        self.times = StepTimes::default();
+        self.state = State::Measuring(self.rules.samples);
+        Follows { samples: true, ..Follows::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: Rules =
+        Rules { samples: 4, trial: 3, rest: 10, gain: 0.01, drift: 0.05, last: 500 };
+
+    fn seen(step: u64, seconds: f64) -> StepSeen {
+        StepSeen { step, seconds, reply: Reply::Ready }
+    }
+
+    /// Runs steps from `first` until one gives another order than to stay; that step and order.
+    fn until_an_order(
+        machine: &mut Rescheduler,
+        steps: std::ops::Range<u64>,
+        seconds: f64,
+    ) -> Option<(u64, Follows)> {
+        let mut all = steps.map(|step| (step, machine.step(seen(step, seconds))));
+        all.find(|(_, follows)| follows.order != Order::Stay || follows.tried.is_some())
+    }
+
+    /// A machine whose search after step 4 has found a program that is predicted to take 0.9.
+    fn found() -> Rescheduler {
+        let mut machine = Rescheduler::new(RULES);
+        for step in 1..=4 {
+            assert_eq!(machine.step(seen(step, 1.0)).searches, step == 4);
+        }
+        machine.found(Some(Predicted { now_s: 1.0, then_s: 0.9, program: 7 }));
+        machine
+    }
+
+    #[test]
+    fn a_better_program_is_taken_within_ten_steps_of_the_start_and_stays() {
+        let mut machine = found();
+        assert_eq!(machine.step(seen(5, 1.0)).order, Order::Offer);
+        assert_eq!(machine.step(seen(6, 1.0)).order, Order::Take);
+        let (step, follows) = until_an_order(&mut machine, 7..30, 0.91).expect("it is judged");
+        let tried = follows.tried.expect("of its trial");
+        assert_eq!((step, follows.order, tried.stays, tried.after), (10, Order::Stay, true, 6));
+        assert_eq!((tried.before_s, tried.measured_s), (1.0, 0.91));
+        assert!((11..=20).any(|step| machine.step(seen(step, 0.91)).samples), "it is looked again");
+        (21..=24).for_each(|step| assert!(machine.step(seen(step, 0.91)).order == Order::Stay));
+        machine.found(None);
+        assert_eq!(until_an_order(&mut machine, 25..400, 0.91), None, "nothing changes any more");
+    }
+
+    #[test]
+    fn what_is_not_better_is_left_again_and_not_tried_twice() {
+        let mut machine = found();
+        assert_eq!(machine.step(seen(5, 1.0)).order, Order::Offer);
+        assert_eq!(machine.step(seen(6, 1.0)).order, Order::Take);
+        let (step, follows) = until_an_order(&mut machine, 7..30, 1.0).expect("it is judged");
+        assert_eq!((step, follows.order), (10, Order::GoBack));
+        assert!(!follows.tried.expect("of its trial").stays);
+        machine.state = State::Searching;
+        machine.found(Some(Predicted { now_s: 1.0, then_s: 0.9, program: 7 }));
+        assert_eq!(until_an_order(&mut machine, 11..400, 1.0), None);
+    }
+
+    #[test]
+    fn a_gain_within_the_noise_is_not_taken() {
+        let mut machine = Rescheduler::new(RULES);
+        for step in 1..=4 {
+            machine.step(seen(step, if step % 2 == 0 { 1.0 } else { 1.3 }));
+        }
+        machine.found(Some(Predicted { now_s: 1.0, then_s: 0.97, program: 7 }));
+        assert_eq!(machine.step(seen(5, 1.3)).order, Order::Stay);
+        let again = (6..60).find(|step| machine.step(seen(*step, 1.0)).samples);
+        assert_eq!(again, Some(25), "it is searched for again, after twice the rest");
+    }
+
+    #[test]
+    fn a_refused_program_is_dropped() {
+        let mut machine = found();
+        assert_eq!(machine.step(seen(5, 1.0)).order, Order::Offer);
+        let refused = StepSeen { reply: Reply::Refused, ..seen(6, 1.0) };
+        assert_eq!(machine.step(refused).order, Order::Drop);
+        assert_eq!(until_an_order(&mut machine, 7..60, 1.0), None);
+    }
+
+    #[test]
+    fn steps_that_become_slower_are_measured_again_and_not_before_the_rest_is_over() {
+        let mut machine = found();
+        for step in 5..=10 {
+            machine.step(seen(step, if step < 7 { 1.0 } else { 0.9 }));
+        }
+        let measured = |machine: &mut Rescheduler, steps: std::ops::Range<u64>, seconds: f64| {
+            steps.into_iter().find(|step| machine.step(seen(*step, seconds)).samples)
+        };
+        assert_eq!(measured(&mut machine, 11..20, 1.35), None, "it rests until step 20");
+        assert_eq!(measured(&mut machine, 20..21, 0.9), Some(20), "after a change it looks again");
+        (21..=24).for_each(|step| assert!(machine.step(seen(step, 0.9)).order == Order::Stay));
+        machine.found(None);
+        assert_eq!(measured(&mut machine, 25..50, 0.9), None, "as fast as before");
+        assert!(measured(&mut machine, 50..60, 1.35).is_some_and(|step| step <= 54));
+    }
+
+    #[test]
+    fn a_run_that_is_about_to_end_changes_nothing() {
+        let mut machine = found();
+        machine.rules.last = 8;
+        assert_eq!(until_an_order(&mut machine, 5..9, 1.0), None);
+    }
+
+    #[test]
+    fn orders_are_read_back() {
+        for order in Order::ALL {
+            assert_eq!(Order::from_byte(order.to_byte()), order);
+        }
+    }
+
+    #[test]
+    fn a_rank_goes_back_to_what_it_ran_before() {
+        let mut copies = Copies::new('a');
+        copies.offer(Some('b'));
+        assert_eq!(copies.reply(), Reply::Ready);
+        assert!(copies.follow(Order::Take));
+        assert_eq!(*copies.running(), 'b');
+        assert!(copies.follow(Order::GoBack));
+        assert_eq!(*copies.running(), 'a');
+        copies.offer(None);
+        assert_eq!(copies.reply(), Reply::Refused);
+        assert!(!copies.follow(Order::Drop));
+        assert_eq!(*copies.running(), 'a');
+    }
+}

@@ -1,0 +1,87 @@
+//! The times of the last steps with one program, and their noise.
+
+use std::collections::VecDeque;
+
+/// Steps whose middle is what a step takes now.
+const RECENT: usize = 4;
+/// From the mean of distances to the standard deviation of a normal distribution.
+const NORMAL: f64 = 1.2533;
+
+/// Seconds of the last steps, the first one with a program left out: it warms up.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StepTimes {
+    last: VecDeque<f64>,
+    warm: bool,
+}
+
+impl StepTimes {
+    /// The most that are kept.
+    pub(super) const KEPT: usize = 16;
+
+    pub(super) fn add(&mut self, seconds: f64) {
+        if !std::mem::replace(&mut self.warm, true) {
+            return;
+        }
+        if self.last.len() == Self::KEPT {
+            self.last.pop_front();
+        }
+        self.last.push_back(seconds);
+    }
+
+    /// The median of the last `n`, or of as many as there are.
+    pub(super) fn middle(&self, n: usize) -> Option<f64> {
+        let from = self.last.len().saturating_sub(n);
+        median(self.last.iter().skip(from).copied().collect())
+    }
+
+    /// What a step takes now, where enough steps say so.
+    pub(super) fn recent(&self) -> Option<f64> {
+        if self.last.len() < RECENT { None } else { self.middle(RECENT) }
+    }
+
+    /// How far the median of few steps may be from that of many, as a share of it. Of enough steps
+    /// the one that is farthest off does not count.
+    pub(super) fn noise(&self) -> f64 {
+        let Some(middle) = self.middle(Self::KEPT) else { return 0.0 };
+        let mut distances: Vec<f64> = self.last.iter().map(|s| (s - middle).abs()).collect();
+        distances.sort_by(f64::total_cmp);
+        if distances.len() > RECENT {
+            distances.pop();
+        }
+        let n = distances.len() as f64;
+        let spread = NORMAL * distances.iter().sum::<f64>() / n;
+        spread / n.sqrt() / middle.max(f64::MIN_POSITIVE)
+    }
+}
+
+/// The lower one of two in the middle.
+fn median(mut all: Vec<f64>) -> Option<f64> {
+    all.sort_by(f64::total_cmp);
+    all.get(all.len().checked_sub(1)? / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_step_and_single_slow_ones_do_not_count() {
+        let mut times = StepTimes::default();
+        for seconds in [9.0, 1.0, 1.0, 7.0, 1.0, 1.0] {
+            times.add(seconds);
+        }
+        assert_eq!((times.middle(16), times.recent(), times.noise()), (Some(1.0), Some(1.0), 0.0));
+        assert_eq!(StepTimes::default().middle(3), None);
+    }
+
+    #[test]
+    fn noise_shrinks_with_the_number_of_steps() {
+        let of = |n: usize| {
+            let mut times = StepTimes::default();
+            times.add(1.0);
+            (0..n).for_each(|i| times.add(1.0 + 0.02 * (i % 3) as f64));
+            times.noise()
+        };
+        assert!(of(16) < of(3) && of(16) > 0.0);
+    }
+}

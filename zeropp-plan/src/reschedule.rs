@@ -1,0 +1,369 @@
+//! A better program for a run under way, by the times that its steps took: for the same stages in
+//! the same places, the same cut of sums and the same recomputation, so that no bit changes, and
+//! within the memory that the plan has named.
+
+use zeropp_schedule::ir::{Action, Compute, Schedule};
+use zeropp_schedule::lower::LowerOptions;
+use zeropp_schedule::memory::{HeldBytes, StageBytes};
+use zeropp_schedule::schedules::{KINDS, Kind, Limits, OrderCosts, Shape, generate_with_costs};
+use zeropp_schedule::simulate::{Costs, StageCosts, simulate};
+use zeropp_search::budgeted::{self, Budgets, Placement, Request};
+
+use crate::bytes::RankState;
+use crate::memory::of_ranks;
+use crate::programs::{generator_costs, lowered};
+use crate::recompute::redone;
+
+/// The run whose program may be exchanged.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// The program that it runs.
+    pub program: Schedule,
+    /// How it was lowered.
+    pub options: LowerOptions,
+    /// Bytes of every stage.
+    pub bytes: Vec<StageBytes>,
+    /// What every pipeline rank has all the time.
+    pub ranks: Vec<RankState>,
+    /// What the plan has said that every pipeline rank holds.
+    pub planned: Vec<HeldBytes>,
+    /// The settings' limit on activations and weight stashes of a rank.
+    pub mem_limit: Option<u64>,
+    /// The settings' limits for kind `auto`.
+    pub limits: Limits,
+    /// What stages take in proportion to their operations: how the time of a whole backward is
+    /// divided where the program has no other.
+    pub estimates: Vec<StageCosts>,
+}
+
+/// A program that is predicted to be faster than the one that runs.
+#[derive(Clone, Debug)]
+pub struct Better {
+    /// It, lowered and verified.
+    pub program: Schedule,
+    /// Nanoseconds of a step with the one that runs.
+    pub now_ns: u64,
+    /// Nanoseconds of a step with this one.
+    pub then_ns: u64,
+}
+
+/// How much a search may do.
+pub struct Effort<'a> {
+    /// Forwards and backwards that the search for kind `auto` may time; 0 leaves it out.
+    pub timed: u64,
+    /// Asked between one kind and the next: whether there is time for more.
+    pub goes_on: &'a dyn Fn() -> bool,
+    /// Whether the fastest other program is wanted, even if it is slower than the one that runs:
+    /// for tests, in which programs are to be exchanged whatever they gain.
+    pub any: bool,
+}
+
+impl Run {
+    /// The fastest program with these times of the stages, as [`measured`] gives them; none where
+    /// that is the one that runs.
+    ///
+    /// [`measured`]: zeropp_schedule::costs::measured
+    pub fn better(&self, measured: &Costs, effort: &Effort) -> Option<Better> {
+        let costs = self.told_apart(measured);
+        let now_ns = step_ns(&self.program, &costs)?;
+        let order = self.order_costs(&costs);
+        let kinds = KINDS.iter().filter(|kind| self.may_be(kind));
+        let mut best: Option<(u64, Schedule)> = None;
+        for kind in kinds {
+            if !(effort.goes_on)() {
+                break;
+            }
+            let made = match kind.is_searched() {
+                true => self.searched(&order, effort.timed),
+                false => generate_with_costs(kind.name, &self.shape(), &order).ok(),
+            };
+            let Some((ns, program)) = made.and_then(|made| self.timed(&made, &costs)) else {
+                continue;
+            };
+            let is_other = program.ranks != self.program.ranks;
+            if is_other && best.as_ref().is_none_or(|(least, _)| ns < *least) {
+                best = Some((ns, program));
+            }
+        }
+        let (then_ns, program) = best.filter(|(ns, _)| effort.any || *ns < now_ns)?;
+        Some(Better { program, now_ns, then_ns })
+    }
+
+    /// Whether a program sums in the same order as the one that runs, has its stages where that has
+    /// them, redoes the same, and keeps within the planned memory: what may take its place.
+    pub fn allows(&self, program: &Schedule) -> bool {
+        let mine = &self.program;
+        let same = program.units == mine.units
+            && program.placement == mine.placement
+            && program.slices == mine.slices
+            && program.validates_late() == mine.validates_late()
+            && redone(program) == redone(mine);
+        same && self.holds(program)
+    }
+
+    /// Whether no rank holds more at once, or more gathered weights, than the plan has said of the
+    /// rank that holds most, and gathers no more often.
+    fn holds(&self, program: &Schedule) -> bool {
+        let held = of_ranks([program], &self.bytes, &self.ranks);
+        let most = |all: &[HeldBytes], of: fn(&HeldBytes) -> u64| all.iter().map(of).max();
+        let within = |of: fn(&HeldBytes) -> u64| most(&held, of) <= most(&self.planned, of);
+        let kept = |h: &HeldBytes| h.at_once.activation + h.at_once.weight_stash;
+        within(|h| h.at_once.total())
+            && within(|h| h.peaks.gathered + h.peaks.packed_weights)
+            && self.mem_limit.is_none_or(|limit| held.iter().all(|h| kept(h) <= limit))
+            && gathers(program) <= gathers(&self.program)
+    }
+
+    /// Whether a kind has these stages in these places.
+    fn may_be(&self, kind: &Kind) -> bool {
+        let Shape { pp, virtual_stages: v, .. } = self.shape();
+        // Kind `auto` has both placements.
+        kind.stages.allows(v)
+            && (kind.is_searched() || (kind.placement)(pp, v) == self.program.placement)
+    }
+
+    fn shape(&self) -> Shape {
+        let Schedule { ref units, .. } = self.program;
+        Shape {
+            pp: self.program.pp(),
+            virtual_stages: self.program.stages() / self.program.pp(),
+            micro_batches: self.program.micro_batches(),
+            unit: units[0],
+        }
+    }
+
+    /// The compute actions of kind `auto` for these costs, within the limits.
+    fn searched(&self, costs: &OrderCosts, timed: u64) -> Option<Schedule> {
+        let shape = self.shape();
+        let entries = (2 * shape.stages() * shape.micro_batches) as u64;
+        let evaluations = budgeted::default_evaluations(&shape).min(timed / entries);
+        let in_units = self.program.units.len() > 1;
+        if evaluations == 0 || in_units && shape.virtual_stages < 2 {
+            return None;
+        }
+        let placement = match kind_placement(&self.program, &shape) {
+            Some(placement) => placement,
+            None => return None,
+        };
+        let gathered = self.limits.gathered.unwrap_or(1 + self.options.prefetch);
+        let most = gathers(&self.program);
+        let budgets = Budgets {
+            gathered: Some(gathered.max(1) as u64),
+            gathers: Some(self.limits.gathers.map_or(most, |limit| limit.min(most))),
+            // In units, gradients do not all wait for the end of the step.
+            gradients: in_units.then(|| shape.virtual_stages - 1),
+            ..Budgets::default()
+        };
+        let request = Request {
+            shape: &shape,
+            costs,
+            budgets: &budgets,
+            objective: costs.objective,
+            placement,
+            seed: 1,
+            evaluations: Some(evaluations),
+        };
+        let mut found = budgeted::schedule(&request).ok()?.schedule;
+        // Reductions follow from the cut of sums, and lowering adds them.
+        for actions in &mut found.ranks {
+            actions.retain(|a| !matches!(a, Action::ReduceScatter { .. }));
+        }
+        Some(found)
+    }
+
+    /// What generators weigh orders by, within the limits.
+    fn order_costs(&self, costs: &Costs) -> OrderCosts {
+        let recomputed = redone(&self.program).iter().map(|(stage, _)| stage + 1).max();
+        let most = self.planned.iter().map(|h| h.peaks.activation + h.peaks.weight_stash).max();
+        let limit = self.mem_limit.or(most).unwrap_or(u64::MAX);
+        OrderCosts {
+            mem_limit: Some(i64::try_from(limit).unwrap_or(i64::MAX)),
+            limits: self.limits,
+            objective: self.options.sync.into(),
+            ..generator_costs(costs, &self.bytes, recomputed.unwrap_or(0))
+        }
+    }
+
+    /// The program of some compute actions and what a step of it takes, if it may run here.
+    fn timed(&self, compact: &Schedule, costs: &Costs) -> Option<(u64, Schedule)> {
+        let same =
+            compact.units == self.program.units && compact.placement == self.program.placement;
+        if !same {
+            return None;
+        }
+        let program = lowered(compact, &self.options, false).ok()?;
+        let ns = step_ns(&program, costs)?;
+        self.allows(&program).then_some((ns, program))
+    }
+
+    /// The same costs with the time of whole backwards divided into B and W, where a stage has no
+    /// others in the program that runs.
+    fn told_apart(&self, measured: &Costs) -> Costs {
+        let mut costs =
+            Costs { memory: vec![StageBytes::default(); self.bytes.len()], ..measured.clone() };
+        let tasks = || self.program.ranks.iter().flatten().flat_map(Action::computes);
+        for (stage, (times, estimate)) in costs.stages.iter_mut().zip(&self.estimates).enumerate() {
+            if tasks().any(|t| t.stage == stage && t.kind == Compute::B) {
+                continue;
+            }
+            let whole = times.b_ns + times.w_ns;
+            let estimated = (estimate.b_ns + estimate.w_ns).max(1);
+            times.w_ns = (whole as u128 * estimate.w_ns as u128 / estimated as u128) as u64;
+            times.b_ns = whole - times.w_ns;
+        }
+        costs
+    }
+}
+
+/// What a step of a program takes, from its first action to its last one's end, in ns.
+pub fn step_ns(program: &Schedule, costs: &Costs) -> Option<u64> {
+    let timeline = simulate(program, costs).ok()?;
+    let spans = timeline.ranks.iter().flat_map(|rank| &rank.spans);
+    spans.map(|span| span.end_ns).max()
+}
+
+/// The most gathers of a rank.
+fn gathers(program: &Schedule) -> usize {
+    let of =
+        |rank: &Vec<Action>| rank.iter().filter(|a| matches!(a, Action::AllGather { .. })).count();
+    program.ranks.iter().map(of).max().unwrap_or(0)
+}
+
+/// How the search for `auto` places stages as this program does, if it can.
+fn kind_placement(program: &Schedule, shape: &Shape) -> Option<Placement> {
+    use zeropp_schedule::ir::{looping, vee};
+    let Shape { pp, virtual_stages: v, .. } = *shape;
+    if program.placement == looping(pp, v) {
+        Some(Placement::Looping)
+    } else if program.placement == vee(pp, v) {
+        Some(Placement::Vee)
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zeropp_schedule::costs::measured;
+    use zeropp_schedule::memory::predict_both;
+    use zeropp_search::generate_with_costs as generate_any;
+
+    const EFFORT: u64 = 2_000_000;
+
+    fn bytes(stages: usize) -> Vec<StageBytes> {
+        let one = StageBytes {
+            weights: 40,
+            gradient: 40,
+            activation: 100,
+            stash: 50,
+            message: 4,
+            ..StageBytes::default()
+        };
+        vec![one; stages]
+    }
+
+    /// A run of `kind` on 4 ranks, made for equal stages.
+    fn run(kind: &str, shape: Shape) -> Run {
+        let stages = shape.stages();
+        let equal =
+            StageCosts { f_ns: 1000, b_ns: 1000, w_ns: 1000, r_ns: 1000, ..Default::default() };
+        let estimates = vec![equal; stages];
+        let wrong = Costs { stages: estimates.clone(), memory: bytes(stages), ..Costs::default() };
+        let order = generator_costs(&wrong, &bytes(stages), 0);
+        let options = LowerOptions::default();
+        let compact = generate_any(kind, &shape, &order).expect("a kind for this shape");
+        let program = lowered(&compact, &options, false).expect("it runs");
+        Run {
+            planned: predict_both(&program, &bytes(stages)),
+            ranks: vec![RankState::default(); shape.pp],
+            bytes: bytes(stages),
+            mem_limit: None,
+            limits: Limits::default(),
+            program,
+            options,
+            estimates,
+        }
+    }
+
+    /// Times of a real job's kind: B longer than F, W shorter, a heavy last stage, messages and
+    /// gathers that take time, and one rank that is slower.
+    fn real(shape: &Shape, placement: &[usize], slow: Option<usize>) -> Costs {
+        let stages = shape.stages();
+        let stage = |s: usize| {
+            let more = if s + 1 == stages { 14 } else { 10 };
+            let slower = if slow == Some(placement[s]) { 15 } else { 10 };
+            let of = |ns: u64| ns * more * slower / 100;
+            StageCosts {
+                f_ns: of(90_000),
+                b_ns: of(130_000),
+                w_ns: of(60_000),
+                r_ns: of(90_000),
+                all_gather_ns: 40_000,
+                reduce_scatter_ns: 45_000,
+                replica_reduce_ns: 0,
+            }
+        };
+        let mut costs = Costs { stages: (0..stages).map(stage).collect(), ..Costs::default() };
+        costs.memory = vec![StageBytes::default(); stages];
+        costs.link.latency_ns = 20_000;
+        costs.step_ns = 100_000;
+        costs
+    }
+
+    /// What the spans of a run with these costs say.
+    fn seen(run: &Run, costs: &Costs) -> Costs {
+        measured(&simulate(&run.program, costs).expect("it runs")).expect("all was seen")
+    }
+
+    /// The least time of a kind that is made for these costs from the beginning and may run here.
+    fn best_kind(run: &Run, costs: &Costs) -> u64 {
+        let order = run.order_costs(costs);
+        let made = KINDS.iter().filter(|kind| run.may_be(kind)).filter_map(|kind| {
+            let compact = generate_any(kind.name, &run.shape(), &order).ok()?;
+            run.timed(&compact, costs).map(|(ns, _)| ns)
+        });
+        made.min().expect("its own kind is one")
+    }
+
+    /// Follows a run: measured, exchanged, and so on until nothing is better.
+    fn settled(mut run: Run, costs: &Costs) -> (Run, usize) {
+        for round in 0..4 {
+            let effort = Effort { timed: EFFORT, goes_on: &|| true, any: false };
+            let Some(better) = run.better(&seen(&run, costs), &effort) else { return (run, round) };
+            assert!(run.allows(&better.program));
+            run.program = better.program;
+        }
+        (run, 4)
+    }
+
+    fn starts() -> Vec<(&'static str, Shape)> {
+        let of = |virtual_stages, unit| Shape { pp: 4, virtual_stages, micro_batches: 8, unit };
+        vec![
+            ("zeropp", of(2, 8)),
+            ("zeropp", of(2, 4)),
+            ("1f1b", of(1, 8)),
+            ("zb-v", of(2, 8)),
+            ("auto", of(2, 8)),
+        ]
+    }
+
+    #[test]
+    fn every_start_with_wrong_proportions_comes_within_a_percent_of_the_best_kind() {
+        for (kind, shape) in starts() {
+            for slow in [None, Some(1)] {
+                let start = run(kind, shape);
+                let costs = real(&shape, &start.program.placement, slow);
+                let before = step_ns(&start.program, &costs).expect("it runs");
+                let best = best_kind(&start, &costs);
+                let (end, rounds) = settled(start, &costs);
+                let after = step_ns(&end.program, &costs).expect("it runs");
+                println!(
+                    "{kind} {shape:?} {slow:?}: {before} -> {after} ({} in {rounds}), best {best}",
+                    end.program.kind
+                );
+                assert!(after * 100 <= best * 101, "{kind} {slow:?}: {after} and {best}");
+            }
+        }
+    }
+}
