@@ -11,8 +11,8 @@ use burn::nn::{
     Embedding, EmbeddingConfig, Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig,
     loss::CrossEntropyLossConfig,
 };
-use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData, module, ops::AttentionModuleOptions};
+use burn_optim::{AdamWConfig, GradientsParams};
 use zeropp::config::Activation;
 use zeropp::{Config, Trainer};
 
