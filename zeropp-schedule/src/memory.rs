@@ -160,7 +160,7 @@ pub struct Ledger<'a> {
 impl<'a> Ledger<'a> {
     /// An empty ledger for the rank with this program, of whole samples.
     pub fn new(program: &[Action], stages: &'a [StageBytes]) -> Ledger<'a> {
-        Ledger::with(program, (Cow::Borrowed(stages), 1), None)
+        Ledger::with(program, Cow::Borrowed(stages), 1, None)
     }
 
     /// One for `rank` of `schedule`; `stages` has an entry for each stage and, where the head is
@@ -169,16 +169,17 @@ impl<'a> Ledger<'a> {
         let program = &schedule.ranks[rank];
         let slices = schedule.slices_per_sample();
         let Some(wide) = schedule.wide_stage() else {
-            return Ledger::with(program, (Cow::Borrowed(stages), slices), None);
+            return Ledger::with(program, Cow::Borrowed(stages), slices, None);
         };
         let mut own = stages[..wide].to_vec();
         own.push(stages[schedule.cell(rank, wide)]);
-        Ledger::with(program, (Cow::Owned(own), slices), HeadLedger::new(schedule, rank))
+        Ledger::with(program, Cow::Owned(own), slices, HeadLedger::new(schedule, rank))
     }
 
     fn with(
         program: &[Action],
-        (stages, slices): (Cow<'a, [StageBytes]>, usize),
+        stages: Cow<'a, [StageBytes]>,
+        slices: usize,
         head: Option<HeadLedger>,
     ) -> Ledger<'a> {
         let of_stage: Vec<StageBytes> = stages.iter().step_by(slices).copied().collect();

@@ -169,7 +169,7 @@ impl ScheduleCosts {
         };
         let times = [sum(|s| s.f_ns), sum(|s| s.b_ns), sum(|s| s.w_ns)];
         let sample_slices =
-            slices_of(tokens, number, cut, (times, &growth)).map_err(Failure::bad_input)?;
+            slices_of(tokens, number, cut, times, &growth).map_err(Failure::bad_input)?;
         self.simulator = of_slices(&self.simulator, &growth, &sample_slices);
         self.is_of_file = true;
         Ok(sample_slices)

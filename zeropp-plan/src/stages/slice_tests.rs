@@ -72,7 +72,7 @@ impl LongBlock {
     fn run(&self, kind: &str, shape: Shape, slices: usize, cut: SliceCut) -> [f64; 2] {
         let whole = self.whole(shape.stages());
         let times = [whole.stages[0].f_ns, whole.stages[0].b_ns, whole.stages[0].w_ns];
-        let tokens = slices_of(SEQ as u64, slices, cut, (times, &self.growth)).unwrap();
+        let tokens = slices_of(SEQ as u64, slices, cut, times, &self.growth).unwrap();
         let tokens = if slices == 1 { Vec::new() } else { tokens };
         let schedule: Schedule = generate_sliced(kind, &shape, &tokens).unwrap();
         let costs = match slices {

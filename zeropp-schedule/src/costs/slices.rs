@@ -110,7 +110,8 @@ pub fn slices_of(
     tokens: u64,
     slices: usize,
     cut: SliceCut,
-    (times, growth): ([u64; 3], &SampleGrowth),
+    times: [u64; 3],
+    growth: &SampleGrowth,
 ) -> Result<Vec<u64>, String> {
     let blocks = tokens.div_ceil(SLICE_GRID);
     if slices == 0 || blocks < slices as u64 {
@@ -209,13 +210,13 @@ mod tests {
         let growth = growth(0.7, 0.8);
         for (tokens, slices) in [(256, 1), (4096, 3), (4096, 16), (5000, 7), (131_072, 32)] {
             for cut in SliceCut::ALL {
-                let cut = slices_of(tokens, slices, *cut, ([5, 6, 4], &growth)).unwrap();
+                let cut = slices_of(tokens, slices, *cut, [5, 6, 4], &growth).unwrap();
                 assert_eq!((cut.len(), cut.iter().sum::<u64>()), (slices, tokens));
                 let (last, others) = cut.split_last().unwrap();
                 assert!(*last > 0 && others.iter().all(|n| n % SLICE_GRID == 0 && *n > 0));
             }
         }
-        let few = slices_of(1000, 5, SliceCut::Work, ([1; 3], &growth)).unwrap_err();
+        let few = slices_of(1000, 5, SliceCut::Work, [1; 3], &growth).unwrap_err();
         assert!(few.starts_with("slices = 5: a sample of 1000 tokens has 4 blocks"), "{few}");
     }
 
@@ -224,7 +225,7 @@ mod tests {
         let growth = growth(0.6, 0.7);
         let whole = Costs::uniform(2, 50_000_000, 60_000_000, 40_000_000, 0);
         let spread = |cut| {
-            let slices = slices_of(1 << 17, 8, cut, ([50, 60, 40], &growth)).unwrap();
+            let slices = slices_of(1 << 17, 8, cut, [50, 60, 40], &growth).unwrap();
             let costs = of_slices(&whole, &growth, &slices);
             let all = costs.stages[..8].iter().map(|s| s.f_ns + s.b_ns + s.w_ns);
             let (least, most) = (all.clone().min().unwrap(), all.clone().max().unwrap());

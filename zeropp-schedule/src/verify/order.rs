@@ -151,7 +151,7 @@ fn before(
             }
         }
     }
-    other_slice(schedule, tables, Task { kind, stage, micro_batch: i }, (rank, index))?;
+    other_slice(schedule, tables, Task { kind, stage, micro_batch: i }, rank, index)?;
     // The neighbour on the same rank must have run before.
     let here = tables.head.as_ref().and_then(|head| head.takes_here(rank, kind, stage));
     if let Some(taken) = here {
@@ -181,7 +181,8 @@ fn other_slice(
     schedule: &Schedule,
     tables: &Tables,
     Task { kind, stage, micro_batch: i }: Task,
-    (rank, index): (usize, usize),
+    rank: usize,
+    index: usize,
 ) -> Result<(), Fault> {
     let slices = schedule.slices_per_sample();
     let (other, kinds) = match kind {
