@@ -88,9 +88,10 @@ impl NcclQueue {
         &mut self,
         nccl: &Arc<Nccl>,
         id: UniqueId,
-        (size, rank): (usize, usize),
+        ends: (usize, usize),
+        messages: bool,
     ) -> Result<(), NcclError> {
-        self.comm = Some(nccl.start(id, size, rank)?);
+        self.comm = Some(nccl.start(id, ends, messages)?);
         Ok(())
     }
 
