@@ -72,8 +72,7 @@ impl CudaAccelerator {
 /// Finishes a tensor's lazy work, as far as queueing it, and finds the block it is in. One that the
 /// CPU holds, such as figures for rank 0, is copied to `device` first.
 fn resolve(tensor: Tensor<1>, device: &Device) -> DeviceResult<BufferBinding> {
-    let tensor = if tensor.device() == *device { tensor } else { tensor.to_device(device) };
-    let tensor = tensor.inner().try_into_primitive::<Cube>();
+    let tensor = zeropp_core::device::on(device, tensor).inner().try_into_primitive::<Cube>();
     let fused = tensor.map_err(|_| "the tensor is not on a GPU".to_owned())?;
     let client = fused.client.clone();
     let tensor: CubeTensor = client.resolve_tensor_float::<CubeBackend>(fused);
