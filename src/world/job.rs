@@ -40,7 +40,7 @@ impl Config {
             let help = "start a process for each rank, with torchrun or srun";
             ConfigError::value("engine", self.engine, problem, help).into()
         };
-        job.divide().map_err(cannot)
+        RankProcesses::start(job.ranks).map_err(cannot)
     }
 
     /// Whether this process has rank 0, and so speaks for the run: it alone prints, and writes what

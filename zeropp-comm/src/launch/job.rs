@@ -6,7 +6,8 @@ use zeropp_core::field_error::FieldError;
 use crate::rendezvous::{Address, Member};
 use zeropp_failures::mesh::Mesh;
 
-use super::{Launch, LaunchError, RankPart};
+use super::part::{self, RankPart};
+use super::{Launch, LaunchError};
 
 choice! {
     /// How ranks talk to each other.
@@ -149,6 +150,27 @@ impl ProcessJob {
             Some(part) => Ok(launched.divided(part)?),
             None => Ok(launched),
         }
+    }
+
+    /// The job of the process that has one `part` of this one's ranks.
+    ///
+    /// # Errors
+    /// This job has no such rank.
+    fn divided(self, part: RankPart) -> Result<ProcessJob, FieldError> {
+        let (ranks, place) = (self.ranks, part.place);
+        if place >= ranks {
+            let problem = format!("the launched process has ranks 0 to {}", ranks - 1);
+            return Err(FieldError::new(part::VARIABLE, part, problem, "unset it"));
+        }
+        Ok(ProcessJob {
+            process: self.process * ranks + place,
+            processes: self.processes * ranks,
+            first_rank: self.first_rank + place,
+            ranks: 1,
+            local_process: self.local_process.map(|process| process * ranks + place),
+            meeting: self.meeting.or(Some(part.meeting).filter(|_| ranks > 1)),
+            ..self
+        })
     }
 }
 

@@ -10,12 +10,11 @@ use std::{env, io};
 
 use zeropp_core::field_error::FieldError;
 
-use super::ProcessJob;
 use crate::patience::Deadline;
 use crate::rendezvous::Address;
 
 /// Variable by which a process that another one has started finds its part.
-const VARIABLE: &str = "ZEROPP_PART";
+pub(super) const VARIABLE: &str = "ZEROPP_PART";
 /// How long processes may take to end after the one that has started them.
 const END_TIME: Duration = Duration::from_secs(10);
 /// Pause between two looks at processes that are to end.
@@ -65,42 +64,26 @@ impl FromStr for RankPart {
     }
 }
 
-impl ProcessJob {
-    /// The job of the process that has one `part` of this one's ranks.
-    ///
-    /// # Errors
-    /// This job has no such rank.
-    pub(super) fn divided(self, part: RankPart) -> Result<ProcessJob, FieldError> {
-        let (ranks, place) = (self.ranks, part.place);
-        if place >= ranks {
-            let problem = format!("the launched process has ranks 0 to {}", ranks - 1);
-            return Err(FieldError::new(VARIABLE, part, problem, "unset it"));
-        }
-        Ok(ProcessJob {
-            process: self.process * ranks + place,
-            processes: self.processes * ranks,
-            first_rank: self.first_rank + place,
-            ranks: 1,
-            local_process: self.local_process.map(|process| process * ranks + place),
-            meeting: self.meeting.or(Some(part.meeting).filter(|_| ranks > 1)),
-            ..self
-        })
-    }
+/// The processes of a launched process's other ranks. They end by themselves when rank 0's does;
+/// dropping this waits for that, for some seconds at most.
+#[derive(Debug, Default)]
+pub struct RankProcesses(Vec<Child>);
 
-    /// Leaves this process the first of its ranks, and starts a process for each of the others,
-    /// with this one's program and arguments. What meets in an address meets there; else they meet
-    /// on this machine.
+impl RankProcesses {
+    /// Leaves this process the first of its `ranks`, and starts a process for each of the others,
+    /// with this one's program and arguments. Where this one has no address to meet others at,
+    /// they meet on this machine.
     ///
     /// # Errors
     /// A process cannot be started; those that were are ended.
-    pub fn divide(&self) -> io::Result<RankProcesses> {
+    pub fn start(ranks: usize) -> io::Result<RankProcesses> {
         // Free now, and bound by rank 0 in a moment.
         let meeting = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let meeting = Address::new(meeting.ip().to_string(), meeting.port());
         let (program, arguments) = (env::current_exe()?, env::args_os().skip(1));
         let arguments: Vec<_> = arguments.collect();
         let mut started = RankProcesses(Vec::new());
-        for place in 1..self.ranks {
+        for place in 1..ranks {
             let part = RankPart { place, meeting: meeting.clone() };
             let mut command = Command::new(&program);
             command.args(&arguments).env(VARIABLE, part.to_string()).stdin(Stdio::null());
@@ -116,14 +99,7 @@ impl ProcessJob {
         OWN.set(own).map_err(|_| io::Error::other("this process has divided its ranks before"))?;
         Ok(started)
     }
-}
 
-/// The processes of a launched process's other ranks. They end by themselves when rank 0's does;
-/// dropping this waits for that, for some seconds at most.
-#[derive(Debug, Default)]
-pub struct RankProcesses(Vec<Child>);
-
-impl RankProcesses {
     fn kill(&mut self) {
         for child in &mut self.0 {
             // One that has ended needs no more.
