@@ -7,6 +7,7 @@ import collections
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,11 +53,17 @@ def run(zeropp, arguments, folder, **environment):
     metrics.unlink(missing_ok=True)
     steps = [] if "--steps" in arguments else ["--steps", "3"]
     command = [zeropp, "run", *MODEL, *steps, *arguments, "--metrics", metrics]
-    done = subprocess.run(command, env={**os.environ, **environment}, timeout=600,
-                          capture_output=True, text=True)
-    said = done.stdout + done.stderr
-    if done.returncode or "[cuda-on-cpu] error" in said:
-        raise Failed(f"exit code {done.returncode}\n{said[-3000:]}")
+    # A group of their own: over NCCL a run has a process for every rank.
+    child = subprocess.Popen(command, env={**os.environ, **environment}, text=True,
+                             start_new_session=True, stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT)
+    try:
+        said, _ = child.communicate(timeout=600)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        raise
+    if child.returncode or "[cuda-on-cpu] error" in said:
+        raise Failed(f"exit code {child.returncode}\n{said[-3000:]}")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     return [(step["loss"], step["grad_norm"]) for step in lines if "loss" in step]
 

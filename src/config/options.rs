@@ -411,11 +411,12 @@ options! {
         /// memory that is free, the limits of the cgroup and of ulimit -v, and rank-memory.
         "no-memory-check" "BOOL" no_memory_check: bool = false, Own Left => "rank-memory:unchecked";
         /// How ranks talk to each other. threads: all ranks in one process. mpi: processes started
-        /// by mpirun; needs a build with --features mpi. nccl: GPUs, a rank each; needs a build
-        /// with --features cuda.
+        /// by mpirun; needs a build with --features mpi. nccl: GPUs, a rank and a process each;
+        /// needs a build with --features cuda.
         ///
-        /// With fewer processes than ranks, each process runs several ranks as threads: one process
-        /// a node gathers weights once a node.
+        /// Over MPI with fewer processes than ranks, each process runs several ranks as threads:
+        /// one process a node gathers weights once a node. Over NCCL it starts a process for each
+        /// of the others.
         "engine" "KIND" engine: EngineKind = EngineKind::Threads, Same Kept;
         /// Which process gets which ranks: hosts keeps ZeRO-3 groups inside a host, ranks follows
         /// the launcher's numbers.

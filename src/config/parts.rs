@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use zeropp_comm::launch::LaunchOptions;
+use zeropp_comm::launch::{LaunchOptions, RankPart};
 use zeropp_core::data::{DataError, Dataset, Hidden, Sampler, SplitPart};
 use zeropp_core::device::Devices;
 use zeropp_core::model::gpt::GptShape;
@@ -183,6 +183,7 @@ impl Config {
             nodes: self.nodes,
             node_rank: self.node_rank,
             rendezvous: self.rendezvous()?,
+            part: RankPart::own()?,
         })
     }
 }

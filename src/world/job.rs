@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zeropp_comm::launch::ProcessJob;
+use zeropp_comm::launch::{ProcessJob, RankProcesses};
 use zeropp_comm::rendezvous::{
     self, Rendezvous, RendezvousOptions, TOKEN_VARIABLE, Token, Waiting,
 };
 
-use crate::config::EngineKind;
+use crate::config::{ConfigError, EngineKind};
 use crate::{Config, Error};
 
 /// How often rank 0 reports which processes it waits for.
@@ -21,6 +21,26 @@ impl Config {
     /// Settings or variables of the launcher that are incomplete or contradict each other.
     pub fn job(&self) -> Result<ProcessJob, Error> {
         Ok(ProcessJob::find(&self.launch_options()?)?)
+    }
+
+    /// Gives every rank of engine nccl a process of its own: where this one was launched for
+    /// several, it stays the first of them and starts the others, with its own program and
+    /// arguments. Between ranks of one process CUDA's frees would wait for each other (ADR 94).
+    ///
+    /// # Errors
+    /// As [`job`](Self::job); a process that cannot be started.
+    pub fn start_rank_processes(&self) -> Result<RankProcesses, Error> {
+        self.validate_launch()?;
+        let job = self.job()?;
+        if self.engine != EngineKind::Nccl || job.ranks == 1 {
+            return Ok(RankProcesses::default());
+        }
+        let cannot = |e| {
+            let problem = format!("its ranks' processes cannot be started ({e})");
+            let help = "start a process for each rank, with torchrun or srun";
+            ConfigError::value("engine", self.engine, problem, help).into()
+        };
+        RankProcesses::start(job.ranks).map_err(cannot)
     }
 
     /// Whether this process has rank 0, and so speaks for the run: it alone prints, and writes what

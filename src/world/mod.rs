@@ -97,6 +97,16 @@ impl World {
     }
 }
 
+impl Config {
+    /// Refuses ranks for which this machine has no device, before a process is started for them.
+    ///
+    /// # Errors
+    /// As [`devices`](Self::devices) and [`job`](Self::job); too few GPUs or cores.
+    pub fn check_devices(&self) -> Result<(), Error> {
+        World::check(self, &self.devices()?)
+    }
+}
+
 /// The settings of ranks that are threads.
 pub(crate) fn options(config: &Config) -> ThreadsOptions {
     let (timeout, first_timeout) = (config.timeout(), config.first_timeout());

@@ -24,6 +24,14 @@ const REPORT_TIME: Duration = Duration::from_millis(500);
 /// This process's ranks of the mesh, each on a GPU of its own.
 pub(super) fn start(config: &Config, devices: &Devices) -> Result<World, Error> {
     let job = config.job()?;
+    if job.ranks > 1 {
+        let problem = format!(
+            "{} ranks are in one process, whose GPUs CUDA may let wait for each other for ever",
+            job.ranks
+        );
+        let help = "start a process for each, by `zeropp run`, torchrun or srun";
+        return Err(ConfigError::value("engine", config.engine, problem, help).into());
+    }
     let met = config.meet(&job)?;
     let members = rendezvous::members(&*met)?;
     let host = &members[job.process].host;

@@ -38,7 +38,9 @@ pub(crate) fn command() -> Command {
 
 /// Meets the other processes; the first one prints who is there.
 pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
-    let launched = zeropp::launched(&args::settings(matches)?)?;
+    let config = args::settings(matches)?;
+    let _others = config.start_rank_processes()?;
+    let launched = zeropp::launched(&config)?;
     if launched.process == 0 {
         say(text(&launched));
     }

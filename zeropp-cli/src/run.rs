@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use zeropp::config::{ConfigError, EngineKind, Resume};
+use zeropp::launch::RankProcesses;
 use zeropp::pipeline::draw::chart::{self, Curve, CurveStyle, Mark, Panel};
 use zeropp::pipeline::draw::page::page;
 use zeropp::{Config, Evaluation, Resumed, Steps, Stopped, Summary, Trainer};
@@ -72,6 +73,10 @@ pub(crate) fn run(run: Run, run_to_plan: Option<RunToPlan>, voice: Voice) -> Res
             say(format_args!("{words}\n"));
         }
     }
+    let _others = match is_run && config.emulate.is_none() {
+        true => start_processes(&config)?,
+        false => RankProcesses::default(),
+    };
     if let (Some(steps), None) = (config.trace_steps, &config.trace) {
         tracing::warn!("trace:steps = {steps}: no trace is written, as `trace` names no file");
     }
@@ -102,6 +107,14 @@ pub(crate) fn run(run: Run, run_to_plan: Option<RunToPlan>, voice: Voice) -> Res
         return find_lr::run(&config, &trainer, voice);
     }
     train(&config, &trainer, voice, on_stdout)
+}
+
+/// The processes of this machine's other ranks, where every rank is to have its own.
+fn start_processes(config: &Config) -> Result<RankProcesses, Failure> {
+    if config.engine == EngineKind::Nccl {
+        config.check_devices()?;
+    }
+    Ok(config.start_rank_processes()?)
 }
 
 /// Checks the settings; what is only shown needs no device.

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -56,6 +57,25 @@ fn one_process_shows_its_ranks() {
 }
 
 #[test]
+fn every_rank_over_nccl_has_a_process_of_its_own() {
+    let started = start("ranks --pp 2 --zero3 2 --engine nccl", &[]);
+    let own = started.id().to_string();
+    let shown = end(started);
+    assert_eq!((shown.code, shown.err.as_str()), (Some(0), ""));
+    let head = "pp 2 x zero3 2 x dp 1: 4 ranks in 4 processes on 1 machine, told by this process, \
+                met over 127.0.0.1:";
+    assert!(shown.out.starts_with(head), "{}", shown.out);
+    let rows = shown.out.lines().skip(3).take(4).map(|row| row.split_whitespace().collect());
+    let rows: Vec<Vec<_>> = rows.collect();
+    let processes: BTreeSet<_> = rows.iter().map(|row| row[4]).collect();
+    assert_eq!((processes.len(), rows[0][4]), (4, own.as_str()), "{}", shown.out);
+    // They have ended with the first.
+    for process in processes {
+        assert!(!Path::new("/proc").join(process).exists(), "process {process} is still there");
+    }
+}
+
+#[test]
 fn nodes_that_are_started_by_hand_meet() {
     for (host, token) in
         [("127.0.0.1", None), ("127.0.0.1", Some(TOKEN)), ("localhost", Some(TOKEN))]
@@ -80,7 +100,7 @@ fn nodes_that_are_started_by_hand_meet() {
         let shown = &outcomes[0].out;
         assert!(
             shown.starts_with(&format!(
-                "pp 2 x zero3 3 x dp 1: 6 ranks in 2 processes on 1 machine, told by the \
+                "pp 2 x zero3 3 x dp 1: 6 ranks in 6 processes on 1 machine, told by the \
                  settings, met over {host}:{port}\n"
             )),
             "{shown}"
@@ -92,8 +112,9 @@ fn nodes_that_are_started_by_hand_meet() {
             let words: Vec<_> = row.split_whitespace().collect();
             let (pp_text, zero3_text, rank_text) =
                 (pp.to_string(), zero3.to_string(), rank.to_string());
-            let expected = [rank_text.as_str(), &pp_text, &zero3_text, "0", &pids[*pp]];
-            assert_eq!(words[..5], expected, "{shown}");
+            assert_eq!(words[..4], [rank_text.as_str(), &pp_text, &zero3_text, "0"], "{shown}");
+            // What was started has the first of its ranks.
+            assert_eq!(words[4] == pids[*pp], *zero3 == 0, "{shown}");
         }
     }
 }
@@ -118,7 +139,7 @@ fn launchers_are_understood() {
     let shown = end(start(line, &torchrun("0")));
     assert_eq!((shown.code, end(other).code), (Some(0), Some(0)), "{}", shown.err);
     let head = format!(
-        "4 ranks in 2 processes on 1 machine, told by torchrun, met over {place}, job run7\n"
+        "4 ranks in 4 processes on 1 machine, told by torchrun, met over {place}, job run7\n"
     );
     assert!(shown.out.contains(&head), "{}", shown.out);
 

@@ -6,6 +6,7 @@ use zeropp_core::field_error::FieldError;
 use crate::rendezvous::{Address, Member};
 use zeropp_failures::mesh::Mesh;
 
+use super::part::{self, RankPart};
 use super::{Launch, LaunchError};
 
 choice! {
@@ -33,6 +34,8 @@ pub struct LaunchOptions {
     pub node_rank: Option<usize>,
     /// Where the processes meet.
     pub rendezvous: Option<Address>,
+    /// Which of its ranks this process has, where it has started processes for the others.
+    pub part: Option<RankPart>,
 }
 
 /// The ranks of a job that this process runs, and where it meets the others.
@@ -132,7 +135,7 @@ impl ProcessJob {
             return Err(value(options, problem, help));
         }
         let ranks = world / processes;
-        Ok(ProcessJob {
+        let launched = ProcessJob {
             process,
             processes,
             first_rank: process * ranks,
@@ -142,6 +145,31 @@ impl ProcessJob {
             id: job_id(source, &get)?,
             source,
             meeting: meeting(options, launch.as_ref(), processes, &get)?,
+        };
+        match options.part.clone() {
+            Some(part) => Ok(launched.divided(part)?),
+            None => Ok(launched),
+        }
+    }
+
+    /// The job of the process that has one `part` of this one's ranks.
+    ///
+    /// # Errors
+    /// This job has no such rank.
+    fn divided(self, part: RankPart) -> Result<ProcessJob, FieldError> {
+        let (ranks, place) = (self.ranks, part.place);
+        if place >= ranks {
+            let problem = format!("the launched process has ranks 0 to {}", ranks - 1);
+            return Err(FieldError::new(part::VARIABLE, part, problem, "unset it"));
+        }
+        Ok(ProcessJob {
+            process: self.process * ranks + place,
+            processes: self.processes * ranks,
+            first_rank: self.first_rank + place,
+            ranks: 1,
+            local_process: self.local_process.map(|process| process * ranks + place),
+            meeting: self.meeting.or(Some(part.meeting).filter(|_| ranks > 1)),
+            ..self
         })
     }
 }
@@ -259,6 +287,7 @@ mod tests {
             nodes: 1,
             node_rank: None,
             rendezvous: None,
+            part: None,
         };
         for line in settings.lines() {
             let (key, value) = line.split_once(" = ").unwrap();
@@ -270,6 +299,7 @@ mod tests {
                 "nodes" => options.nodes = number(),
                 "node-rank" => options.node_rank = Some(number()),
                 "rendezvous" => options.rendezvous = Some(text.parse().unwrap()),
+                "part" => options.part = Some(text.parse().unwrap()),
                 "engine" => {
                     let named = |e: &&EngineKind| e.name() == text;
                     options.engine = *EngineKind::ALL.iter().find(named).unwrap();
@@ -328,6 +358,28 @@ mod tests {
         let mpi =
             job(&MESH.replace("nccl", "mpi"), "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2");
         assert_eq!(mpi.unwrap().meeting, None);
+    }
+
+    #[test]
+    fn a_launched_process_s_ranks_may_have_processes_of_their_own() {
+        let part = "part = '3@127.0.0.1:400'\n";
+        let alone = job(&format!("{MESH}{part}"), "").unwrap();
+        assert_eq!((alone.process, alone.processes), (3, 8));
+        assert_eq!((alone.first_rank, alone.ranks, alone.world), (3, 1, 8));
+        assert_eq!(alone.meeting, Some(Address::new("127.0.0.1", 400)));
+        let nodes = format!("{MESH}{part}nodes = 2\nnode-rank = 1\nrendezvous = 'a:1'");
+        let node = job(&nodes, "").unwrap();
+        assert_eq!((node.process, node.processes, node.first_rank, node.ranks), (7, 8, 7, 1));
+        assert_eq!(node.meeting, Some(Address::new("a", 1)));
+        let torchrun = format!("{TORCHRUN}LOCAL_RANK=1 LOCAL_WORLD_SIZE=2");
+        let second = job(&format!("{MESH}part = '1@127.0.0.1:400'"), &torchrun).unwrap();
+        assert_eq!((second.process, second.processes, second.first_rank), (3, 8, 3));
+        assert_eq!((second.ranks, second.local_process), (1, Some(3)));
+        let error = job(&format!("{MESH}part = '8@127.0.0.1:400'"), "").unwrap_err();
+        assert_eq!(
+            error,
+            "ZEROPP_PART = 8@127.0.0.1:400: the launched process has ranks 0 to 7; unset it"
+        );
     }
 
     #[test]

@@ -7,11 +7,13 @@
 
 mod host_name;
 mod job;
+mod part;
 
 use std::fmt;
 
 pub use host_name::host_name;
 pub use job::{EngineKind, JobError, LaunchOptions, ProcessJob};
+pub use part::{RankPart, RankProcesses};
 
 /// A rank, as the environment describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -69,9 +69,10 @@ impl CudaAccelerator {
     }
 }
 
-/// Finishes a tensor's lazy work, as far as queueing it, and finds the block it is in.
-fn resolve(tensor: Tensor<1>) -> DeviceResult<BufferBinding> {
-    let tensor = tensor.inner().try_into_primitive::<Cube>();
+/// Finishes a tensor's lazy work, as far as queueing it, and finds the block it is in. One that the
+/// CPU holds, such as figures for rank 0, is copied to `device` first.
+fn resolve(tensor: Tensor<1>, device: &Device) -> DeviceResult<BufferBinding> {
+    let tensor = zeropp_core::device::on(device, tensor).inner().try_into_primitive::<Cube>();
     let fused = tensor.map_err(|_| "the tensor is not on a GPU".to_owned())?;
     let client = fused.client.clone();
     let tensor: CubeTensor = client.resolve_tensor_float::<CubeBackend>(fused);
@@ -108,7 +109,8 @@ unsafe impl Accelerator for CudaAccelerator {
     }
 
     fn pin(&self, tensors: Vec<Tensor<1>>, then: OnPinned) {
-        let found: DeviceResult<Vec<BufferBinding>> = tensors.into_iter().map(resolve).collect();
+        let tensors = tensors.into_iter().map(|tensor| resolve(tensor, &self.device));
+        let found: DeviceResult<Vec<BufferBinding>> = tensors.collect();
         let blocks = match found {
             Ok(blocks) => blocks,
             Err(text) => return then(Err(text)),

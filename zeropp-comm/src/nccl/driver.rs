@@ -313,7 +313,8 @@ impl NcclDriver {
         if lane.has_comm() {
             return;
         }
-        if let Err(error) = lane.start(&nccl, id, size, rank) {
+        let messages = matches!(route, Route::Pair { .. });
+        if let Err(error) = lane.start(&nccl, id, size, rank, messages) {
             let operation = self.starting(group);
             self.fail(self.shared.rank, error.in_operation(operation));
         }

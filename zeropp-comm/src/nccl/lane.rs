@@ -90,8 +90,9 @@ impl NcclQueue {
         id: UniqueId,
         size: usize,
         rank: usize,
+        messages: bool,
     ) -> Result<(), NcclError> {
-        self.comm = Some(nccl.start(id, size, rank)?);
+        self.comm = Some(nccl.start(id, size, rank, messages)?);
         Ok(())
     }
 

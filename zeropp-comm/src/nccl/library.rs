@@ -4,6 +4,7 @@
 
 use std::error::Error;
 use std::ffi::{CStr, OsString, c_char, c_int, c_void};
+use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Arc;
@@ -19,6 +20,14 @@ const VERSION_MIN: c_int = 21400;
 
 /// The variable that names the library.
 const VARIABLE: &str = "ZEROPP_NCCL_LIB";
+
+/// The first NCCL with a limit of a communicator's thread blocks.
+const VERSION_CTAS: c_int = 21700;
+
+/// Most thread blocks of a communicator for messages. A receive's run from when it is issued until
+/// its message is there, on multiprocessors that then compute nothing; NCCL would take up to 32.
+/// NCCL_MAX_CTAS overrides it.
+const PAIR_CTAS_MAX: c_int = 4;
 
 /// NCCL's result for a call that goes on in the background.
 const IN_PROGRESS: c_int = 7;
@@ -117,14 +126,18 @@ pub(super) struct UniqueId(pub(super) [u8; 128]);
 
 type RawComm = *mut c_void;
 
-/// The settings of a communicator as NCCL 2.14 knew them; newer versions take the rest as unset.
+/// The settings of a communicator as NCCL 2.17 knew them; newer versions take the rest as unset.
+/// 2.14 knew those up to `blocking`.
 #[repr(C)]
 struct Settings {
     size: usize,
     magic: u32,
     version: u32,
     blocking: c_int,
-    unset: c_int,
+    cluster_size: c_int,
+    ctas_min: c_int,
+    ctas_max: c_int,
+    net_name: *const c_char,
 }
 
 macro_rules! functions {
@@ -240,20 +253,30 @@ impl Nccl {
     }
 
     /// Starts to make this rank's end of a communicator of `size` ranks, on the device of the
-    /// calling thread. It is ready once [`NcclComm::is_ready`] says so.
+    /// calling thread; `messages` are all that it is for, or not. It is ready once
+    /// [`NcclComm::is_ready`] says so.
     pub(super) fn start(
         self: &Arc<Self>,
         id: UniqueId,
         size: usize,
         rank: usize,
+        messages: bool,
     ) -> Result<NcclComm, NcclError> {
         let mut raw = ptr::null_mut();
+        let (version, bytes) = match self.version >= VERSION_CTAS {
+            true => (VERSION_CTAS, size_of::<Settings>()),
+            false => (VERSION_MIN, offset_of!(Settings, ctas_min)),
+        };
+        let unset = c_int::MIN;
         let mut settings = Settings {
-            size: size_of::<Settings>(),
+            size: bytes,
             magic: 0xcafe_beef,
-            version: VERSION_MIN as u32,
+            version: version as u32,
             blocking: 0,
-            unset: c_int::MIN,
+            cluster_size: unset,
+            ctas_min: unset,
+            ctas_max: if messages { PAIR_CTAS_MAX } else { unset },
+            net_name: ptr::null(),
         };
         let (size, rank) = (size as c_int, rank as c_int);
         // SAFETY: NCCL writes a handle, and reads as much of the settings as their size says.

@@ -1,9 +1,10 @@
 //! The NCCL engine: every rank has a GPU, and NCCL moves and sums what is there.
 //!
-//! A rank is a thread of some process: one process a GPU, one a node, or one for all. Each has a
-//! communication thread (`driver`) that makes all of its calls to NCCL, on a queue of its own for
-//! every communicator (`lane`). Operations wait for the work that makes their buffers, and later
-//! work for the operations, by events on the device: no call here waits for the GPU.
+//! A rank is a thread of some process. On GPUs a process has one: CUDA's frees may wait for all
+//! GPUs of a process, and so for an operation that waits for a rank whose device thread frees. Each
+//! has a communication thread (`driver`) that makes all of its calls to NCCL, on a queue of its own
+//! for every communicator (`lane`). Operations wait for the work that makes their buffers, and
+//! later work for the operations, by events on the device: no call here waits for the GPU.
 //!
 //! A rank issues its operations of all communicators in the order of its calls (`turns`), so ranks
 //! whose programs come to their common operations in one order never wait for each other in a

@@ -21,6 +21,13 @@ macro_rules! functions {
         }
 
         impl Pretend {
+    /// The limit of thread blocks that the last communicator of `size` ranks was started with.
+    #[allow(dead_code, reason = "not every test file asks")]
+    pub(crate) fn ctas_max(&self, size: usize) -> c_int {
+        // SAFETY: only looks.
+        unsafe { (self.ctas_max)(size as c_int) }
+    }
+
             fn load(file: PathBuf) -> Pretend {
                 // SAFETY: the library was built from the source beside this file.
                 let library = unsafe { Library::new(&file) }.expect("the built library loads");
@@ -48,6 +55,7 @@ functions! {
     join = "pretendJoin": fn(usize);
     event_free = "pretendEventFree": fn(usize);
     late_work = "pretendLateWork": fn(usize, *mut c_void, usize, c_long);
+    ctas_max = "pretendCtasMax": fn(c_int) -> c_int;
 }
 
 impl Pretend {

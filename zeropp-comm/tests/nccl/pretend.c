@@ -142,7 +142,11 @@ void pretendLateWork(Stream *s, void *to, size_t bytes, long us) {
 typedef struct { _Atomic uint64_t head, tail; char data[PIPE]; } Pipe;
 typedef struct { atomic_int joined; Pipe pipes[]; } Shared;
 typedef struct { char internal[128]; } Id;
-typedef struct { size_t size; unsigned magic, version; int blocking; } Config;
+typedef struct {
+    size_t size;
+    unsigned magic, version;
+    int blocking, cluster, ctas_min, ctas_max;
+} Config;
 
 typedef struct Comm {
     Shared *shared;
@@ -187,10 +191,16 @@ static void *meet(void *arg) {
     return NULL;
 }
 
+/* The limit of thread blocks that the last communicator of so many ranks was started with. */
+static atomic_int ctas_max[64];
+int pretendCtasMax(int size) { return atomic_load(&ctas_max[size]); }
+
 int ncclCommInitRankConfig(Comm **out, int size, Id id, int rank, Config *config) {
     if (!config || config->magic != 0xcafebeef || config->size < 20 || config->blocking != 0)
         return InvalidArgument;
     if (rank < 0 || rank >= size) return InvalidArgument;
+    int newer = config->size >= sizeof *config && config->version >= 21700;
+    if (size < 64) atomic_store(&ctas_max[size], newer ? config->ctas_max : INT_MIN);
     Comm *c = calloc(1, sizeof *c);
     c->rank = rank;
     c->size = size;

@@ -1,5 +1,6 @@
 //! Every operation against naive references.
 
+use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
@@ -375,4 +376,19 @@ proptest! {
             run(&all, &steps, order);
         });
     }
+}
+
+#[test]
+fn a_pipeline_message_takes_few_of_a_gpu_s_multiprocessors() {
+    // Its receive waits on the GPU for the sender, beside the computing that it is to be hidden by.
+    on_ranks(3, patient(), |group, _| {
+        let (me, size) = (group.rank(), group.size());
+        group.all_gather(tensor(&[1.0], DType::F32)).wait().unwrap();
+        let sent = group.send((me + 1) % size, 7, tensor(&[2.0], DType::F32));
+        group.recv((me + size - 1) % size, 7, 1, DType::F32).wait().unwrap();
+        drop(sent);
+    });
+    // Two ranks have a communicator for their messages only; three share one for sums and gathers.
+    assert_eq!(Pretend::get().ctas_max(3), c_int::MIN, "NCCL's own");
+    assert_eq!(Pretend::get().ctas_max(2), 4);
 }
