@@ -382,7 +382,7 @@ mod tests {
             *at += 1;
             let spans = step(ranks);
             let notes = [0, 1].map(|i| ranks[i].note(&spans[i], |ns| ns));
-            let words = ranks[0].decide(bp, (*at, 1.0), notes.into());
+            let words = ranks[0].decide(bp, *at, 1.0, notes.into());
             if words[0] == order.to_byte() {
                 return words;
             }

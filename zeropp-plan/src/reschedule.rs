@@ -95,7 +95,8 @@ impl Run {
         let mine = &self.program;
         let same = program.units == mine.units
             && program.placement == mine.placement
-            && program.slices == mine.slices
+            && program.head_blocks == mine.head_blocks
+            && program.sample_slices == mine.sample_slices
             && program.validates_late() == mine.validates_late()
             && redone(program) == redone(mine);
         same && self.holds(program)

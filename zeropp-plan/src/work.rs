@@ -153,7 +153,6 @@ impl LayerWork {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::Packing;
     use zeropp_model::presets::Preset;
 
     /// What a block's matrices and its experts wait for memory, and take by their operations, ms
@@ -169,15 +168,7 @@ mod tests {
             keeps_probabilities: false,
             kernels: false,
         };
-        let compute = ComputeSettings {
-            on_gpu: true,
-            element_bytes: 2,
-            keeps_probabilities: false,
-            packing: Packing::Never,
-            dropout: false,
-            redoes_outputs: false,
-        };
-        let work = LayerWork::new(block, batch, &compute);
+        let work = LayerWork::new(block, batch, &ComputeSettings::GPU);
         work.matrices.map(|of| {
             let ms = |s: [f64; 4]| s[..3].iter().sum::<f64>() * 1e3;
             [ms(of.waits(rate, memory)), ms(of.flops.map(|flops| flops / rate))]

@@ -8,6 +8,7 @@ use zeropp_schedule::schedules::{Shape, generate_sliced};
 use zeropp_schedule::simulate::simulate;
 
 use super::*;
+use crate::layout::ComputeSettings;
 use crate::machines;
 
 /// Tokens of a sample.
