@@ -2,7 +2,7 @@
 //! the same places, the same cut of sums and the same recomputation, so that no bit changes, and
 //! within the memory that the plan has named.
 
-use zeropp_schedule::ir::{Action, Compute, Schedule};
+use zeropp_schedule::ir::{Action, Compute, Schedule, looping, vee};
 use zeropp_schedule::lower::LowerOptions;
 use zeropp_schedule::memory::{HeldBytes, StageBytes};
 use zeropp_schedule::schedules::{KINDS, Kind, Limits, OrderCosts, Shape, generate_with_costs};
@@ -141,10 +141,7 @@ impl Run {
         if evaluations == 0 || in_units && shape.virtual_stages < 2 {
             return None;
         }
-        let placement = match kind_placement(&self.program, &shape) {
-            Some(placement) => placement,
-            None => return None,
-        };
+        let placement = placement_of(&self.program, &shape)?;
         let gathered = self.limits.gathered.unwrap_or(1 + self.options.prefetch);
         let most = gathers(&self.program);
         let budgets = Budgets {
@@ -230,8 +227,7 @@ fn gathers(program: &Schedule) -> usize {
 }
 
 /// How the search for `auto` places stages as this program does, if it can.
-fn kind_placement(program: &Schedule, shape: &Shape) -> Option<Placement> {
-    use zeropp_schedule::ir::{looping, vee};
+fn placement_of(program: &Schedule, shape: &Shape) -> Option<Placement> {
     let Shape { pp, virtual_stages: v, .. } = *shape;
     if program.placement == looping(pp, v) {
         Some(Placement::Looping)
@@ -249,7 +245,7 @@ mod tests {
     use zeropp_schedule::memory::predict_both;
     use zeropp_search::generate_with_costs as generate_any;
 
-    const EFFORT: u64 = 2_000_000;
+    const EFFORT: u64 = 500_000;
 
     fn bytes(stages: usize) -> Vec<StageBytes> {
         let one = StageBytes {
