@@ -16,7 +16,7 @@ use crate::recompute::redone;
 
 /// The run whose program may be exchanged.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct RunningProgram {
     /// The program that it runs.
     pub program: Schedule,
     /// How it was lowered.
@@ -58,7 +58,7 @@ pub struct Effort<'a> {
     pub any: bool,
 }
 
-impl Run {
+impl RunningProgram {
     /// The fastest program with these times of the stages, as [`measured`] gives them; none where
     /// that is the one that runs.
     ///
@@ -260,7 +260,7 @@ mod tests {
     }
 
     /// A run of `kind` on 4 ranks, made for equal stages.
-    fn run(kind: &str, shape: Shape) -> Run {
+    fn run(kind: &str, shape: Shape) -> RunningProgram {
         let stages = shape.stages();
         let equal =
             StageCosts { f_ns: 1000, b_ns: 1000, w_ns: 1000, r_ns: 1000, ..Default::default() };
@@ -270,7 +270,7 @@ mod tests {
         let options = LowerOptions::default();
         let compact = generate_any(kind, &shape, &order).expect("a kind for this shape");
         let program = lowered(&compact, &options, false).expect("it runs");
-        Run {
+        RunningProgram {
             planned: predict_both(&program, &bytes(stages)),
             ranks: vec![RankState::default(); shape.pp],
             bytes: bytes(stages),
@@ -308,12 +308,12 @@ mod tests {
     }
 
     /// What the spans of a run with these costs say.
-    fn seen(run: &Run, costs: &Costs) -> Costs {
+    fn seen(run: &RunningProgram, costs: &Costs) -> Costs {
         measured(&simulate(&run.program, costs).expect("it runs")).expect("all was seen")
     }
 
     /// The least time of a kind that is made for these costs from the beginning and may run here.
-    fn best_kind(run: &Run, costs: &Costs) -> u64 {
+    fn best_kind(run: &RunningProgram, costs: &Costs) -> u64 {
         let order = run.order_costs(costs);
         let made = KINDS.iter().filter(|kind| run.may_be(kind)).filter_map(|kind| {
             let compact = generate_any(kind.name, &run.shape(), &order).ok()?;
@@ -323,7 +323,7 @@ mod tests {
     }
 
     /// Follows a run: measured, exchanged, and so on until nothing is better.
-    fn settled(mut run: Run, costs: &Costs) -> (Run, usize) {
+    fn settled(mut run: RunningProgram, costs: &Costs) -> (RunningProgram, usize) {
         for round in 0..4 {
             let effort = Effort { timed: EFFORT, goes_on: &|| true, any: false };
             let Some(better) = run.better(&seen(&run, costs), &effort) else { return (run, round) };
