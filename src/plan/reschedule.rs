@@ -5,7 +5,7 @@ use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::schedules::Limits;
 use zeropp_pipeline::verify::{VerifyLimits, verify};
 use zeropp_plan::memory::of_ranks;
-use zeropp_plan::reschedule::Run;
+use zeropp_plan::reschedule::RunningProgram;
 
 use crate::config::{Config, Reschedule};
 use crate::plan::blueprint::Blueprint;
@@ -19,10 +19,10 @@ pub(crate) fn is_on(config: &Config) -> bool {
 }
 
 /// The run as a search for a better program sees it.
-pub(crate) fn run(bp: &Blueprint) -> Run {
+pub(crate) fn run(bp: &Blueprint) -> RunningProgram {
     let config = &bp.config;
     let recomputed = &bp.recomputed.whole;
-    Run {
+    RunningProgram {
         program: bp.schedule().clone(),
         options: lower_options(config),
         bytes: bp.all_bytes(),
@@ -43,7 +43,11 @@ pub(crate) fn run(bp: &Blueprint) -> Run {
 ///
 /// # Errors
 /// Why it may not, in words.
-pub(crate) fn check(bp: &Blueprint, run: &Run, program: &Schedule) -> Result<(), String> {
+pub(crate) fn check(
+    bp: &Blueprint,
+    run: &RunningProgram,
+    program: &Schedule,
+) -> Result<(), String> {
     verify(program, &VerifyLimits::default()).map_err(|e| e.to_string())?;
     check_program(&bp.config, program).map_err(|e| e.to_string())?;
     if !run.allows(program) {

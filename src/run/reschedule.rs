@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tracing::{debug, info, warn};
 use zeropp_checkpoint::reschedule::{
-    Copies, Follows, Order, Predicted, Reply, Rescheduler, Rules, StepSeen, Tried,
+    Copies, ExchangeOrder, ExchangeRules, Follows, Predicted, Reply, Rescheduler, StepSeen, Trial,
 };
 use zeropp_core::threads;
 use zeropp_pipeline::costs::measured;
@@ -19,7 +19,7 @@ use zeropp_pipeline::exchange::json::{self, Document};
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::simulate::Costs;
 use zeropp_pipeline::timeline::Span;
-use zeropp_plan::reschedule::{Better, Effort, Run};
+use zeropp_plan::reschedule::{Better, Effort, RunningProgram};
 
 use crate::plan::blueprint::Blueprint;
 use crate::plan::reschedule;
@@ -51,7 +51,7 @@ pub(crate) struct RankNote {
 
 /// A rank's part of the exchanges of a run.
 pub(crate) struct Rescheduling {
-    run: Run,
+    run: RunningProgram,
     here_are_all: bool,
     copies: Copies<Arc<Schedule>>,
     offered: Offered,
@@ -136,9 +136,9 @@ impl Rescheduling {
         let (head, rest) = words.split_at(HEAD);
         let len = u32::from_le_bytes(head[2..].try_into().expect("four bytes")) as usize;
         let (offer, rest) = rest.split_at(len);
-        let order = Order::from_byte(head[0]);
+        let order = ExchangeOrder::from_byte(head[0]);
         self.samples = head[1] != 0;
-        self.replies = order == Order::Offer;
+        self.replies = order == ExchangeOrder::Offer;
         if self.replies {
             let program = self.received(bp, offer);
             self.copies.offer(program);
@@ -179,8 +179,8 @@ impl Rescheduling {
 }
 
 /// The line about a program that was tried.
-fn in_words(tried: &Tried) -> String {
-    let Tried { after, predicted, before_s, measured_s, stays } = tried;
+fn in_words(tried: &Trial) -> String {
+    let Trial { after, predicted, before_s, measured_s, stays } = tried;
     let ms = |seconds: f64| match seconds * 1e3 {
         ms if ms < 100.0 => format!("{ms:.1}"),
         ms => format!("{ms:.0}"),
@@ -195,7 +195,7 @@ fn in_words(tried: &Tried) -> String {
 struct Leader {
     machine: Rescheduler,
     /// The program that runs, and the one before.
-    run: Run,
+    run: RunningProgram,
     before: Option<Schedule>,
     last: u64,
     always: bool,
@@ -206,11 +206,12 @@ struct Leader {
 }
 
 impl Leader {
-    fn new(bp: &Blueprint, run: &Run) -> Leader {
+    fn new(bp: &Blueprint, run: &RunningProgram) -> Leader {
         let (last, always) = (bp.config.steps, bp.config.exchanges_always);
-        let mut rules = Rules { last, ..Rules::default() };
+        let mut rules = ExchangeRules { last, ..ExchangeRules::default() };
         if always {
-            rules = Rules { samples: 2, trial: 2, rest: 1, gain: f64::MIN, drift: 0.0, last };
+            rules =
+                ExchangeRules { samples: 2, trial: 2, rest: 1, gain: f64::MIN, drift: 0.0, last };
         }
         Leader {
             machine: Rescheduler::new(rules),
@@ -241,14 +242,14 @@ impl Leader {
             self.search(bp, seconds * self.last.saturating_sub(step) as f64);
         }
         match follows.order {
-            Order::Take => {
+            ExchangeOrder::Take => {
                 let taken = self.found.take().expect("it was offered");
                 self.before = Some(std::mem::replace(&mut self.run.program, (*taken).clone()));
             }
-            Order::GoBack => self.run.program = self.before.take().expect("one was taken"),
-            Order::Stay | Order::Offer | Order::Drop => {}
+            ExchangeOrder::GoBack => self.run.program = self.before.take().expect("one was taken"),
+            ExchangeOrder::Stay | ExchangeOrder::Offer | ExchangeOrder::Drop => {}
         }
-        let offer = self.found.clone().filter(|_| follows.order == Order::Offer);
+        let offer = self.found.clone().filter(|_| follows.order == ExchangeOrder::Offer);
         (follows, offer)
     }
 
@@ -319,7 +320,7 @@ impl Leader {
 }
 
 /// The search of one thread, which may take so many seconds.
-fn searched(run: &Run, costs: &Costs, limit_s: f64, any: bool) -> Option<Better> {
+fn searched(run: &RunningProgram, costs: &Costs, limit_s: f64, any: bool) -> Option<Better> {
     let (begun, limit) = (Instant::now(), Duration::from_secs_f64(limit_s));
     let goes_on = || begun.elapsed() < limit;
     let timed = (limit_s / 2.0 * TIMED_PER_S) as u64;
@@ -336,7 +337,7 @@ mod tests {
 
     #[test]
     fn a_change_is_reported_in_one_line() {
-        let tried = Tried {
+        let tried = Trial {
             after: 36,
             predicted: PREDICTED,
             before_s: 0.415,
@@ -345,7 +346,7 @@ mod tests {
         };
         let words = "step 37: order changed, 412 → 388 ms predicted, 415 → 90.4 measured";
         assert_eq!(in_words(&tried), words);
-        let back = in_words(&Tried { stays: false, ..tried });
+        let back = in_words(&Trial { stays: false, ..tried });
         assert!(back.starts_with("step 37: order changed and changed back, 412"), "{back}");
     }
 
@@ -376,12 +377,19 @@ mod tests {
     }
 
     /// Runs steps until rank 0 gives `order`; what it says then.
-    fn until(bp: &Blueprint, ranks: &mut [Rescheduling; 2], at: &mut u64, order: Order) -> Vec<u8> {
+    fn until(
+        bp: &Blueprint,
+        ranks: &mut [Rescheduling; 2],
+        at: &mut u64,
+        order: ExchangeOrder,
+    ) -> Vec<u8> {
         loop {
             assert!(*at < 40, "{order:?} does not come");
             *at += 1;
             let spans = step(ranks);
-            let notes = [0, 1].map(|i| ranks[i].note(&spans[i], |ns| ns));
+            // One step after the other, by one clock.
+            let begun = *at * 1_000_000_000;
+            let notes = [0, 1].map(|i| ranks[i].note(&spans[i], |ns| begun + ns));
             let words = ranks[0].decide(bp, *at, 1.0, notes.into());
             if words[0] == order.to_byte() {
                 return words;
@@ -396,7 +404,7 @@ mod tests {
     fn ranks_of_other_processes_run_the_program_that_rank_0_has_found() {
         let (bp, mut ranks) = two_processes();
         let before = ranks[0].copies.running().clone();
-        let words = until(&bp, &mut ranks, &mut 0, Order::Take);
+        let words = until(&bp, &mut ranks, &mut 0, ExchangeOrder::Take);
         let words = [&words[..], b"and more"].concat();
         for rank in &mut ranks {
             let (program, rest) = rank.follow(&bp, &words);
@@ -412,12 +420,12 @@ mod tests {
     fn an_offer_that_does_not_arrive_whole_is_refused_and_dropped_by_all() {
         let (bp, mut ranks) = two_processes();
         let at = &mut 0;
-        let mut words = until(&bp, &mut ranks, at, Order::Offer);
+        let mut words = until(&bp, &mut ranks, at, ExchangeOrder::Offer);
         ranks[0].follow(&bp, &words);
         *words.last_mut().expect("a program") = b' ';
         ranks[1].follow(&bp, &words);
         assert_eq!(ranks[1].copies.reply(), Reply::Refused);
-        let words = until(&bp, &mut ranks, at, Order::Drop);
+        let words = until(&bp, &mut ranks, at, ExchangeOrder::Drop);
         for rank in &mut ranks {
             assert!(rank.follow(&bp, &words).0.is_none());
         }

@@ -1,6 +1,6 @@
 //! When the ranks of a run exchange their program for a better one, as state machines without I/O.
 //! Rank 0 has a [`Rescheduler`], which gets the times of steps and the results of searches, and
-//! gives one [`Order`] at each step's end; every rank has its [`Copies`], which follow the orders.
+//! gives one [`ExchangeOrder`] at each step's end; every rank has its [`Copies`], which follow the orders.
 //! A program is offered at the end of one step and taken at the end of a later one, once every rank
 //! has said that it has it: so no rank ever runs another program than the others
 //! (`zeropp-checkpoint/tests/simulation/reschedule.rs`).
@@ -11,7 +11,7 @@ use times::StepTimes;
 
 /// What rank 0 orders at the end of a step, for all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Order {
+pub enum ExchangeOrder {
     /// To go on as before.
     #[default]
     Stay,
@@ -25,8 +25,14 @@ pub enum Order {
     GoBack,
 }
 
-impl Order {
-    const ALL: [Order; 5] = [Order::Stay, Order::Offer, Order::Drop, Order::Take, Order::GoBack];
+impl ExchangeOrder {
+    const ALL: [ExchangeOrder; 5] = [
+        ExchangeOrder::Stay,
+        ExchangeOrder::Offer,
+        ExchangeOrder::Drop,
+        ExchangeOrder::Take,
+        ExchangeOrder::GoBack,
+    ];
 
     /// As a byte of a message.
     pub fn to_byte(self) -> u8 {
@@ -34,8 +40,8 @@ impl Order {
     }
 
     /// Reads what [`to_byte`](Self::to_byte) gave.
-    pub fn from_byte(byte: u8) -> Order {
-        Order::ALL.get(usize::from(byte)).copied().unwrap_or_default()
+    pub fn from_byte(byte: u8) -> ExchangeOrder {
+        ExchangeOrder::ALL.get(usize::from(byte)).copied().unwrap_or_default()
     }
 }
 
@@ -69,7 +75,7 @@ impl<P> Copies<P> {
         &self.running
     }
 
-    /// What comes with [`Order::Offer`], where the rank can run it.
+    /// What comes with [`ExchangeOrder::Offer`], where the rank can run it.
     pub fn offer(&mut self, program: Option<P>) {
         self.offered = program;
     }
@@ -83,19 +89,19 @@ impl<P> Copies<P> {
     ///
     /// # Panics
     /// Panics where ranks take what this one has refused, or go back without having taken any.
-    pub fn follow(&mut self, order: Order) -> bool {
+    pub fn follow(&mut self, order: ExchangeOrder) -> bool {
         match order {
-            Order::Stay | Order::Offer => false,
-            Order::Drop => {
+            ExchangeOrder::Stay | ExchangeOrder::Offer => false,
+            ExchangeOrder::Drop => {
                 self.offered = None;
                 false
             }
-            Order::Take => {
+            ExchangeOrder::Take => {
                 let taken = self.offered.take().expect("taken once every rank has it");
                 self.before = Some(std::mem::replace(&mut self.running, taken));
                 true
             }
-            Order::GoBack => {
+            ExchangeOrder::GoBack => {
                 self.running = self.before.take().expect("there is one before it");
                 true
             }
@@ -105,7 +111,7 @@ impl<P> Copies<P> {
 
 /// How a run searches for better programs.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules {
+pub struct ExchangeRules {
     /// Steps that are measured for a search. The first of them does not count.
     pub samples: u64,
     /// Steps by which a program that was taken is judged, after a first one that does not count.
@@ -121,9 +127,9 @@ pub struct Rules {
     pub last: u64,
 }
 
-impl Default for Rules {
-    fn default() -> Rules {
-        Rules { samples: 4, trial: 3, rest: 10, gain: 0.01, drift: 0.05, last: u64::MAX }
+impl Default for ExchangeRules {
+    fn default() -> ExchangeRules {
+        ExchangeRules { samples: 4, trial: 3, rest: 10, gain: 0.01, drift: 0.05, last: u64::MAX }
     }
 }
 
@@ -153,18 +159,18 @@ pub struct StepSeen {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Follows {
     /// What all ranks do.
-    pub order: Order,
+    pub order: ExchangeOrder,
     /// Whether the next step is measured for a search.
     pub samples: bool,
     /// Whether a search begins, with what was measured.
     pub searches: bool,
     /// A trial that has ended.
-    pub tried: Option<Tried>,
+    pub tried: Option<Trial>,
 }
 
 /// The end of a program's trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Tried {
+pub struct Trial {
     /// The last step before it.
     pub after: u64,
     /// The prediction that it was taken for.
@@ -197,7 +203,7 @@ enum State {
 /// Rank 0's view of the programs of a run.
 #[derive(Clone, Debug)]
 pub struct Rescheduler {
-    rules: Rules,
+    rules: ExchangeRules,
     state: State,
     /// Of the program that runs.
     times: StepTimes,
@@ -214,7 +220,7 @@ pub struct Rescheduler {
 
 impl Rescheduler {
     /// Of a run by `rules`, whose next step is its first and is measured.
-    pub fn new(rules: Rules) -> Rescheduler {
+    pub fn new(rules: ExchangeRules) -> Rescheduler {
         Rescheduler {
             rules,
             state: State::Measuring(rules.samples),
@@ -257,14 +263,14 @@ impl Rescheduler {
                 Reply::Refused => {
                     self.worse.push(found.program);
                     self.rest(seen.step);
-                    Follows { order: Order::Drop, ..stay }
+                    Follows { order: ExchangeOrder::Drop, ..stay }
                 }
             },
             State::OnTrial { predicted, after, before_s } => {
                 if seen.step < after + 1 + self.rules.trial {
                     return stay;
                 }
-                self.judge(Tried {
+                self.judge(Trial {
                     after,
                     predicted,
                     before_s,
@@ -288,17 +294,17 @@ impl Rescheduler {
             return Follows::default();
         }
         self.state = State::Offered(found);
-        Follows { order: Order::Offer, ..Follows::default() }
+        Follows { order: ExchangeOrder::Offer, ..Follows::default() }
     }
 
     fn take(&mut self, found: Predicted, step: u64) -> Follows {
         let before_s = self.times.middle(StepTimes::KEPT).unwrap_or(found.now_s);
         self.state = State::OnTrial { predicted: found, after: step, before_s };
         self.times = StepTimes::default();
-        Follows { order: Order::Take, ..Follows::default() }
+        Follows { order: ExchangeOrder::Take, ..Follows::default() }
     }
 
-    fn judge(&mut self, tried: Tried) -> Follows {
+    fn judge(&mut self, tried: Trial) -> Follows {
         let stays = tried.measured_s < tried.before_s;
         let step = tried.after + 1 + self.rules.trial;
         if stays {
@@ -312,8 +318,8 @@ impl Rescheduler {
         self.rest(step);
         self.reference_s = Some(if stays { tried.measured_s } else { tried.before_s });
         Follows {
-            order: if stays { Order::Stay } else { Order::GoBack },
-            tried: Some(Tried { stays, ..tried }),
+            order: if stays { ExchangeOrder::Stay } else { ExchangeOrder::GoBack },
+            tried: Some(Trial { stays, ..tried }),
             ..Follows::default()
         }
     }
@@ -353,8 +359,8 @@ impl Rescheduler {
 mod tests {
     use super::*;
 
-    const RULES: Rules =
-        Rules { samples: 4, trial: 3, rest: 10, gain: 0.01, drift: 0.05, last: 500 };
+    const RULES: ExchangeRules =
+        ExchangeRules { samples: 4, trial: 3, rest: 10, gain: 0.01, drift: 0.05, last: 500 };
 
     fn seen(step: u64, seconds: f64) -> StepSeen {
         StepSeen { step, seconds, reply: Reply::Ready }
@@ -367,7 +373,7 @@ mod tests {
         seconds: f64,
     ) -> Option<(u64, Follows)> {
         let mut all = steps.map(|step| (step, machine.step(seen(step, seconds))));
-        all.find(|(_, follows)| follows.order != Order::Stay || follows.tried.is_some())
+        all.find(|(_, follows)| follows.order != ExchangeOrder::Stay || follows.tried.is_some())
     }
 
     /// A machine whose search after step 4 has found a program that is predicted to take 0.9.
@@ -383,14 +389,18 @@ mod tests {
     #[test]
     fn a_better_program_is_taken_within_ten_steps_of_the_start_and_stays() {
         let mut machine = found();
-        assert_eq!(machine.step(seen(5, 1.0)).order, Order::Offer);
-        assert_eq!(machine.step(seen(6, 1.0)).order, Order::Take);
+        assert_eq!(machine.step(seen(5, 1.0)).order, ExchangeOrder::Offer);
+        assert_eq!(machine.step(seen(6, 1.0)).order, ExchangeOrder::Take);
         let (step, follows) = until_an_order(&mut machine, 7..30, 0.91).expect("it is judged");
         let tried = follows.tried.expect("of its trial");
-        assert_eq!((step, follows.order, tried.stays, tried.after), (10, Order::Stay, true, 6));
+        assert_eq!(
+            (step, follows.order, tried.stays, tried.after),
+            (10, ExchangeOrder::Stay, true, 6)
+        );
         assert_eq!((tried.before_s, tried.measured_s), (1.0, 0.91));
         assert!((11..=20).any(|step| machine.step(seen(step, 0.91)).samples), "it is looked again");
-        (21..=24).for_each(|step| assert!(machine.step(seen(step, 0.91)).order == Order::Stay));
+        (21..=24)
+            .for_each(|step| assert!(machine.step(seen(step, 0.91)).order == ExchangeOrder::Stay));
         machine.found(None);
         assert_eq!(until_an_order(&mut machine, 25..400, 0.91), None, "nothing changes any more");
     }
@@ -398,10 +408,10 @@ mod tests {
     #[test]
     fn what_is_not_better_is_left_again_and_not_tried_twice() {
         let mut machine = found();
-        assert_eq!(machine.step(seen(5, 1.0)).order, Order::Offer);
-        assert_eq!(machine.step(seen(6, 1.0)).order, Order::Take);
+        assert_eq!(machine.step(seen(5, 1.0)).order, ExchangeOrder::Offer);
+        assert_eq!(machine.step(seen(6, 1.0)).order, ExchangeOrder::Take);
         let (step, follows) = until_an_order(&mut machine, 7..30, 1.0).expect("it is judged");
-        assert_eq!((step, follows.order), (10, Order::GoBack));
+        assert_eq!((step, follows.order), (10, ExchangeOrder::GoBack));
         assert!(!follows.tried.expect("of its trial").stays);
         machine.state = State::Searching;
         machine.found(Some(Predicted { now_s: 1.0, then_s: 0.9, program: 7 }));
@@ -415,7 +425,7 @@ mod tests {
             machine.step(seen(step, if step % 2 == 0 { 1.0 } else { 1.3 }));
         }
         machine.found(Some(Predicted { now_s: 1.0, then_s: 0.97, program: 7 }));
-        assert_eq!(machine.step(seen(5, 1.3)).order, Order::Stay);
+        assert_eq!(machine.step(seen(5, 1.3)).order, ExchangeOrder::Stay);
         let again = (6..60).find(|step| machine.step(seen(*step, 1.0)).samples);
         assert_eq!(again, Some(25), "it is searched for again, after twice the rest");
     }
@@ -423,9 +433,9 @@ mod tests {
     #[test]
     fn a_refused_program_is_dropped() {
         let mut machine = found();
-        assert_eq!(machine.step(seen(5, 1.0)).order, Order::Offer);
+        assert_eq!(machine.step(seen(5, 1.0)).order, ExchangeOrder::Offer);
         let refused = StepSeen { reply: Reply::Refused, ..seen(6, 1.0) };
-        assert_eq!(machine.step(refused).order, Order::Drop);
+        assert_eq!(machine.step(refused).order, ExchangeOrder::Drop);
         assert_eq!(until_an_order(&mut machine, 7..60, 1.0), None);
     }
 
@@ -440,7 +450,8 @@ mod tests {
         };
         assert_eq!(measured(&mut machine, 11..20, 1.35), None, "it rests until step 20");
         assert_eq!(measured(&mut machine, 20..21, 0.9), Some(20), "after a change it looks again");
-        (21..=24).for_each(|step| assert!(machine.step(seen(step, 0.9)).order == Order::Stay));
+        (21..=24)
+            .for_each(|step| assert!(machine.step(seen(step, 0.9)).order == ExchangeOrder::Stay));
         machine.found(None);
         assert_eq!(measured(&mut machine, 25..50, 0.9), None, "as fast as before");
         assert!(measured(&mut machine, 50..60, 1.35).is_some_and(|step| step <= 54));
@@ -455,8 +466,8 @@ mod tests {
 
     #[test]
     fn orders_are_read_back() {
-        for order in Order::ALL {
-            assert_eq!(Order::from_byte(order.to_byte()), order);
+        for order in ExchangeOrder::ALL {
+            assert_eq!(ExchangeOrder::from_byte(order.to_byte()), order);
         }
     }
 
@@ -465,13 +476,13 @@ mod tests {
         let mut copies = Copies::new('a');
         copies.offer(Some('b'));
         assert_eq!(copies.reply(), Reply::Ready);
-        assert!(copies.follow(Order::Take));
+        assert!(copies.follow(ExchangeOrder::Take));
         assert_eq!(*copies.running(), 'b');
-        assert!(copies.follow(Order::GoBack));
+        assert!(copies.follow(ExchangeOrder::GoBack));
         assert_eq!(*copies.running(), 'a');
         copies.offer(None);
         assert_eq!(copies.reply(), Reply::Refused);
-        assert!(!copies.follow(Order::Drop));
+        assert!(!copies.follow(ExchangeOrder::Drop));
         assert_eq!(*copies.running(), 'a');
     }
 }

@@ -2,7 +2,7 @@
 //! the same places, the same cut of sums and the same recomputation, so that no bit changes, and
 //! within the memory that the plan has named.
 
-use zeropp_schedule::ir::{Action, Compute, Schedule};
+use zeropp_schedule::ir::{Action, Compute, Schedule, looping, vee};
 use zeropp_schedule::lower::LowerOptions;
 use zeropp_schedule::memory::{HeldBytes, StageBytes};
 use zeropp_schedule::schedules::{KINDS, Kind, Limits, OrderCosts, Shape, generate_with_costs};
@@ -16,7 +16,7 @@ use crate::recompute::redone;
 
 /// The run whose program may be exchanged.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct RunningProgram {
     /// The program that it runs.
     pub program: Schedule,
     /// How it was lowered.
@@ -58,7 +58,7 @@ pub struct Effort<'a> {
     pub any: bool,
 }
 
-impl Run {
+impl RunningProgram {
     /// The fastest program with these times of the stages, as [`measured`] gives them; none where
     /// that is the one that runs.
     ///
@@ -142,10 +142,7 @@ impl Run {
         if evaluations == 0 || in_units && shape.virtual_stages < 2 {
             return None;
         }
-        let placement = match kind_placement(&self.program, &shape) {
-            Some(placement) => placement,
-            None => return None,
-        };
+        let placement = placement_of(&self.program, &shape)?;
         let gathered = self.limits.gathered.unwrap_or(1 + self.options.prefetch);
         let most = gathers(&self.program);
         let budgets = Budgets {
@@ -231,8 +228,7 @@ fn gathers(program: &Schedule) -> usize {
 }
 
 /// How the search for `auto` places stages as this program does, if it can.
-fn kind_placement(program: &Schedule, shape: &Shape) -> Option<Placement> {
-    use zeropp_schedule::ir::{looping, vee};
+fn placement_of(program: &Schedule, shape: &Shape) -> Option<Placement> {
     let Shape { pp, virtual_stages: v, .. } = *shape;
     if program.placement == looping(pp, v) {
         Some(Placement::Looping)
@@ -250,7 +246,7 @@ mod tests {
     use zeropp_schedule::memory::predict_both;
     use zeropp_search::generate_with_costs as generate_any;
 
-    const EFFORT: u64 = 2_000_000;
+    const EFFORT: u64 = 500_000;
 
     fn bytes(stages: usize) -> Vec<StageBytes> {
         let one = StageBytes {
@@ -265,7 +261,7 @@ mod tests {
     }
 
     /// A run of `kind` on 4 ranks, made for equal stages.
-    fn run(kind: &str, shape: Shape) -> Run {
+    fn run(kind: &str, shape: Shape) -> RunningProgram {
         let stages = shape.stages();
         let equal =
             StageCosts { f_ns: 1000, b_ns: 1000, w_ns: 1000, r_ns: 1000, ..Default::default() };
@@ -275,7 +271,7 @@ mod tests {
         let options = LowerOptions::default();
         let compact = generate_any(kind, &shape, &order).expect("a kind for this shape");
         let program = lowered(&compact, &options, false).expect("it runs");
-        Run {
+        RunningProgram {
             planned: predict_both(&program, &bytes(stages)),
             ranks: vec![RankState::default(); shape.pp],
             bytes: bytes(stages),
@@ -313,12 +309,12 @@ mod tests {
     }
 
     /// What the spans of a run with these costs say.
-    fn seen(run: &Run, costs: &Costs) -> Costs {
+    fn seen(run: &RunningProgram, costs: &Costs) -> Costs {
         measured(&simulate(&run.program, costs).expect("it runs")).expect("all was seen")
     }
 
     /// The least time of a kind that is made for these costs from the beginning and may run here.
-    fn best_kind(run: &Run, costs: &Costs) -> u64 {
+    fn best_kind(run: &RunningProgram, costs: &Costs) -> u64 {
         let order = run.order_costs(costs);
         let made = KINDS.iter().filter(|kind| run.may_be(kind)).filter_map(|kind| {
             let compact = generate_any(kind.name, &run.shape(), &order).ok()?;
@@ -328,7 +324,7 @@ mod tests {
     }
 
     /// Follows a run: measured, exchanged, and so on until nothing is better.
-    fn settled(mut run: Run, costs: &Costs) -> (Run, usize) {
+    fn settled(mut run: RunningProgram, costs: &Costs) -> (RunningProgram, usize) {
         for round in 0..4 {
             let effort = Effort { timed: EFFORT, goes_on: &|| true, any: false };
             let Some(better) = run.better(&seen(&run, costs), &effort) else { return (run, round) };

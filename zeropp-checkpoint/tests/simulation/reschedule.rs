@@ -3,7 +3,7 @@
 //! and the next step; steps that become slower; noise.
 
 use zeropp_checkpoint::reschedule::{
-    Copies, Follows, Order, Predicted, Reply, Rescheduler, Rules, StepSeen,
+    Copies, ExchangeOrder, ExchangeRules, Follows, Predicted, Reply, Rescheduler, StepSeen,
 };
 
 use crate::number;
@@ -14,7 +14,7 @@ const PROGRAMS: u64 = 6;
 
 struct World {
     rng: Rng,
-    rules: Rules,
+    rules: ExchangeRules,
     /// Seconds of a step with each program.
     seconds: Vec<f64>,
     /// From this step on each takes other ones.
@@ -52,7 +52,7 @@ impl World {
     fn new(seed: u64) -> World {
         let mut rng = Rng(seed);
         let last = 20 + rng.below(300);
-        let rules = Rules { last, rest: 5 + rng.below(20), ..Rules::default() };
+        let rules = ExchangeRules { last, rest: 5 + rng.below(20), ..ExchangeRules::default() };
         let mut share = |most: u64| rng.below(most + 1) as f64 / 100.0;
         let seconds = (0..PROGRAMS).map(|_| 1.0 + share(60)).collect();
         let noise = if share(1) == 0.0 { 0.0 } else { share(6) };
@@ -154,8 +154,8 @@ impl World {
         }
         let before = self.running();
         match follows.order {
-            Order::Stay => {}
-            Order::Offer => {
+            ExchangeOrder::Stay => {}
+            ExchangeOrder::Offer => {
                 assert!(self.offered.is_none(), "{step}: two offers");
                 let program = self.found.expect("a search has found it");
                 assert_ne!(program, before, "{step}: it runs already");
@@ -165,16 +165,16 @@ impl World {
                 }
                 self.offered = Some(program);
             }
-            Order::Drop => {
+            ExchangeOrder::Drop => {
                 assert_eq!(reply, Reply::Refused, "{step}: all have it");
                 (self.offered, end.refused) = (None, end.refused + 1);
             }
-            Order::Take => {
+            ExchangeOrder::Take => {
                 assert_eq!(reply, Reply::Ready, "{step}: a rank does not have it");
                 (self.offered, self.before, end.taken) = (None, Some(before), end.taken + 1);
                 self.changes.push(step);
             }
-            Order::GoBack => {
+            ExchangeOrder::GoBack => {
                 end.back += 1;
                 self.changes.push(step);
             }
@@ -182,12 +182,12 @@ impl World {
         for rank in &mut self.ranks {
             rank.follow(follows.order);
         }
-        if follows.order == Order::GoBack {
+        if follows.order == ExchangeOrder::GoBack {
             assert_eq!(Some(self.running()), self.before.take(), "{step}: the last good one");
         }
         if let Some(tried) = follows.tried {
             assert_eq!(tried.stays, tried.measured_s < tried.before_s, "{step}");
-            assert_eq!(tried.stays, follows.order == Order::Stay, "{step}");
+            assert_eq!(tried.stays, follows.order == ExchangeOrder::Stay, "{step}");
             assert!(tried.stays || self.changes.len() >= 2);
         }
         // From one change to the next search, and so to the next program, a rest lies.
