@@ -1,8 +1,8 @@
 //! When the ranks of a run exchange their program for a better one, as state machines without I/O.
 //! Rank 0 has a [`Rescheduler`], which gets the times of steps and the results of searches, and
-//! gives one [`ExchangeOrder`] at each step's end; every rank has its [`Copies`], which follow the orders.
-//! A program is offered at the end of one step and taken at the end of a later one, once every rank
-//! has said that it has it: so no rank ever runs another program than the others
+//! gives one [`ExchangeOrder`] at each step's end; every rank has its [`Copies`], which follow the
+//! orders. A program is offered at the end of one step and taken at the end of a later one, once
+//! every rank has said that it has it: so no rank ever runs another program than the others
 //! (`zeropp-checkpoint/tests/simulation/reschedule.rs`).
 
 mod times;
