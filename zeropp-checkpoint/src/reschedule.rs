@@ -216,6 +216,8 @@ pub struct Rescheduler {
     /// It is searched for again without a drift: a find was not tried for that noise, or a program
     /// was taken, which shows times that the one before did not.
     unsettled: bool,
+    /// A search was under way in a part of the step that ends next.
+    searched: bool,
 }
 
 impl Rescheduler {
@@ -229,6 +231,7 @@ impl Rescheduler {
             worse: Vec::new(),
             setbacks: 0,
             unsettled: false,
+            searched: false,
         }
     }
 
@@ -237,6 +240,7 @@ impl Rescheduler {
         if self.state != State::Searching {
             return;
         }
+        self.searched = true;
         self.state = match found.filter(|found| !self.worse.contains(&found.program)) {
             Some(found) => State::Found(found),
             None => State::Resting(0),
@@ -245,7 +249,11 @@ impl Rescheduler {
 
     /// What follows a step.
     pub fn step(&mut self, seen: StepSeen) -> Follows {
-        self.times.add(seen.seconds);
+        // A search takes cores from the ranks, so that what runs beside it is slower.
+        let searched = std::mem::take(&mut self.searched);
+        if !searched && self.state != State::Searching {
+            self.times.add(seen.seconds);
+        }
         let stay = Follows::default();
         match self.state {
             State::Measuring(left) if left > 1 => {
@@ -403,6 +411,29 @@ mod tests {
             .for_each(|step| assert!(machine.step(seen(step, 0.91)).order == ExchangeOrder::Stay));
         machine.found(None);
         assert_eq!(until_an_order(&mut machine, 25..400, 0.91), None, "nothing changes any more");
+    }
+
+    #[test]
+    fn steps_beside_a_search_do_not_count_as_those_before_a_trial() {
+        let mut machine = Rescheduler::new(RULES);
+        (1..=4).for_each(|step| drop(machine.step(seen(step, 1.0))));
+        (5..=24).for_each(|step| drop(machine.step(seen(step, 1.4))));
+        machine.found(Some(Predicted { now_s: 1.0, then_s: 0.9, program: 7 }));
+        assert_eq!(machine.step(seen(25, 1.4)).order, ExchangeOrder::Offer);
+        assert_eq!(machine.step(seen(26, 1.0)).order, ExchangeOrder::Take);
+        let (_, follows) = until_an_order(&mut machine, 27..40, 1.05).expect("it is judged");
+        assert_eq!(follows.order, ExchangeOrder::GoBack, "slower than 1.0, if not than 1.4");
+        assert_eq!(follows.tried.expect("of its trial").before_s, 1.0);
+    }
+
+    #[test]
+    fn a_search_that_found_nothing_is_not_begun_again_by_its_own_end() {
+        let mut machine = Rescheduler::new(RULES);
+        (1..=4).for_each(|step| drop(machine.step(seen(step, 1.0))));
+        (5..=24).for_each(|step| drop(machine.step(seen(step, 1.4))));
+        machine.found(None);
+        assert!(!machine.step(seen(25, 1.4)).samples);
+        assert!((26..400).all(|step| !machine.step(seen(step, 1.0)).samples));
     }
 
     #[test]

@@ -93,7 +93,9 @@ impl World {
             if step == self.changes_at {
                 self.seconds = (0..PROGRAMS).map(|_| 1.0 + self.share(0.6)).collect();
             }
-            let seconds = self.seconds[self.running() as usize] * (1.0 + self.share(self.noise));
+            let beside = if self.ends_at.is_some() { 1.3 } else { 1.0 };
+            let noise = 1.0 + self.share(self.noise);
+            let seconds = beside * noise * self.seconds[self.running() as usize];
             if self.rng.once_in(400) {
                 // A rank dies in the step: all begin anew, as a recovery does.
                 self.ranks.iter_mut().for_each(|rank| *rank = Copies::new(0));
