@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use zeropp_comm::launch::Launch;
 use zeropp_comm::mesh::Coords;
 use zeropp_core::device::{self, Gpu, Room, RoomSource};
 use zeropp_core::files::in_words;
@@ -145,9 +144,7 @@ fn ranks_here(config: &Config) -> (Vec<Vec<usize>>, usize) {
         return all();
     }
     let Ok(job) = config.job() else { return all() };
-    let launch = Launch::from_env().ok().flatten();
-    let local = launch.and_then(|launch| Some((launch.local_rank?, launch.local_world?)));
-    let (place, processes) = local.unwrap_or((0, 1));
+    let (place, processes) = job.local;
     let first = job.process.saturating_sub(place);
     let ranks = |process: usize| (process * job.ranks..(process + 1) * job.ranks).collect();
     let here = first..(first + processes.max(1)).min(job.processes);

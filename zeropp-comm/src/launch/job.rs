@@ -51,8 +51,9 @@ pub struct ProcessJob {
     pub ranks: usize,
     /// Ranks of the job.
     pub world: usize,
-    /// This process among those of its machine, where the launcher says it.
-    pub local_process: Option<usize>,
+    /// This process's place among those of its machine, and how many these are, as far as the
+    /// launcher tells: else it is the only one.
+    pub local: (usize, usize),
     /// Which job this is, as its launcher calls it; may be empty.
     pub id: String,
     /// Who said all this: `torchrun`, `the settings`.
@@ -141,7 +142,7 @@ impl ProcessJob {
             first_rank: process * ranks,
             ranks,
             world,
-            local_process: launch.as_ref().and_then(|launch| launch.local_rank),
+            local: launch.as_ref().and_then(Launch::local).unwrap_or((0, 1)),
             id: job_id(source, &get)?,
             source,
             meeting: meeting(options, launch.as_ref(), processes, &get)?,
@@ -167,7 +168,7 @@ impl ProcessJob {
             processes: self.processes * ranks,
             first_rank: self.first_rank + place,
             ranks: 1,
-            local_process: self.local_process.map(|process| process * ranks + place),
+            local: (self.local.0 * ranks + place, self.local.1 * ranks),
             meeting: self.meeting.or(Some(part.meeting).filter(|_| ranks > 1)),
             ..self
         })
@@ -345,7 +346,7 @@ mod tests {
         let torchrun = job(MESH, &format!("{TORCHRUN}LOCAL_RANK=1 LOCAL_WORLD_SIZE=2")).unwrap();
         assert_eq!((torchrun.first_rank, torchrun.ranks), (2, 2));
         assert_eq!(torchrun.meeting, Some(Address::new("node0", 29501)));
-        assert_eq!((torchrun.id.as_str(), torchrun.local_process), ("a7", Some(1)));
+        assert_eq!((torchrun.id.as_str(), torchrun.local), ("a7", (1, 2)));
         let one_machine = job(MESH, &format!("{TORCHRUN}LOCAL_WORLD_SIZE=4")).unwrap();
         assert_eq!(one_machine.meeting, Some(Address::new("127.0.0.1", 29501)));
         let given = job(&format!("{MESH}rendezvous = 'a:1'"), TORCHRUN).unwrap();
@@ -370,11 +371,12 @@ mod tests {
         let nodes = format!("{MESH}{part}nodes = 2\nnode-rank = 1\nrendezvous = 'a:1'");
         let node = job(&nodes, "").unwrap();
         assert_eq!((node.process, node.processes, node.first_rank, node.ranks), (7, 8, 7, 1));
+        assert_eq!(node.local, (3, 4), "the launcher's one process of the node");
         assert_eq!(node.meeting, Some(Address::new("a", 1)));
         let torchrun = format!("{TORCHRUN}LOCAL_RANK=1 LOCAL_WORLD_SIZE=2");
         let second = job(&format!("{MESH}part = '1@127.0.0.1:400'"), &torchrun).unwrap();
         assert_eq!((second.process, second.processes, second.first_rank), (3, 8, 3));
-        assert_eq!((second.ranks, second.local_process), (1, Some(3)));
+        assert_eq!((second.ranks, second.local), (1, (3, 4)));
         let error = job(&format!("{MESH}part = '8@127.0.0.1:400'"), "").unwrap_err();
         assert_eq!(
             error,

@@ -30,6 +30,13 @@ pub struct Launch {
     pub source: &'static str,
 }
 
+impl Launch {
+    /// The place of the process among those of this machine, and how many these are.
+    fn local(&self) -> Option<(usize, usize)> {
+        Some((self.local_rank?, self.local_world?))
+    }
+}
+
 /// An environment that does not say one clear thing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LaunchError {
