@@ -1,5 +1,5 @@
-//! How a head is cut: into blocks of the vocabulary, over which its sums are made, and into chunks of
-//! tokens, so that nothing of size tokens × vocabulary outlives a chunk.
+//! How a head is cut: into blocks of the vocabulary, over which its sums are made, and into chunks
+//! of tokens, so that nothing of size tokens × vocabulary outlives a chunk.
 
 use std::ops::Range;
 
@@ -57,7 +57,7 @@ pub fn block_rows(ids: usize) -> usize {
 /// The blocks of a head of so many token ids, in order. They follow from the ids alone: sums over
 /// the vocabulary are made of those of its blocks, wherever these are computed.
 pub fn blocks(ids: usize) -> impl ExactSizeIterator<Item = Range<usize>> + Clone {
-    let rows = block_rows(ids);
+    let rows = block_rows(ids).max(1);
     (0..ids.div_ceil(rows)).map(move |i| i * rows..ids.min((i + 1) * rows))
 }
 
@@ -74,6 +74,12 @@ pub fn workspace_bytes(tokens: usize, ids: usize, hidden: usize, element_bytes: 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_head_of_no_ids_has_no_blocks() {
+        assert_eq!(blocks(0).len(), 0);
+        assert_eq!(workspace_bytes(64, 0, 32, 2), 0);
+    }
 
     #[test]
     fn at_most_64_blocks_cover_every_id_once() {

@@ -118,8 +118,8 @@ impl LayerWork {
     }
 
     /// Seconds of F, B, W and R: by what layers were measured to do, else products at the
-    /// machine's rate or as memory gives their matrices, passes over what is kept, and in a block the gaps between its kernels; a
-    /// head that makes its gradients in F has all of it there.
+    /// machine's rate or as memory gives their matrices, passes over what is kept, and in a block
+    /// the gaps between its kernels; a head that makes its gradients in F has all of it there.
     pub(crate) fn seconds(&self, machine: &Machine) -> [f64; 4] {
         let measured = match self.kind {
             PartKind::Block(_) => machine.block_flops_per_s.map(|rates| (rates, machine.block_s)),

@@ -86,22 +86,44 @@ impl Schedule {
         if slices.is_empty() {
             return None;
         }
-        let sum = slices.iter().try_fold(0u64, |sum, n| sum.checked_add(*n));
-        if slices.contains(&0) || sum.is_none_or(|sum| sum > TOKENS_MAX) {
+        if let Some(slice) = slices.iter().position(|tokens| *tokens == 0) {
             return Some(format!(
-                "sample_slices = {slices:?}; each slice has a number of tokens above 0, and a \
-                 sample {TOKENS_MAX} at most"
+                "sample_slices[{slice}] = 0: each slice has tokens; use a number above 0"
+            ));
+        }
+        let sum: u128 = slices.iter().copied().map(u128::from).sum();
+        if sum > u128::from(TOKENS_MAX) {
+            return Some(format!(
+                "sample_slices = {sum} tokens in all: too many for a sample; use {TOKENS_MAX} at \
+                 most"
             ));
         }
         let n = slices.len();
         if let Some(unit) = self.units.iter().position(|of| !of.is_multiple_of(n)) {
             return Some(format!(
-                "unit {unit} has {} slices; units are of whole samples, which have {n} each",
+                "units[{unit}] = {}: units are of whole samples of {n} slices; use multiples of \
+                 {n}",
                 self.units[unit]
             ));
         }
         let both = !self.head_blocks.is_empty();
         both.then(|| "the head is split and samples are cut into slices; use one of them".into())
+    }
+
+    /// Says of what there are too few computes, before tables are sized by it: a slip in a file
+    /// must not ask for all memory.
+    pub(crate) fn computes_fault(&self) -> Option<String> {
+        let computes: usize = self.ranks.iter().flatten().map(|a| a.computes().count()).sum();
+        let micro_batches = self.units.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
+        match micro_batches.and_then(|b| b.checked_mul(self.stages())) {
+            Some(least) if least <= computes => None,
+            _ => Some(format!(
+                "{computes} compute actions are too few for {} stages and {} micro-batches; each \
+                 needs an F and a backward",
+                self.stages(),
+                micro_batches.map_or("too many".into(), |b| b.to_string()),
+            )),
+        }
     }
 
     /// Where a micro-batch is in the order of a stage's backwards and so of its sums: that of

@@ -6,8 +6,8 @@ use zeropp::pipeline::lower::lower;
 use zeropp::pipeline::metrics::Metrics;
 use zeropp::pipeline::report::measures;
 use zeropp::pipeline::schedules::{
-    Kind, Limits, Objective, OrderCosts, Shape, StepForm, default_unit, generate_sliced,
-    generate_split,
+    ACTIONS_MAX, Kind, Limits, Objective, OrderCosts, Shape, StepForm, default_unit,
+    generate_sliced, generate_split,
 };
 use zeropp::pipeline::simulate::{simulate, simulate_steps};
 use zeropp::pipeline::timeline::Timeline;
@@ -119,6 +119,23 @@ fn searches_for_hours_at_most(
     )))
 }
 
+/// The micro-batches of so many slices of each sample; refuses more than a schedule may have,
+/// before there are costs of each.
+fn of_slices(kind: &str, shape: &Shape, number: usize) -> Result<usize, Failure> {
+    let micro_batches = shape.micro_batches.saturating_mul(number);
+    let Some(kind) = Kind::find(kind).filter(|_| number > 1) else { return Ok(micro_batches) };
+    shape.check(kind.name).map_err(Failure::bad_input)?;
+    if (Shape { micro_batches, ..*shape }).check(kind.name).is_ok() {
+        return Ok(micro_batches);
+    }
+    let (samples, stages) = (shape.micro_batches, shape.stages());
+    Err(Failure::bad_input(format!(
+        "slices = {number}: of {samples} samples on {stages} stages that is more than \
+         {ACTIONS_MAX} actions; use at most {}",
+        ACTIONS_MAX / (3 * stages * samples)
+    )))
+}
+
 /// Generates, lowers if asked, verifies and simulates.
 pub(super) fn make(
     request: &ScheduleRequest,
@@ -135,7 +152,7 @@ pub(super) fn make(
     })?;
     searches_for_hours_at_most(request, kind, &shape)?;
     let number = request.slices.as_ref().map_or(1, |slices| slices.number);
-    let micro_batches = shape.micro_batches.saturating_mul(number);
+    let micro_batches = of_slices(kind, &shape, number)?;
     let mut schedule_costs = ScheduleCosts::new(&request.costs, stages, micro_batches)?;
     schedule_costs.add_slices(&request.head_blocks);
     let sample_slices = match &request.slices {
@@ -150,7 +167,7 @@ pub(super) fn make(
         schedule_costs.generator.objective = options.sync.into();
     }
     let (shape, schedule, found) =
-        generated(request, kind, shape, (&schedule_costs, &sample_slices))?;
+        generated(request, kind, shape, &schedule_costs, &sample_slices)?;
     let schedule = match &request.lower {
         Some(options) => lower(&schedule, options),
         None => schedule,
@@ -184,7 +201,9 @@ pub(super) fn make(
     let costs = facts::costs(&request.costs, &schedule_costs);
     let document =
         Document { schedule, costs: Some(schedule_costs.document()), measures: Some(measures) };
-    let unit = Kind::find(kind).and_then(|kind| (kind.note)(&shape));
+    // Notes are about micro-batches, the shape is of samples.
+    let noted = Kind::find(kind).filter(|_| sample_slices.is_empty());
+    let unit = noted.and_then(|kind| (kind.note)(&shape));
     let notes = schedule_costs.note.into_iter().chain(unit).collect();
     Ok(SimulatedSchedule { shape, document, timeline, rate_at_least, costs, found, notes })
 }
@@ -199,7 +218,8 @@ fn generated(
     request: &ScheduleRequest,
     kind: &str,
     shape: Shape,
-    (schedule_costs, sample_slices): (&ScheduleCosts, &[u64]),
+    schedule_costs: &ScheduleCosts,
+    sample_slices: &[u64],
 ) -> Result<(Shape, Schedule, Option<String>), Failure> {
     if !sample_slices.is_empty() {
         let schedule = generate_sliced(kind, &shape, sample_slices);

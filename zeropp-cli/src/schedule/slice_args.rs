@@ -23,8 +23,6 @@ impl SliceArgs {
     pub(super) fn new(matches: &ArgMatches) -> Option<SliceArgs> {
         let number = *matches.get_one::<usize>("slices")?;
         let cut = matches.get_one::<String>("slice-cut").map(String::as_str);
-        let shares: Vec<f64> =
-            matches.get_many("slice-pairs").into_iter().flatten().copied().collect();
         Some(SliceArgs {
             number,
             cut: match cut {
@@ -32,11 +30,7 @@ impl SliceArgs {
                 _ => SliceCut::Work,
             },
             tokens: *matches.get_one("sample-tokens").expect("has a default"),
-            pairs: match shares[..] {
-                [f] => [f; 2],
-                [f, b, ..] => [f, b],
-                [] => [0.0; 2],
-            },
+            pairs: matches.get_one("slice-pairs").copied().unwrap_or_default(),
         })
     }
 }
@@ -52,7 +46,8 @@ pub(super) fn slice_args(kinds: &str) -> [Arg; 4] {
         .long_help(format!(
             "Slices that every sample is cut into, along its sequence: a micro-batch of the \
              schedule is a slice then. --micro-batches and --unit count samples, of which costs \
-             and memory are, too. For {kinds}. Runs cannot do it yet."
+             and memory are, too. For {kinds}. Peaks of memory leave out keys and \
+             values that later slices need, and their gradients. Runs cannot do it yet."
         ));
     let cut = Arg::new("slice-cut")
         .long("slice-cut")
@@ -72,9 +67,7 @@ pub(super) fn slice_args(kinds: &str) -> [Arg; 4] {
         .long("slice-pairs")
         .value_name("F[,B]")
         .requires("slices")
-        .value_delimiter(',')
-        .num_args(1..=2)
-        .value_parser(share)
+        .value_parser(shares)
         .help("Share of F and of B, 0 to 1, that grows by pairs of tokens [default: 0]")
         .long_help(
             "Share of F and of B, 0 to 1, that grows by pairs of tokens, as attention does: of a \
@@ -84,7 +77,10 @@ pub(super) fn slice_args(kinds: &str) -> [Arg; 4] {
     [slices, cut, tokens, pairs]
 }
 
-fn share(text: &str) -> Result<f64, String> {
-    let found = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
-    found.ok_or_else(|| "expected a share of the time, a number between 0 and 1".into())
+fn shares(text: &str) -> Result<[f64; 2], String> {
+    let share = |text: &str| text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    let (f, b) = text.split_once(',').unwrap_or((text, text));
+    share(f).zip(share(b)).map(|(f, b)| [f, b]).ok_or_else(|| {
+        "expected F or F,B, each a share of the time, a number between 0 and 1".into()
+    })
 }

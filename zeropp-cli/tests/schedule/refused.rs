@@ -61,6 +61,8 @@ fn a_run_refuses_a_schedule_of_samples_in_slices() {
     works(dir.path(), "check sliced.csv");
     works(dir.path(), "check sliced.json");
     works(dir.path(), "compare sliced.json sliced.json");
+    let problem = "sample_slices = 4 slices: costs of slices are none of stages";
+    fails(dir.path(), "schedule --kind zb-h1 --pp 2 --costs sliced.json", problem);
     let problem = "schedule = sliced.csv: its samples are cut into slices, which runs cannot do";
     fails(dir.path(), "run --schedule sliced.csv --pp 2 --layers 4 --steps 1", problem);
     for (line, message) in [
@@ -68,10 +70,30 @@ fn a_run_refuses_a_schedule_of_samples_in_slices() {
         ("--kind auto --slices 4", "slices = 4: schedule auto has whole samples only"),
         ("--slices 9 --sample-tokens 2048", "slices = 9: a sample of 2048 tokens has 8 blocks"),
         ("--slices 2 --head-split 1,1", "cannot be used with"),
-        ("--slices 2 --slice-pairs 1.5", "expected a share of the time"),
+        ("--slices 2 --slice-pairs 1.5", "slice-pairs = 1.5: does not work; use F or F,B, each"),
+        ("--slices 2 --slice-pairs 0.5,0.6,0.7", "slice-pairs = 0.5,0.6,0.7: does not work; use F"),
+        // As many as would take all memory.
+        (
+            "--slices 100000000 --sample-tokens 1099511627776",
+            "slices = 100000000: of 2 samples on 4 stages that is more than 33554432 actions; use \
+             at most 1398101",
+        ),
+        ("--slices 4 --micro-batches 100000000", "more than 33554432 actions"),
         ("--slice-cut tokens", "required"),
     ] {
         fails(dir.path(), &format!("schedule --pp 2 {line}"), message);
+    }
+}
+
+/// It would compare samples with micro-batches.
+#[test]
+fn a_schedule_of_samples_in_slices_has_no_note_about_its_unit() {
+    let dir = tempfile::tempdir().unwrap();
+    for (slices, is_noted) in [("", true), ("--slices 1", true), ("--slices 4", false)] {
+        let line = format!("schedule --pp 4 --micro-batches 9 --unit 8 {slices} -o s.json");
+        let got = zeropp(dir.path(), &line);
+        assert_eq!(got.code, Some(0), "{}", got.err);
+        assert_eq!(got.err.contains("unit = 8: "), is_noted, "{slices}: {}", got.err);
     }
 }
 

@@ -354,6 +354,13 @@ fn of_trace(text: &str) -> Result<Table, CostsError> {
 fn of_schedule(text: &str) -> Result<Table, CostsError> {
     let document = json::read(text).map_err(|e| CostsError(e.to_string()))?;
     let costs = document.costs.ok_or_else(|| CostsError::new("this schedule has no costs"))?;
+    let slices = document.schedule.slices_per_sample();
+    if slices > 1 {
+        return Err(CostsError(format!(
+            "sample_slices = {slices} slices: costs of slices are none of stages; use a schedule \
+             of whole samples"
+        )));
+    }
     let stages = document.schedule.cost_entries();
     Ok(Table::from(&costs.for_simulator(stages)).without_bytes())
 }

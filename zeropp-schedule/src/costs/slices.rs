@@ -142,14 +142,29 @@ pub fn slices_of(
         let wanted = slice as f64 / slices as f64;
         // Each slice behind it has a block left, too.
         let most = blocks - (slices - slice) as u64;
-        block += 1;
-        while block < most && (work(block + 1) - wanted).abs() <= (work(block) - wanted).abs() {
-            block += 1;
+        let least = block + 1;
+        // The first with that much work, or the one before it, whichever is nearer.
+        block = first_in(least, most, |block| work(block) >= wanted);
+        if block > least && (wanted - work(block - 1)).abs() < (work(block) - wanted).abs() {
+            block -= 1;
         }
         ends.push(end_of(block));
     }
     ends.push(tokens);
     Ok(ends.windows(2).map(|pair| pair[1] - pair[0]).collect())
+}
+
+/// The first number from `least` on that `is_enough`, as are all behind it; `most` if none before
+/// it is.
+fn first_in(mut least: u64, mut most: u64, is_enough: impl Fn(u64) -> bool) -> u64 {
+    while least < most {
+        let middle = least + (most - least) / 2;
+        match is_enough(middle) {
+            true => most = middle,
+            false => least = middle + 1,
+        }
+    }
+    least
 }
 
 /// The costs of every stage and slice, in the order of
@@ -172,22 +187,27 @@ pub fn of_slices(whole: &Costs, growth: &SampleGrowth, sample_slices: &[u64]) ->
     }
 }
 
-/// Everything of a micro-batch grows by tokens; what is the stage's stays.
+/// Everything of a micro-batch grows by tokens; what is the stage's stays. Each is rounded by
+/// itself, so a part of another is held to it: no B gives back a byte more than F took.
 fn bytes(of: &StageBytes, part: Part) -> StageBytes {
+    let activation = part.bytes(of.activation);
     StageBytes {
         input: part.bytes(of.input),
-        activation: part.bytes(of.activation),
+        activation,
         stash: part.bytes(of.stash),
         context: part.bytes(of.context),
         context_gradient: part.bytes(of.context_gradient),
-        backward_freed: part.bytes(of.backward_freed),
+        backward_freed: part.bytes(of.backward_freed).min(activation),
         backward_stash: part.bytes(of.backward_stash),
-        layerwise: of.layerwise.map(|layers| LayerwiseBytes {
-            inputs: part.bytes(layers.inputs),
-            redone: part.bytes(layers.redone),
-            most: part.bytes(layers.most),
-            inside: part.bytes(layers.inside),
-            inside_stash: part.bytes(layers.inside_stash),
+        layerwise: of.layerwise.map(|layers| {
+            let most = part.bytes(layers.most);
+            LayerwiseBytes {
+                inputs: part.bytes(layers.inputs),
+                redone: part.bytes(layers.redone).min(most),
+                most,
+                inside: part.bytes(layers.inside).min(most),
+                inside_stash: part.bytes(layers.inside_stash),
+            }
         }),
         workspace: part.bytes(of.workspace),
         message: part.bytes(of.message),
@@ -234,6 +254,39 @@ mod tests {
         };
         assert!(spread(SliceCut::Work) < 1.05);
         assert!(spread(SliceCut::Tokens) > 2.0);
+    }
+
+    #[test]
+    fn a_cut_by_work_ends_each_slice_at_the_nearest_block() {
+        let tokens = 100 * SLICE_GRID;
+        for pairs in [0.0, 0.3, 1.0] {
+            let growth = growth(pairs, pairs);
+            let cut = slices_of(tokens, 7, SliceCut::Work, [1, 0, 0], &growth).unwrap();
+            let work = |end: u64| {
+                let part = Part { first: 0, end, all: tokens };
+                pairs * part.pairs() + (1.0 - pairs) * part.tokens()
+            };
+            let mut end = 0;
+            for (slice, tokens) in cut[..6].iter().enumerate() {
+                end += tokens;
+                let away = |block: u64| (work(block * SLICE_GRID) - (slice + 1) as f64 / 7.0).abs();
+                assert!((1..100).all(|block| away(end / SLICE_GRID) <= away(block)), "{cut:?}");
+            }
+        }
+        // As many blocks as a sample may have take no longer.
+        let cut = slices_of(1 << 40, 3, SliceCut::Work, [1; 3], &growth(0.5, 0.5)).unwrap();
+        assert_eq!(cut.iter().sum::<u64>(), 1 << 40);
+    }
+
+    #[test]
+    fn no_backward_of_a_slice_frees_more_than_its_forward_took() {
+        for activation in 1..40 {
+            let mut whole = Costs::uniform(1, 7, 8, 9, 0);
+            whole.memory[0] =
+                StageBytes { activation, backward_freed: activation - 1, ..whole.memory[0] };
+            let costs = of_slices(&whole, &growth(0.0, 0.0), &[256, 512, 256, 100]);
+            assert!(costs.memory.iter().all(|m| m.backward_freed <= m.activation));
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 use super::*;
 use crate::draw::chrome;
 use crate::exchange::json::Document;
-use crate::schedules::{Shape, generate};
+use crate::schedules::{Shape, generate, generate_sliced};
 
 const SHARERS: Sharers = Sharers { zero3: 4, replicas: 2 };
 const TIMES: &str = "t_f = 1\nt_b = 2\nt_w = 3\n";
@@ -131,7 +131,17 @@ fn traces_and_schedules_have_costs() {
     let mut text = Vec::new();
     json::write(&document, &mut text).unwrap();
     let table = Table::from_json(&String::from_utf8(text).unwrap()).unwrap();
-    assert_eq!((table.measured(), table.of(2, ALONE, None)), (None, Ok(costs)));
+    assert_eq!((table.measured(), table.of(2, ALONE, None)), (None, Ok(costs.clone())));
+    let cut = [512, 256];
+    let sliced = Document {
+        schedule: generate_sliced("zeropp", &shape, &cut).unwrap(),
+        costs: Some((&of_slices(&costs, &SampleGrowth::default(), &cut)).into()),
+        measures: None,
+    };
+    let mut text = Vec::new();
+    json::write(&sliced, &mut text).unwrap();
+    let error = Table::from_json(&String::from_utf8(text).unwrap()).unwrap_err().to_string();
+    assert!(error.starts_with("sample_slices = 2 slices: costs of slices are none of"), "{error}");
     let bare = Document { costs: None, ..document };
     let mut text = Vec::new();
     json::write(&bare, &mut text).unwrap();

@@ -161,7 +161,7 @@ pub fn read(text: &str) -> Result<Document, JsonError> {
         works: misfit.problem,
     })?;
     let costs = match &raw.costs {
-        Some(costs) => Some(read_costs(costs, schedule.cost_entries())?),
+        Some(costs) => Some(read_costs(costs, &schedule)?),
         None => None,
     };
     let measures = read_measures(&raw, pp)?;
@@ -243,9 +243,12 @@ fn check_numbers(
         let works = format!("numbers above 0 that sum to micro_batches = {micro_batches}");
         return fail("units", format!("{:?}", schedule.units), works);
     }
-    match schedule.slices_fault() {
+    if let Some(works) = schedule.slices_fault() {
+        return fail("sample_slices", format!("{:?}", schedule.sample_slices), works);
+    }
+    match schedule.computes_fault() {
         None => Ok(()),
-        Some(works) => fail("sample_slices", format!("{:?}", schedule.sample_slices), works),
+        Some(works) => fail("micro_batches", micro_batches.to_string(), works),
     }
 }
 
@@ -257,16 +260,21 @@ fn check_numbers(
 pub(crate) fn check_costs(value: &Value, stages: usize) -> Result<JsonCosts, JsonError> {
     let costs: JsonCosts =
         JsonCosts::deserialize(value).map_err(|e| JsonError::Syntax(e.to_string()))?;
-    match costs.fault(stages) {
+    match costs.fault(stages, &format!("of stages = {stages}")) {
         None => Ok(costs),
         Some((name, works)) => Err(wrong(name, value.get(name).unwrap_or(&Value::Null), works)),
     }
 }
 
 /// The costs of a schedule, for fields called `costs.…`.
-fn read_costs(value: &Value, stages: usize) -> Result<JsonCosts, JsonError> {
+fn read_costs(value: &Value, schedule: &Schedule) -> Result<JsonCosts, JsonError> {
     let costs: JsonCosts = field("costs", value, "an object of costs")?;
-    match costs.fault(stages) {
+    let entries = schedule.cost_entries();
+    let each = match entries == schedule.stages() {
+        true => format!("of stages = {entries}"),
+        false => format!("stage and slice, {entries} in all"),
+    };
+    match costs.fault(entries, &each) {
         None => Ok(costs),
         Some((name, works)) => {
             let found = value.get(name).unwrap_or(&Value::Null);

@@ -122,7 +122,7 @@ fn a_kind_without_slices_says_which_kinds_have_them() {
         "schedule interleaved-zb: slices = 3 does not work; a round of a sample has no fewer \
          slices than pp = 4; use that many, or zeropp"
     );
-    assert!(error("zeropp", &[256, 0]).contains("each slice has a number of tokens above 0"));
+    assert!(error("zeropp", &[256, 0]).contains("sample_slices[1] = 0: each slice has tokens"));
     let many = Shape { micro_batches: 1 << 20, ..shape };
     let error = generate_sliced("zeropp", &many, &[1; 1000]).unwrap_err().to_string();
     assert!(error.contains("more than"), "{error}");
@@ -210,5 +210,5 @@ fn files_keep_slices_and_their_costs_and_pytorch_s_leave_them_out() {
     let said = csv::read("#sample_slices,256,0\n0F0,0F1,0B1,0B0\n").unwrap_err().to_string();
     assert_eq!(said, "row 1: sample_slices: found \"0\", not a number above 0");
     let said = csv::read("#sample_slices,256,256\n0F0,0B0\n").unwrap_err().to_string();
-    assert!(said.starts_with("row 1: unit 0 has 1 slices; units are of whole samples"), "{said}");
+    assert!(said.starts_with("row 1: units[0] = 1: units are of whole samples"), "{said}");
 }

@@ -147,7 +147,10 @@ pub enum SimulateError {
     #[error(transparent)]
     Schedule(#[from] VerifyError),
     /// The costs are for another number of stages.
-    #[error("costs: {field} has {found} entries; the schedule needs {stages}, one for each stage")]
+    #[error(
+        "costs: {field} has {found} entries; the schedule needs {stages}, one for each stage, or \
+         for each stage and slice"
+    )]
     Stages {
         /// The field.
         field: &'static str,

@@ -191,7 +191,8 @@ fn errors_name_the_cost() {
     let good = Costs::uniform(2, 1, 1, 1, 0);
     assert_eq!(
         message(&Costs::uniform(3, 1, 1, 1, 0)),
-        "costs: stages has 3 entries; the schedule needs 2, one for each stage"
+        "costs: stages has 3 entries; the schedule needs 2, one for each stage, or for each stage \
+         and slice"
     );
     let mut costs = good.clone();
     costs.link.parallel_max = Some(0);

@@ -256,18 +256,7 @@ fn header(schedule: &Schedule) -> Result<(), VerifyError> {
     if schedule.units.is_empty() {
         return fail("there are no units; at least one is needed".into());
     }
-    // Before tables are sized by it: a slip in a file must not ask for all memory.
-    let computes: usize = schedule.ranks.iter().flatten().map(|a| a.computes().count()).sum();
-    let micro_batches = schedule.units.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
-    match micro_batches.and_then(|b| b.checked_mul(schedule.stages())) {
-        Some(least) if least <= computes => Ok(()),
-        _ => fail(format!(
-            "{computes} compute actions are too few for {} stages and {} micro-batches; each needs \
-             an F and a backward",
-            schedule.stages(),
-            micro_batches.map_or("too many".into(), |b| b.to_string()),
-        )),
-    }
+    schedule.computes_fault().map_or(Ok(()), fail)
 }
 
 /// A split head has blocks, and a number of them for each rank.

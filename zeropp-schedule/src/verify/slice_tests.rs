@@ -121,11 +121,17 @@ impl ParseAction for &str {
 #[test]
 fn units_are_of_whole_samples_and_slices_have_tokens() {
     let said = of_header(|s| s.units = vec![2, 6]);
-    assert!(said.contains("unit 0 has 2 slices; units are of whole samples"), "{said}");
+    assert!(
+        said.contains("units[0] = 2: units are of whole samples of 4 slices; use multiples of 4"),
+        "{said}"
+    );
     let said = of_header(|s| s.sample_slices[2] = 0);
-    assert!(said.contains("each slice has a number of tokens above 0"), "{said}");
+    assert!(
+        said.contains("sample_slices[2] = 0: each slice has tokens; use a number above 0"),
+        "{said}"
+    );
     let said = of_header(|s| s.sample_slices[2] = u64::MAX);
-    assert!(said.contains("a sample 1099511627776 at most"), "{said}");
+    assert!(said.contains("too many for a sample; use 1099511627776 at most"), "{said}");
     let said = of_header(|s| s.head_blocks = vec![1, 1]);
     assert!(said.contains("use one of them"), "{said}");
 }

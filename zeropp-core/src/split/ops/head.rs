@@ -29,8 +29,8 @@ mod chunks;
 ///
 /// Where gradients are wanted they are computed here, in F: W's, if it trains, is added to
 /// [`OpCx::forward_grads`] at once, B only hands on x's. Keeps F→B: the gradient of x. Keeps
-/// nothing B→W. While it runs it holds the logits of [`head_chunk`] tokens, and on the CPU's kernels
-/// what [`workspace_bytes`](zeropp_model::head::workspace_bytes) counts beside them.
+/// nothing B→W. While it runs it holds the logits of [`head_chunk`] tokens, and on the CPU's
+/// kernels what [`workspace_bytes`](zeropp_model::head::workspace_bytes) counts beside them.
 ///
 /// # Panics
 /// Panics if gradients are wanted and there is no place for them, if W has fewer rows than `ids`,

@@ -76,11 +76,12 @@ pub struct JsonCosts {
 const TIME_MAX: f64 = 1e9;
 
 impl JsonCosts {
-    /// The first field that does not work for so many stages, and what would.
-    pub(super) fn fault(&self, stages: usize) -> Option<(&'static str, String)> {
+    /// The first field that does not work for so many stages, one number for `each`, and what
+    /// would.
+    pub(super) fn fault(&self, stages: usize, each: &str) -> Option<(&'static str, String)> {
         for (name, list) in self.times() {
             if !list.is_empty() && list.len() != stages {
-                return Some((name, format!("one number for each of stages = {stages}, or none")));
+                return Some((name, format!("one number for each {each}, or none")));
             }
             if !list.iter().all(|t| (0.0..=TIME_MAX).contains(t)) {
                 return Some((name, format!("a time is 0 to {TIME_MAX} µs")));
@@ -100,7 +101,7 @@ impl JsonCosts {
         }
         for (name, list) in self.memory() {
             if !list.is_empty() && list.len() != stages {
-                return Some((name, format!("one number for each of stages = {stages}, or none")));
+                return Some((name, format!("one number for each {each}, or none")));
             }
             let falls = name == "mem_b" || name == "mem_w";
             if !falls && list.iter().any(|m| *m < 0) {

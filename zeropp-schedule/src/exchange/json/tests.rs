@@ -47,6 +47,25 @@ fn units_costs_and_measures_may_be_missing() {
     assert_eq!((document.costs, document.measures), (None, None));
 }
 
+/// Else costs would have an entry for each of them.
+#[test]
+fn stages_and_slices_are_no_more_than_the_actions_compute() {
+    let mut value = good();
+    value["sample_slices"] = serde_json::json!([256, 256]);
+    let said = read(&value.to_string()).unwrap_err().to_string();
+    let start = "costs.t_f: found [1.5,2.0]; one number for each stage and slice, 4 in all, or";
+    assert!(said.starts_with(start), "{said}");
+    value["costs"] = serde_json::json!({"t_comm": 1});
+    assert!(read(&value.to_string()).is_ok());
+    for many in [10usize, 1 << 60] {
+        let mut value = value.clone();
+        (value["micro_batches"], value["units"]) = (many.into(), vec![many].into());
+        let said = read(&value.to_string()).unwrap_err().to_string();
+        let start = format!("micro_batches: found {many}; 8 compute actions are too few for 2");
+        assert!(said.starts_with(&start), "{said}");
+    }
+}
+
 /// A path, the value put there, and the start of the error.
 #[test]
 fn errors_name_field_and_value() {
@@ -219,7 +238,7 @@ proptest! {
     #[test]
     fn the_simulators_costs_survive(costs in (1usize..5).prop_flat_map(any_simulator_costs)) {
         let file = JsonCosts::from(&costs);
-        prop_assert_eq!(file.fault(costs.stages.len()), None);
+        prop_assert_eq!(file.fault(costs.stages.len(), ""), None);
         prop_assert_eq!(file.for_simulator(costs.stages.len()), costs);
     }
 

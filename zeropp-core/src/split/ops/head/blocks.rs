@@ -1,5 +1,5 @@
-//! The head by the CPU's kernels, in blocks of the vocabulary: a product for each block, whose shape
-//! follows from sizes alone, and sums over blocks in one order.
+//! The head by the CPU's kernels, in blocks of the vocabulary: a product for each block, whose
+//! shape follows from sizes alone, and sums over blocks in one order.
 
 use std::ops::Range;
 
