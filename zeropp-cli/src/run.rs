@@ -70,7 +70,6 @@ pub(crate) fn run(run: Run, run_to_plan: Option<RunToPlan>, voice: Voice) -> Res
             say(format_args!("{words}\n"));
         }
     }
-    // Before that a process of another rank has settings of fewer ranks.
     if !run.dry_run && config.has_rank_0()? {
         begin_log(&config)?;
     }
@@ -274,7 +273,8 @@ fn planned(config: &Config, plan: &str) -> String {
     page(&title, &format!("{plan}<h2>Learning rate</h2>{rate}"))
 }
 
-/// Opens the log file, if there is to be one; it keeps what it has until the run begins.
+/// Opens the log file, if there is to be one; it keeps what it has until the run begins. Comes after
+/// planning: before, a process of another rank has settings of fewer ranks.
 fn begin_log(config: &Config) -> Result<(), Failure> {
     let Some(path) = &config.log_file else { return Ok(()) };
     log_file::open(path, config.resume != Resume::No).map_err(|e| {

@@ -69,8 +69,8 @@ impl FromStr for RankPart {
 }
 
 /// The processes of a launched process's other ranks. They end by themselves when rank 0's does;
-/// dropping this waits for that, for some seconds at most, and ends them at once where they have not
-/// met yet: they would wait for this one.
+/// dropping this waits for that, for some seconds at most, and ends them at once where they have
+/// not met yet: they would wait for this one.
 #[must_use = "dropping it ends the processes"]
 #[derive(Debug, Default)]
 pub struct RankProcesses(Vec<Child>);
