@@ -6,6 +6,8 @@ use common::captured::capture;
 use common::{Run, assert_same_bits, run, tiny};
 use zeropp::Config;
 use zeropp::config::{Recompute, Reschedule};
+use zeropp_core::meter::MemoryKind;
+use zeropp_core::metrics::StepMetrics;
 
 /// A number below `n` that follows from a job, and from which of its choices it is.
 fn below(n: u64, job: u64, choice: u64) -> u64 {
@@ -80,8 +82,13 @@ fn what_every_rank_holds_stays_within_the_plan_when_programs_are_exchanged() {
         let planned = zeropp::Trainer::new(config.clone()).unwrap();
         let ranks = &planned.plan().ranks;
         let most = ranks.iter().map(|rank| rank.held.at_once.total()).max().unwrap();
+        let peak = |kind| ranks.iter().map(|rank| rank.held.peaks.get(kind)).max().unwrap();
         let (run, changes) = exchanging(config);
         println!("job {number}: {changes} exchanges");
+        for kind in MemoryKind::ALL {
+            let within = |step: &StepMetrics| step.peak_bytes.get(kind) <= peak(kind);
+            assert!(run.steps.iter().all(within), "job {number}: {kind:?}");
+        }
         assert!(run.steps.iter().all(|step| step.at_once_bytes <= most), "job {number}");
     }
 }

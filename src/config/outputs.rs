@@ -34,7 +34,10 @@ impl Config {
     pub(super) fn writes_outputs(&self, get: impl Fn(&str) -> Option<String>) -> bool {
         // Errors in the variables are reported by the code that needs them.
         let Ok(options) = self.launch_options() else { return true };
-        ProcessJob::from_vars(&options, get).map_or(true, |job| job.has_rank_0())
+        let job = ProcessJob::from_vars(&options, get);
+        // The settings of a run that is yet to be planned may have no such part.
+        let is_first = options.part.is_none_or(|part| part.place == 0);
+        job.map_or(is_first, |job| job.has_rank_0())
     }
 
     /// Every file that a run reads.

@@ -69,8 +69,13 @@ impl fmt::Display for MemoryCheck {
 /// Whether a run is predicted to need more than a rank may have or the machine has, where that is
 /// looked at.
 pub(crate) fn is_short(needs: &Needs) -> bool {
+    is_above_rank_memory(needs) || !needs.config.no_memory_check && tightest(needs).0.is_too_much()
+}
+
+/// Whether a rank is predicted to need more than it may have, where that is looked at.
+pub(crate) fn is_above_rank_memory(needs: &Needs) -> bool {
     let beyond = needs.config.rank_memory_bytes().is_some_and(|limit| needs.most() > limit);
-    !needs.config.no_memory_check && (beyond || tightest(needs).0.is_too_much())
+    !needs.config.no_memory_check && beyond
 }
 
 /// The memory with the least to spare, and the ranks that share it, process by process.

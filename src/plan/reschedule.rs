@@ -9,7 +9,7 @@ use zeropp_plan::reschedule::RunningProgram;
 
 use crate::config::{Config, Reschedule};
 use crate::plan::blueprint::Blueprint;
-use crate::plan::memory::is_short;
+use crate::plan::memory::is_above_rank_memory;
 use crate::plan::needs::Needs;
 use crate::plan::program::{check_program, lower_options};
 
@@ -56,7 +56,8 @@ pub(crate) fn check(
     let held = of_ranks([program], &run.bytes, &run.ranks);
     let ranks = bp.plan.ranks.iter().zip(held);
     let ranks: Vec<_> = ranks.map(|(rank, held)| RankPlan { held, ..rank.clone() }).collect();
-    if is_short(&Needs { config: &bp.config, ranks: &ranks }) {
+    // What is free now says nothing: the run has its own part of the rest.
+    if is_above_rank_memory(&Needs { config: &bp.config, ranks: &ranks }) {
         return Err("there is too little memory for it here".into());
     }
     Ok(())

@@ -94,15 +94,20 @@ impl StageTimes {
         other.0.iter().for_each(|time| self.add(*time));
     }
 
-    /// Mean times of each stage. A whole backward counts as B, with nothing left for W.
+    /// Mean times of each stage. Where no backward was split, a whole one counts as B, with nothing
+    /// left for W.
     pub(crate) fn costs(&self, stages: usize) -> Vec<StageCosts> {
         let mean = |stage: usize, kind: Compute| {
             self.find(stage, kind).map_or(0, |at| self.0[at].ns / self.0[at].n.max(1))
         };
+        let backward = |stage: usize| {
+            let is_split = self.find(stage, Compute::B).is_ok();
+            mean(stage, if is_split { Compute::B } else { Compute::BW })
+        };
         (0..stages)
             .map(|s| StageCosts {
                 f_ns: mean(s, Compute::F),
-                b_ns: mean(s, Compute::B) + mean(s, Compute::BW),
+                b_ns: backward(s),
                 w_ns: mean(s, Compute::W),
                 r_ns: mean(s, Compute::R),
                 ..StageCosts::default()
@@ -236,5 +241,18 @@ mod tests {
         assert_eq!(forth, back);
         let costs = forth.costs(stages);
         assert!((0..stages).all(|s| costs[s].f_ns == (10 + s as u64) / 2 && costs[s].r_ns == 0));
+    }
+
+    /// As after an exchange of programs, of which one splits backwards.
+    #[test]
+    fn a_backward_costs_what_split_ones_took_where_a_run_has_had_both() {
+        let mut times = StageTimes::default();
+        for (stage, kind, ns) in
+            [(0, Compute::B, 20), (0, Compute::W, 10), (0, Compute::BW, 33), (1, Compute::BW, 33)]
+        {
+            times.add(StageTime { stage, kind, ns, n: 1 });
+        }
+        let costs = times.costs(2).into_iter().map(|stage| (stage.b_ns, stage.w_ns));
+        assert!(costs.eq([(20, 10), (33, 0)]));
     }
 }

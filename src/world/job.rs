@@ -65,6 +65,8 @@ impl Config {
             silence: Duration::from_secs_f64(self.timeout_s),
             waiting: Waiting::new(REPORT_EVERY, |line| tracing::info!("{line}")),
         };
-        Ok(rendezvous::open(&options, &job.member(self.mesh()))?)
+        let met = rendezvous::open(&options, &job.member(self.mesh()))?;
+        RankProcesses::have_met();
+        Ok(met)
     }
 }

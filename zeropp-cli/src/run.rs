@@ -57,9 +57,6 @@ pub(crate) fn run(run: Run, run_to_plan: Option<RunToPlan>, voice: Voice) -> Res
         return Ok(());
     }
     keep_inputs(&config, run.page.as_deref().filter(|_| run.dry_run), run_to_plan.as_ref())?;
-    if !run.dry_run && config.has_rank_0()? {
-        begin_log(&config)?;
-    }
     // Nothing but metrics then goes there.
     let on_stdout = asked.filter(|_| !run.dry_run).map(|_| {
         speak_on_stderr();
@@ -72,6 +69,9 @@ pub(crate) fn run(run: Run, run_to_plan: Option<RunToPlan>, voice: Voice) -> Res
         if config.has_rank_0()? {
             say(format_args!("{words}\n"));
         }
+    }
+    if !run.dry_run && config.has_rank_0()? {
+        begin_log(&config)?;
     }
     let _others = match is_run && config.emulate.is_none() {
         true => start_processes(&config)?,
@@ -273,7 +273,8 @@ fn planned(config: &Config, plan: &str) -> String {
     page(&title, &format!("{plan}<h2>Learning rate</h2>{rate}"))
 }
 
-/// Opens the log file, if there is to be one; it keeps what it has until the run begins.
+/// Opens the log file, if there is to be one; it keeps what it has until the run begins. Comes after
+/// planning: before, a process of another rank has settings of fewer ranks.
 fn begin_log(config: &Config) -> Result<(), Failure> {
     let Some(path) = &config.log_file else { return Ok(()) };
     log_file::open(path, config.resume != Resume::No).map_err(|e| {

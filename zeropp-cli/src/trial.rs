@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use clap::Arg;
 use serde::Deserialize;
 use zeropp::Config;
-use zeropp::config::{EngineKind, OPTIONS, Resume, Table, Value};
+use zeropp::config::{EngineKind, OPTIONS, Reschedule, Resume, Table, Value};
 use zeropp_plan::exact::Planned;
 use zeropp_plan::layout::Job;
 use zeropp_plan::plan::LayoutPlan;
@@ -142,7 +142,8 @@ impl Drop for Folder {
     }
 }
 
-/// The settings of a run that measures something: it begins anew, and writes nothing.
+/// The settings of a run that measures something: it begins anew, keeps its program,
+/// and writes nothing.
 pub(crate) fn writing_nothing(config: Config) -> Config {
     Config {
         eval_every: 0,
@@ -160,6 +161,8 @@ pub(crate) fn writing_nothing(config: Config) -> Config {
         trace: None,
         trace_steps: None,
         save_costs: None,
+        // What is measured is the program of the plan.
+        reschedule: Reschedule::Off,
         ..config
     }
 }
@@ -234,7 +237,8 @@ mod tests {
         let line = "run --layers 3 --hidden 48 --heads 4 --tied --pp 2 --lr 1e-2 --dropout 0.1 \
                     --save /nowhere --save-every 3 --metrics /no/where.jsonl --stages 2,1 \
                     --optimizer lion:beta2=0.98 --weight-decay 0.1:except=norms,biases --data a=1 \
-                    --data b=2 --vocab multiple=128 --rank-memory unchecked";
+                    --data b=2 --vocab multiple=128 --rank-memory unchecked \
+                    --reschedule auto";
         let read = |words: Vec<String>| {
             let words = std::iter::once("zeropp".to_string()).chain(words);
             let matches = crate::command::command().try_get_matches_from(words).unwrap();
@@ -244,6 +248,7 @@ mod tests {
         let asked = read(line.split_whitespace().map(str::to_string).collect());
         let short = writing_nothing(asked.clone());
         assert!(asked.save.is_some() && short.save.is_none() && short.metrics.is_none());
+        assert_eq!((asked.reschedule, short.reschedule), (Reschedule::Auto, Reschedule::Off));
         let again = read(std::iter::once("run".to_string()).chain(as_flags(&short)).collect());
         for option in OPTIONS {
             assert_eq!(again.get(option.key), short.get(option.key), "{}", option.key);

@@ -75,6 +75,68 @@ fn every_rank_over_nccl_has_a_process_of_its_own() {
     }
 }
 
+/// The processes that a process has started.
+#[cfg(target_os = "linux")]
+fn started_by(process: u32) -> Vec<String> {
+    let path = format!("/proc/{process}/task/{process}/children");
+    let children = std::fs::read_to_string(path).unwrap_or_default();
+    children.split_whitespace().map(str::to_owned).collect()
+}
+
+/// Looks at something until it is so, for 20 s at most.
+#[cfg(target_os = "linux")]
+fn comes(mut is_so: impl FnMut() -> bool) -> bool {
+    (0..400).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        is_so()
+    })
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn processes_of_ranks_end_with_the_first_where_it_is_killed_before_they_meet() {
+    // Both look for rank 0, which does not come.
+    let line = format!(
+        "ranks --pp 4 --engine nccl --nodes 2 --node-rank 1 --rendezvous 127.0.0.1:{} \
+         --start-timeout-s 120",
+        free_port()
+    );
+    let mut first = start(&line, &[]);
+    let mut others = Vec::new();
+    assert!(comes(|| {
+        others = started_by(first.id());
+        !others.is_empty()
+    }));
+    first.kill().expect("it waits");
+    first.wait().expect("it was started");
+    // One whose new parent does not ask for its end may stay as a zombie.
+    let has_ended = |process: &String| {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        stat.is_empty() || stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z"))
+    };
+    assert!(comes(|| others.iter().all(has_ended)), "{others:?} are still there");
+}
+
+/// Until then the settings have fewer ranks than the job.
+#[test]
+fn a_process_of_another_rank_touches_no_output_before_its_run_is_planned() {
+    let line = "run --dry-run --plan=a100 --gpus 2 --global-batch 4 --layers 2 --hidden 16 \
+                --heads 2 --seq 8 --engine nccl --device cuda --metrics nowhere/m.jsonl";
+    is_refused(&end(start(line, &[])), "metrics = nowhere/m.jsonl: cannot be written");
+    let other = end(start(line, &[("ZEROPP_PART", "1@127.0.0.1:400")]));
+    assert_eq!((other.code, other.out.as_str()), (Some(0), ""), "{}", other.err);
+}
+
+#[test]
+fn where_rank_0_fails_before_ranks_meet_it_alone_says_why() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let line =
+        format!("ranks --pp 4 --engine nccl --nodes 2 --node-rank 0 --rendezvous 127.0.0.1:{port}");
+    // The other process has begun to talk to that port by then, and would go on for 5 s.
+    is_refused(&end(start(&line, &[])), &format!("port {port} is in use on this machine"));
+}
+
 #[test]
 fn nodes_that_are_started_by_hand_meet() {
     for (host, token) in

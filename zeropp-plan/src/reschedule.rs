@@ -4,7 +4,7 @@
 
 use zeropp_schedule::ir::{Action, Compute, Schedule, looping, vee};
 use zeropp_schedule::lower::LowerOptions;
-use zeropp_schedule::memory::{HeldBytes, StageBytes};
+use zeropp_schedule::memory::{HeldBytes, MemoryBytes, MemoryKind, StageBytes};
 use zeropp_schedule::schedules::{KINDS, Kind, Limits, OrderCosts, Shape, generate_with_costs};
 use zeropp_schedule::simulate::{Costs, StageCosts, simulate};
 use zeropp_search::budgeted::{self, Budgets, Placement, Request};
@@ -13,6 +13,7 @@ use crate::bytes::RankState;
 use crate::memory::of_ranks;
 use crate::programs::{generator_costs, lowered};
 use crate::recompute::redone;
+use crate::room::{Hardware, Seat, of_process};
 
 /// The run whose program may be exchanged.
 #[derive(Clone, Debug)]
@@ -102,15 +103,21 @@ impl RunningProgram {
         same && self.holds(program)
     }
 
-    /// Whether no rank holds more at once, or more gathered weights, than the plan has said of the
-    /// rank that holds most, and gathers no more often.
+    /// Whether no rank holds or needs more than the plan has said of it, no kind of memory has a
+    /// higher peak than the highest one planned, and no rank gathers more often than any does now.
     fn holds(&self, program: &Schedule) -> bool {
         let held = of_ranks([program], &self.bytes, &self.ranks);
-        let most = |all: &[HeldBytes], of: fn(&HeldBytes) -> u64| all.iter().map(of).max();
-        let within = |of: fn(&HeldBytes) -> u64| most(&held, of) <= most(&self.planned, of);
+        let alone = |held: &HeldBytes| {
+            of_process(Hardware::Other, &[Seat { pp: 0, dp: 0 }], std::slice::from_ref(held))
+        };
+        let mut ranks = held.iter().zip(&self.planned);
+        let highest = |all: &[HeldBytes]| {
+            all.iter().fold(MemoryBytes::default(), |most, held| most.max(&held.peaks))
+        };
+        let (peaks, planned) = (highest(&held), highest(&self.planned));
         let kept = |h: &HeldBytes| h.at_once.activation + h.at_once.weight_stash;
-        within(|h| h.at_once.total())
-            && within(|h| h.peaks.gathered + h.peaks.packed_weights)
+        ranks.all(|(h, p)| h.at_once.total() <= p.at_once.total() && alone(h) <= alone(p))
+            && MemoryKind::ALL.into_iter().all(|kind| peaks.get(kind) <= planned.get(kind))
             && self.mem_limit.is_none_or(|limit| held.iter().all(|h| kept(h) <= limit))
             && gathers(program) <= gathers(&self.program)
     }
@@ -343,6 +350,37 @@ mod tests {
             ("zb-v", of(2, 8)),
             ("auto", of(2, 8)),
         ]
+    }
+
+    #[test]
+    fn a_program_that_goes_above_the_plan_on_any_rank_or_of_any_kind_is_not_allowed() {
+        for (kind, shape) in starts() {
+            let run = run(kind, shape);
+            assert!(run.allows(&run.program), "{kind}: its own program");
+            // The program is the same, and the plan a byte lower.
+            let allows_below = |lower: &dyn Fn(&mut RunningProgram)| {
+                let mut other = run.clone();
+                lower(&mut other);
+                other.allows(&run.program)
+            };
+            for rank in 0..shape.pp {
+                let lower = |run: &mut RunningProgram| {
+                    run.planned[rank].at_once.activation -= 1;
+                };
+                assert!(!allows_below(&lower), "{kind}: at once on rank {rank}");
+            }
+            for memory in MemoryKind::ALL {
+                let most = run.planned.iter().map(|held| held.peaks.get(memory)).max();
+                let Some(below) = most.expect("a rank").checked_sub(1) else { continue };
+                let lower = |run: &mut RunningProgram| {
+                    for held in &mut run.planned {
+                        let peak = held.peaks.get_mut(memory);
+                        *peak = below.min(*peak);
+                    }
+                };
+                assert!(!allows_below(&lower), "{kind}: {memory:?}");
+            }
+        }
     }
 
     #[test]

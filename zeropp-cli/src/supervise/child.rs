@@ -6,6 +6,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
+use zeropp_comm::launch::end_with_this_process;
 use zeropp_comm::patience::{Deadline, Moment};
 
 use super::progress::{ProgressFiles, ProgressWatch};
@@ -74,7 +75,7 @@ impl Child {
         command.envs(copies.map(|folder| (super::COPIES_VARIABLE, folder)));
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        #[cfg(target_os = "linux")]
+        // No one would look after it any more, and another supervisor could not begin.
         end_with_this_process(&mut command);
         let child = command.spawn();
         Ok(Child { child: child.map_err(|e| format!("{}: cannot be started ({e})", line[0]))? })
@@ -153,27 +154,6 @@ impl Child {
         shell.args(["-c", &text]).stdin(Stdio::null()).stderr(Stdio::null());
         shell.status().is_ok_and(|status| status.success())
     }
-}
-
-/// Has the command get SIGTERM, at which a run saves and stops, should this process be killed: no
-/// one would look after it any more, and another supervisor could not begin.
-#[cfg(target_os = "linux")]
-fn end_with_this_process(command: &mut Command) {
-    use std::os::unix::process::CommandExt;
-    let own = std::process::id();
-    let ask = move || {
-        // SAFETY: a system call about this process, with two numbers.
-        if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // One that was killed before that has sent nothing.
-        if std::os::unix::process::parent_id() != own {
-            return Err(io::ErrorKind::Interrupted.into());
-        }
-        Ok(())
-    };
-    // SAFETY: between fork and exec it makes two system calls, and allocates nothing.
-    unsafe { command.pre_exec(ask) };
 }
 
 fn ended(status: ExitStatus, stopped: bool, hung: bool) -> Ended {

@@ -7,12 +7,14 @@
 
 mod host_name;
 mod job;
+mod orphan;
 mod part;
 
 use std::fmt;
 
 pub use host_name::host_name;
 pub use job::{EngineKind, JobError, LaunchOptions, ProcessJob};
+pub use orphan::end_with_this_process;
 pub use part::{RankPart, RankProcesses};
 
 /// A rank, as the environment describes it.

@@ -5,11 +5,13 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::str::FromStr;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use std::{env, io};
 
 use zeropp_core::field_error::FieldError;
 
+use super::end_with_this_process;
 use crate::patience::Deadline;
 use crate::rendezvous::Address;
 
@@ -22,6 +24,8 @@ const LOOK_PERIOD: Duration = Duration::from_millis(10);
 
 /// The part of this process, if the ranks of the launched one are divided.
 static OWN: OnceLock<RankPart> = OnceLock::new();
+/// Whether the ranks of this process have met those of others.
+static MET: AtomicBool = AtomicBool::new(false);
 
 /// One rank of a launched process, as the part of a process of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,14 +69,17 @@ impl FromStr for RankPart {
 }
 
 /// The processes of a launched process's other ranks. They end by themselves when rank 0's does;
-/// dropping this waits for that, for some seconds at most.
+/// dropping this waits for that, for some seconds at most, and ends them at once where they have
+/// not met yet: they would wait for this one.
+#[must_use = "dropping it ends the processes"]
 #[derive(Debug, Default)]
 pub struct RankProcesses(Vec<Child>);
 
 impl RankProcesses {
     /// Leaves this process the first of its `ranks`, and starts a process for each of the others,
     /// with this one's program and arguments. Where this one has no address to meet others at,
-    /// they meet on this machine.
+    /// they meet on this machine. On Linux they get SIGTERM where the calling thread ends before
+    /// them.
     ///
     /// # Errors
     /// A process cannot be started; those that were are ended.
@@ -87,6 +94,7 @@ impl RankProcesses {
             let part = RankPart { place, meeting: meeting.clone() };
             let mut command = Command::new(&program);
             command.args(&arguments).env(VARIABLE, part.to_string()).stdin(Stdio::null());
+            end_with_this_process(&mut command);
             match command.spawn() {
                 Ok(child) => started.0.push(child),
                 Err(error) => {
@@ -100,6 +108,12 @@ impl RankProcesses {
         Ok(started)
     }
 
+    /// Notes that the ranks of this process have met the others, who may now have something to save
+    /// when they end.
+    pub fn have_met() {
+        MET.store(true, Ordering::Relaxed);
+    }
+
     fn kill(&mut self) {
         for child in &mut self.0 {
             // One that has ended needs no more.
@@ -111,7 +125,8 @@ impl RankProcesses {
 
 impl Drop for RankProcesses {
     fn drop(&mut self) {
-        let end = Deadline::after(END_TIME);
+        let have_met = MET.load(Ordering::Relaxed);
+        let end = Deadline::after(if have_met { END_TIME } else { Duration::ZERO });
         while !self.0.iter_mut().all(|child| !matches!(child.try_wait(), Ok(None))) {
             if end.is_over() {
                 return self.kill();
