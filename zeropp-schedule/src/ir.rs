@@ -75,7 +75,7 @@ impl Schedule {
 
     /// The place in such lists of a micro-batch of `stage` as `rank` has it. What belongs to the
     /// stage alone, as its weights, stands at that of micro-batch 0.
-    pub fn cost_entry(&self, rank: usize, stage: usize, micro_batch: usize) -> usize {
+    pub(crate) fn cost_entry(&self, rank: usize, stage: usize, micro_batch: usize) -> usize {
         let slices = self.slices_per_sample();
         self.cell(rank, stage) * slices + micro_batch % slices
     }
@@ -128,7 +128,7 @@ impl Schedule {
 
     /// Where a micro-batch is in the order of a stage's backwards and so of its sums: that of
     /// samples, and from the last slice of each to the first.
-    pub fn backward_place(&self, micro_batch: usize) -> usize {
+    pub(crate) fn backward_place(&self, micro_batch: usize) -> usize {
         reversed_slices(micro_batch, self.slices_per_sample())
     }
 

@@ -357,6 +357,18 @@ fn in_slices(bytes: StageBytes) -> [(Schedule, Vec<StageBytes>); 2] {
     })
 }
 
+/// Programs with split heads, one of them with a rank that has no blocks.
+fn split_heads(bytes: StageBytes) -> [(Schedule, Vec<StageBytes>); 2] {
+    let shape = Shape { pp: 4, virtual_stages: 2, micro_batches: 4, unit: 2 };
+    [[3, 1, 5, 2], [3, 1, 5, 0]].map(|blocks| {
+        let split = generate_split("zeropp", &shape, &blocks, None).unwrap();
+        let split = lower(&split, &LowerOptions::default());
+        let head = HeadBytes { input: 7, sums: 3, lse: 5, gradient: 19 };
+        let stages = vec![StageBytes { gradient_in_forward: 0, head, ..bytes }; split.cells()];
+        (split, stages)
+    })
+}
+
 /// What every action does to memory in all programs is what its row says: no more, and all of it.
 #[test]
 fn every_action_takes_and_gives_the_memory_that_its_row_says() {
@@ -405,19 +417,9 @@ fn every_action_takes_and_gives_the_memory_that_its_row_says() {
     }
     let gather = [Action::AllGather { stage: 0 }, Action::Free { stage: 0 }];
     walk(&gather, Ledger::new(&gather, &[bytes]));
-    let shape = Shape { pp: 4, virtual_stages: 2, micro_batches: 4, unit: 2 };
-    for slices in [[3, 1, 5, 2], [3, 1, 5, 0]] {
-        let split = generate_split("zeropp", &shape, &slices, None).unwrap();
-        let split = lower(&split, &LowerOptions::default());
-        let head = HeadBytes { input: 7, sums: 3, lse: 5, gradient: 19 };
-        let stages = vec![StageBytes { gradient_in_forward: 0, head, ..bytes }; split.cells()];
-        for (rank, program) in split.ranks.iter().enumerate() {
-            walk(program, Ledger::of(&split, rank, &stages));
-        }
-    }
-    for (sliced, stages) in in_slices(bytes) {
-        for (rank, program) in sliced.ranks.iter().enumerate() {
-            walk(program, Ledger::of(&sliced, rank, &stages));
+    for (schedule, stages) in split_heads(bytes).into_iter().chain(in_slices(bytes)) {
+        for (rank, program) in schedule.ranks.iter().enumerate() {
+            walk(program, Ledger::of(&schedule, rank, &stages));
         }
     }
     let mut wrong = Vec::new();
