@@ -273,8 +273,8 @@ fn planned(config: &Config, plan: &str) -> String {
     page(&title, &format!("{plan}<h2>Learning rate</h2>{rate}"))
 }
 
-/// Opens the log file, if there is to be one; it keeps what it has until the run begins. Comes after
-/// planning: before, a process of another rank has settings of fewer ranks.
+/// Opens the log file, if there is to be one; it keeps what it has until the run begins. Comes
+/// after planning: before, a process of another rank has settings of fewer ranks.
 fn begin_log(config: &Config) -> Result<(), Failure> {
     let Some(path) = &config.log_file else { return Ok(()) };
     log_file::open(path, config.resume != Resume::No).map_err(|e| {
