@@ -416,8 +416,9 @@ mod tests {
     #[test]
     fn steps_beside_a_search_do_not_count_as_those_before_a_trial() {
         let mut machine = Rescheduler::new(RULES);
-        (1..=4).for_each(|step| drop(machine.step(seen(step, 1.0))));
-        (5..=24).for_each(|step| drop(machine.step(seen(step, 1.4))));
+        (1..=24).for_each(|step| {
+            machine.step(seen(step, if step <= 4 { 1.0 } else { 1.4 }));
+        });
         machine.found(Some(Predicted { now_s: 1.0, then_s: 0.9, program: 7 }));
         assert_eq!(machine.step(seen(25, 1.4)).order, ExchangeOrder::Offer);
         assert_eq!(machine.step(seen(26, 1.0)).order, ExchangeOrder::Take);
@@ -429,8 +430,9 @@ mod tests {
     #[test]
     fn a_search_that_found_nothing_is_not_begun_again_by_its_own_end() {
         let mut machine = Rescheduler::new(RULES);
-        (1..=4).for_each(|step| drop(machine.step(seen(step, 1.0))));
-        (5..=24).for_each(|step| drop(machine.step(seen(step, 1.4))));
+        (1..=24).for_each(|step| {
+            machine.step(seen(step, if step <= 4 { 1.0 } else { 1.4 }));
+        });
         machine.found(None);
         assert!(!machine.step(seen(25, 1.4)).samples);
         assert!((26..400).all(|step| !machine.step(seen(step, 1.0)).samples));
