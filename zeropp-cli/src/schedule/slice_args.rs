@@ -1,10 +1,13 @@
 //! The flags for samples that are cut into slices.
 
 use clap::builder::PossibleValuesParser;
-use clap::{Arg, ArgMatches, value_parser};
+use clap::{Arg, ArgMatches};
 use zeropp::pipeline::costs::SliceCut;
 
 use crate::values::whole;
+
+/// Most tokens of a sample: beyond this a slip of the keyboard is likelier.
+const SAMPLE_TOKENS_MAX: u64 = 1 << 40;
 
 /// How samples are cut into slices.
 #[derive(Clone, Debug)]
@@ -61,7 +64,7 @@ pub(super) fn slice_args(kinds: &str) -> [Arg; 4] {
         .value_name("T")
         .requires("slices")
         .default_value("32768")
-        .value_parser(value_parser!(u64).range(1..=1 << 40))
+        .value_parser(sample_tokens)
         .help("Tokens of a sample, which is cut at multiples of 256");
     let pairs = Arg::new("slice-pairs")
         .long("slice-pairs")
@@ -75,6 +78,11 @@ pub(super) fn slice_args(kinds: &str) -> [Arg; 4] {
              [default: 0]",
         );
     [slices, cut, tokens, pairs]
+}
+
+fn sample_tokens(text: &str) -> Result<u64, String> {
+    let tokens = whole(1)(text).ok().filter(|tokens| *tokens <= SAMPLE_TOKENS_MAX);
+    tokens.ok_or_else(|| format!("expected a whole number, 1 to {SAMPLE_TOKENS_MAX}"))
 }
 
 fn shares(text: &str) -> Result<[f64; 2], String> {

@@ -89,6 +89,9 @@ impl LongBlock {
     }
 }
 
+/// Kind; n; P, V, samples, unit; cut; bubble in per cent and GiB.
+type Row = (&'static str, usize, [usize; 4], SliceCut, [f64; 2]);
+
 /// The table by which rounds of a sample's slices were chosen: llama3-8b with samples of 131,072
 /// tokens, nothing recomputed, equal stages without the head.
 #[test]
@@ -96,8 +99,7 @@ fn long_samples_in_rounds_of_slices_wait_for_little_and_hold_little() {
     use SliceCut::Work;
     let block = LongBlock::new();
     let mut off = Vec::new();
-    let rows: &[(&str, usize, [usize; 4], SliceCut, [f64; 2])] = &[
-        // Kind, n; P, V, samples, unit; cut; bubble, GiB.
+    let rows: &[Row] = &[
         ("zeropp", 1, [8, 4, 1, 1], Work, [87.0, 68.0]),
         ("zeropp", 1, [8, 4, 2, 2], Work, [75.0, 136.0]),
         ("zeropp", 32, [8, 4, 1, 1], Work, [5.4, 69.0]),
