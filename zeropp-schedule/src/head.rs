@@ -2,12 +2,13 @@
 //! which of them.
 //!
 //! The head's rows are cut into blocks, and each rank has some that follow each other
-//! ([`Schedule::slices`]). Its stage, S, is computed by every rank with blocks: F makes the logits
-//! of its rows, B the gradients of the input by its blocks, W those of its rows. Between them
-//! messages go along a tree of ranks whose root has the last stage: the input down, the blocks'
-//! sums up, their log-sum-exp down. The gradient of the input is a binary tree over *blocks*, so
-//! that its bits know no ranks; a sum lives with the rank of its last block, and what another rank
-//! has of it goes there. Where slices are aligned to the tree of blocks both trees are the same.
+//! ([`Schedule::head_blocks`]). Its stage, S, is computed by every rank with blocks: F makes the
+//! logits of its rows, B the gradients of the input by its blocks, W those of its rows. Between
+//! them messages go along a tree of ranks whose root has the last stage: the input down, the
+//! blocks' sums up, their log-sum-exp down. The gradient of the input is a binary tree over
+//! *blocks*, so that its bits know no ranks; a sum lives with the rank of its last block, and what
+//! another rank has of it goes there. Where slices are aligned to the tree of blocks both trees are
+//! the same.
 
 use std::collections::HashMap;
 

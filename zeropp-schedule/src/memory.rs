@@ -56,7 +56,7 @@ use crate::ir::{Action, Compute, Message, Schedule, Task};
 ///
 /// `schedule` is one that [`verify`](crate::verify::verify) accepts, lowered or compute-only
 /// (nothing is gathered, received or reduced then), and `stages` has an entry for each stage, or
-/// for each stage and slice ([`Schedule::cost_entry`]).
+/// for each stage and slice ([`Schedule::cost_entries`]).
 ///
 /// # Panics
 /// Panics if `stages` has fewer entries than the schedule has stages.

@@ -168,7 +168,8 @@ fn first_in(mut least: u64, mut most: u64, is_enough: impl Fn(u64) -> bool) -> u
 }
 
 /// The costs of every stage and slice, in the order of
-/// [`Schedule::cost_entry`](crate::ir::Schedule::cost_entry), where `whole` has those of samples.
+/// [`Schedule::cost_entries`](crate::ir::Schedule::cost_entries), where `whole` has those of
+/// samples.
 pub fn of_slices(whole: &Costs, growth: &SampleGrowth, sample_slices: &[u64]) -> Costs {
     let times = |of: &StageCosts, part: Part| StageCosts {
         f_ns: part.time(of.f_ns, growth.f),

@@ -372,8 +372,8 @@ fn made(kind: &str, shape: &Shape, costs: Option<&OrderCosts>) -> Result<Schedul
 }
 
 /// Like [`generate`] with a head that is split into `slices`, blocks of each rank
-/// ([`Schedule::slices`]): `costs` has entries for stages and slices; without, stages are equal and
-/// the head is one of them. Without slices the head is whole.
+/// ([`Schedule::head_blocks`]): `costs` has entries for stages and slices; without, stages are
+/// equal and the head is one of them. Without slices the head is whole.
 ///
 /// # Errors
 /// As [`generate`]; also a kind whose head is always whole, and slices that are none for this many

@@ -65,7 +65,7 @@ pub struct LinkCosts {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
     /// Times of each stage, of each slice where samples are cut into them; where the head is split,
-    /// of each rank's part behind them ([`Schedule::cost_entry`]).
+    /// of each rank's part behind them ([`Schedule::cost_entries`]).
     pub stages: Vec<StageCosts>,
     /// Bytes, or any other unit, in the same order.
     pub memory: Vec<StageBytes>,
