@@ -76,7 +76,7 @@ fn thirty_random_jobs_have_the_bits_that_they_have_without_exchanges() {
 }
 
 #[test]
-fn what_every_rank_holds_stays_within_the_plan_when_programs_are_exchanged() {
+fn every_rank_stays_within_the_plan_when_programs_are_exchanged() {
     for number in [1, 4, 7, 11] {
         let config = job(number, 12);
         let planned = zeropp::Trainer::new(config.clone()).unwrap();

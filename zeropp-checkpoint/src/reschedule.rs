@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_better_is_left_again_and_not_tried_twice() {
+    fn a_program_that_is_not_better_is_left_again_and_not_tried_twice() {
         let mut machine = found();
         assert_eq!(machine.step(seen(5, 1.0)).order, ExchangeOrder::Offer);
         assert_eq!(machine.step(seen(6, 1.0)).order, ExchangeOrder::Take);
