@@ -81,7 +81,7 @@ impl Rescheduling {
             offered: offered.clone(),
             samples: true,
             replies: false,
-            leader: (rank == 0).then(|| Leader::new(bp, &run)),
+            leader: (rank == 0).then(|| Leader::new(bp)),
             run,
         })
     }
@@ -104,7 +104,7 @@ impl Rescheduling {
         notes: Vec<RankNote>,
     ) -> Vec<u8> {
         let leader = self.leader.as_mut().expect("rank 0 decides");
-        let (follows, offer) = leader.step(bp, step, seconds, notes);
+        let (follows, offer) = leader.step(bp, &self.run, step, seconds, notes);
         if let Some(tried) = &follows.tried {
             info!("{}", in_words(tried));
         }
@@ -194,9 +194,6 @@ fn in_words(tried: &Trial) -> String {
 /// Rank 0's part.
 struct Leader {
     machine: Rescheduler,
-    /// The program that runs, and the one before.
-    run: RunningProgram,
-    before: Option<Schedule>,
     last: u64,
     always: bool,
     /// Spans of every rank, of the steps that were measured.
@@ -206,7 +203,7 @@ struct Leader {
 }
 
 impl Leader {
-    fn new(bp: &Blueprint, run: &RunningProgram) -> Leader {
+    fn new(bp: &Blueprint) -> Leader {
         let (last, always) = (bp.config.steps, bp.config.exchanges_always);
         let mut rules = ExchangeRules { last, ..ExchangeRules::default() };
         if always {
@@ -215,8 +212,6 @@ impl Leader {
         }
         Leader {
             machine: Rescheduler::new(rules),
-            run: run.clone(),
-            before: None,
             last,
             always,
             spans: vec![Vec::new(); bp.mesh.world()],
@@ -225,38 +220,31 @@ impl Leader {
         }
     }
 
-    /// What all do after a step, and the program that is offered.
+    /// What all do after a step of `run`, and the program that is offered.
     fn step(
         &mut self,
         bp: &Blueprint,
+        run: &RunningProgram,
         step: u64,
         seconds: f64,
         notes: Vec<RankNote>,
     ) -> (Follows, Option<Arc<Schedule>>) {
         let refused = notes.iter().any(|note| note.refuses);
-        self.add(bp, notes);
+        self.add(bp, run, notes);
         self.look_at_search();
         let reply = if refused { Reply::Refused } else { Reply::Ready };
         let follows = self.machine.step(StepSeen { step, seconds, reply });
         if follows.searches {
-            self.search(bp, seconds * self.last.saturating_sub(step) as f64);
-        }
-        match follows.order {
-            ExchangeOrder::Take => {
-                let taken = self.found.take().expect("it was offered");
-                self.before = Some(std::mem::replace(&mut self.run.program, (*taken).clone()));
-            }
-            ExchangeOrder::GoBack => self.run.program = self.before.take().expect("one was taken"),
-            ExchangeOrder::Stay | ExchangeOrder::Offer | ExchangeOrder::Drop => {}
+            self.search(bp, run, seconds * self.last.saturating_sub(step) as f64);
         }
         let offer = self.found.clone().filter(|_| follows.order == ExchangeOrder::Offer);
         (follows, offer)
     }
 
-    /// Adds the times of a measured step to those before.
-    fn add(&mut self, bp: &Blueprint, notes: Vec<RankNote>) {
+    /// Adds the times of a measured step of `run` to those before.
+    fn add(&mut self, bp: &Blueprint, run: &RunningProgram, notes: Vec<RankNote>) {
         for (rank, note) in notes.into_iter().enumerate() {
-            let program = &self.run.program.ranks[bp.mesh.coords(rank).pp];
+            let program = &run.program.ranks[bp.mesh.coords(rank).pp];
             let of = |(action, [start_ns, end_ns]): (&Action, [u64; 2])| Span {
                 lane: action.lane(),
                 action: *action,
@@ -293,10 +281,10 @@ impl Leader {
         self.found = found.map(|found| Arc::new(found.program));
     }
 
-    /// Begins a search by what was measured, of a run that takes `left_s` more.
-    fn search(&mut self, bp: &Blueprint, left_s: f64) {
+    /// Begins a search by what was measured of `run`, which takes `left_s` more.
+    fn search(&mut self, bp: &Blueprint, run: &RunningProgram, left_s: f64) {
         let spans = self.spans.iter_mut().map(std::mem::take).collect::<Vec<_>>();
-        let placement = &self.run.program.placement;
+        let placement = &run.program.placement;
         let timeline = trace::timeline(String::new(), bp.mesh, placement, spans);
         let costs = match measured(&timeline) {
             Ok(costs) => costs,
@@ -306,7 +294,7 @@ impl Leader {
             }
         };
         let (sender, receiver) = channel();
-        let (run, any) = (self.run.clone(), self.always);
+        let (run, any) = (run.clone(), self.always);
         let limit_s = (left_s * SEARCH_SHARE).clamp(SEARCH_S.0, SEARCH_S.1);
         let search = move || drop(sender.send(searched(&run, &costs, limit_s, any)));
         match threads::start("reschedule", search) {

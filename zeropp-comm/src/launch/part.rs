@@ -95,13 +95,7 @@ impl RankProcesses {
             let mut command = Command::new(&program);
             command.args(&arguments).env(VARIABLE, part.to_string()).stdin(Stdio::null());
             end_with_this_process(&mut command);
-            match command.spawn() {
-                Ok(child) => started.0.push(child),
-                Err(error) => {
-                    started.kill();
-                    return Err(error);
-                }
-            }
+            started.0.push(command.spawn()?);
         }
         let own = RankPart { place: 0, meeting };
         OWN.set(own).map_err(|_| io::Error::other("this process has divided its ranks before"))?;
