@@ -349,9 +349,7 @@ impl Blueprint {
     /// Simulated time of a step's actions, ns.
     pub(crate) fn step_ns(&self) -> u64 {
         let memory = vec![StageBytes::default(); self.stages.len()];
-        let timeline = self.simulated(&Costs { memory, ..self.times.costs.clone() });
-        let spans = timeline.ranks.iter().flat_map(|rank| &rank.spans);
-        spans.map(|span| span.end_ns).max().unwrap_or(0)
+        self.simulated(&Costs { memory, ..self.times.costs.clone() }).end_ns()
     }
 
     /// The schedule's `bubble` with measured times of each stage, and messages, gathers and

@@ -6,7 +6,7 @@ use super::loss::NOT_SCORED;
 use super::math::{exp, ln};
 use super::reduce::{max, sum};
 use super::threads::{Fresh, each, piece};
-use super::{GRAIN, simd};
+use super::{GRAIN, add, simd};
 
 /// Of some of a token's logits: the largest, and the sum of eˣ⁻ᵗᵒᵖ over all of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -201,20 +201,9 @@ impl TreeSum {
         let (count, right) = self.branches.pop().expect("there are two");
         let (blocks, left) = self.branches.last_mut().expect("there are two");
         *blocks += count;
-        add_into(left, &right);
+        add(left, &right);
         self.spare.push(right);
     }
-}
-
-/// `left + right`, in place of `left`.
-fn add_into(left: &mut [f32], right: &[f32]) {
-    let part = piece(left.len(), 64, GRAIN);
-    each(left.chunks_mut(part).zip(right.chunks(part)), |(left, right)| {
-        simd(
-            #[inline(always)]
-            || left.iter_mut().zip(right).for_each(|(a, b)| *a += *b),
-        );
-    });
 }
 
 #[cfg(test)]

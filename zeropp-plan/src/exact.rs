@@ -385,8 +385,7 @@ fn sizes(layout: &Layout) -> (Vec<usize>, f64) {
 
 /// The end of the optimizer's step.
 pub(crate) fn end_s(timeline: &Timeline) -> f64 {
-    let spans = timeline.ranks.iter().flat_map(|r| &r.spans);
-    spans.map(|s| s.end_ns).max().unwrap_or(0) as f64 / 1e9
+    timeline.end_ns() as f64 / 1e9
 }
 
 /// From the first start to the last end of a compute.

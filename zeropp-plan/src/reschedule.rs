@@ -65,7 +65,7 @@ impl RunningProgram {
     ///
     /// [`measured`]: zeropp_schedule::costs::measured
     pub fn better(&self, measured: &Costs, effort: &Effort) -> Option<Better> {
-        let costs = self.told_apart(measured);
+        let costs = self.with_divided_backwards(measured);
         let now_ns = step_ns(&self.program, &costs)?;
         let order = self.order_costs(&costs);
         let kinds = KINDS.iter().filter(|kind| self.may_be(kind));
@@ -203,7 +203,7 @@ impl RunningProgram {
 
     /// The same costs with the time of whole backwards divided into B and W, where a stage has no
     /// others in the program that runs.
-    fn told_apart(&self, measured: &Costs) -> Costs {
+    fn with_divided_backwards(&self, measured: &Costs) -> Costs {
         let mut costs =
             Costs { memory: vec![StageBytes::default(); self.bytes.len()], ..measured.clone() };
         let tasks = || self.program.ranks.iter().flatten().flat_map(Action::computes);
@@ -221,10 +221,8 @@ impl RunningProgram {
 }
 
 /// What a step of a program takes, from its first action to its last one's end, in ns.
-pub fn step_ns(program: &Schedule, costs: &Costs) -> Option<u64> {
-    let timeline = simulate(program, costs).ok()?;
-    let spans = timeline.ranks.iter().flat_map(|rank| &rank.spans);
-    spans.map(|span| span.end_ns).max()
+fn step_ns(program: &Schedule, costs: &Costs) -> Option<u64> {
+    Some(simulate(program, costs).ok()?.end_ns())
 }
 
 /// The most gathers of a rank.

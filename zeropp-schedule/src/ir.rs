@@ -30,7 +30,7 @@ pub struct Schedule {
 }
 
 /// The most tokens of a sample.
-const TOKENS_MAX: u64 = 1 << 40;
+pub const SAMPLE_TOKENS_MAX: u64 = 1 << 40;
 
 /// The most row blocks of a head.
 pub const BLOCKS_MAX: usize = 64;
@@ -92,10 +92,10 @@ impl Schedule {
             ));
         }
         let sum: u128 = slices.iter().copied().map(u128::from).sum();
-        if sum > u128::from(TOKENS_MAX) {
+        if sum > u128::from(SAMPLE_TOKENS_MAX) {
             return Some(format!(
-                "sample_slices = {sum} tokens in all: too many for a sample; use {TOKENS_MAX} at \
-                 most"
+                "sample_slices = {sum} tokens in all: too many for a sample; use \
+                 {SAMPLE_TOKENS_MAX} at most"
             ));
         }
         let n = slices.len();

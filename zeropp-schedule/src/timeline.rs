@@ -193,6 +193,12 @@ impl RankTimeline {
 }
 
 impl Timeline {
+    /// The last end of any rank's span, ns; 0 without any.
+    pub fn end_ns(&self) -> u64 {
+        let spans = self.ranks.iter().flat_map(|rank| &rank.spans);
+        spans.map(|span| span.end_ns).max().unwrap_or(0)
+    }
+
     /// The `bubble`, 0 to 1; over several steps the idle share of all of them together.
     pub fn bubble(&self) -> f64 {
         self.bubbles().iter().sum::<f64>() / self.ranks.len().max(1) as f64

@@ -3,11 +3,9 @@
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches};
 use zeropp::pipeline::costs::SliceCut;
+use zeropp::pipeline::ir::SAMPLE_TOKENS_MAX;
 
 use crate::values::whole;
-
-/// Most tokens of a sample: beyond this a slip of the keyboard is likelier.
-const SAMPLE_TOKENS_MAX: u64 = 1 << 40;
 
 /// How samples are cut into slices.
 #[derive(Clone, Debug)]
