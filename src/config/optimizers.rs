@@ -5,6 +5,7 @@ use std::sync::Arc;
 use zeropp_core::choice;
 use zeropp_zero3::adafactor::Adafactor;
 use zeropp_zero3::adamw::AdamW;
+use zeropp_zero3::adamw8bit::AdamW8bit;
 use zeropp_zero3::lion::Lion;
 use zeropp_zero3::muon::Muon;
 use zeropp_zero3::rule::UpdateRule;
@@ -99,6 +100,9 @@ optimizers! {
     /// Adam with decoupled weight decay: lr 1e-4 to 1e-3, weight-decay 0.01 to 0.1.
     Adamw = "adamw" { beta1: 0.9, beta2: 0.999, eps: 1e-8 }
     v => v.adamw();
+    /// AdamW with moments in 8 bits, a quarter of their memory: lr and weight-decay as for adamw.
+    Adamw8bit = "adamw8bit" { beta1: 0.9, beta2: 0.999, eps: 1e-8 }
+    v => AdamW8bit { adamw: v.adamw() };
     /// Stochastic gradient descent with momentum: lr 0.01 to 0.1, far above that of adamw.
     Sgd = "sgd" { momentum: 0.9, nesterov: false }
     v => Sgd { momentum: v.momentum, nesterov: v.nesterov, weight_decay: v.weight_decay };

@@ -6,6 +6,7 @@
 
 pub mod adafactor;
 pub mod adamw;
+pub mod adamw8bit;
 pub mod checkpoint;
 pub mod exact;
 mod fill;
