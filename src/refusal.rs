@@ -11,6 +11,8 @@ use zeropp_core::metrics::RankPlan;
 pub struct TooLittleMemory {
     /// The machine's ranks, or the largest rank, in words.
     pub(crate) who: String,
+    /// What was chosen to need less, in words, where something was.
+    pub(crate) even_with: Option<String>,
     /// Bytes they need.
     pub(crate) needed: u64,
     /// Bytes there are.
@@ -27,9 +29,10 @@ impl std::error::Error for TooLittleMemory {}
 
 impl fmt::Display for TooLittleMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TooLittleMemory { who, needed, room, limit, largest, fits } = self;
+        let TooLittleMemory { who, even_with, needed, room, limit, largest, fits } = self;
+        let even = even_with.as_ref().map_or_else(String::new, |with| format!(" even with {with}"));
         let (needed, room) = (in_words(*needed), in_words(*room));
-        writeln!(f, "memory: {who} would need {needed}, and {limit} is {room}; not started")?;
+        writeln!(f, "memory: {who} would need {needed}{even}, and {limit} is {room}; not started")?;
         let held = &largest.held.at_once;
         let total = held.total();
         writeln!(f, "\nPipeline rank {} at its peak:", largest.pp)?;

@@ -97,12 +97,15 @@ options! {
         "max-gathers" "N" max_gathers: Option<usize> = None, Program Kept => "schedule:max-gathers";
         /// What to compute again in the backward to save memory.
         ///
+        /// `auto`: the least with which each rank is within rank-memory, mem-limit and the memory
+        /// of the machine: `none` where nothing is short, else `selective`, `full:first=N` with the
+        /// smallest N, or `full`. The run says which. No bit depends on it.
         /// `selective`: the outputs of norms and activation functions, a third of what a layer
         /// keeps for 1 to 2 % of the time, and attention's scores, which GPUs and bf16 never keep.
         /// `full`: whole stages, of which only the layers' inputs are kept. Schedules
         /// with a split backward do not recompute the last of a rank's several stages as a whole,
         /// because its backward follows at once: there `full` means `selective`.
-        "recompute" "WHAT" recompute: Recompute = Recompute::None, Program Kept;
+        "recompute" "WHAT" recompute: Recompute = Recompute::Auto, Program Kept;
         /// Of each unit, the micro-batches that `recompute = full` is for. Default: all.
         ///
         /// The others do as with `selective`, and so does the stage with the head. So the memory

@@ -403,7 +403,7 @@ fn bad_files_are_named_with_line_and_key() {
         ("steps = 0xFFFF_FFFF_FFFF_FFFF", &["steps = 0x", "is too large"]),
         ("lr = 'fast'", &["lr = 'fast'", "expected a number"]),
         ("tied = 1", &["tied = 1", "expected a boolean"]),
-        ("recompute = 'some'", &["`some`, expected one of `none`, `selective`, `full`"]),
+        ("recompute = 'some'", &["`some`, expected one of `auto`, `none`, `selective`, `full`"]),
         ("pp = 1\npp = 2", &["line 2", "duplicate key"]),
         ("pp = ", &["line 1"]),
     ];

@@ -46,6 +46,8 @@ pub(crate) struct Blueprint {
     /// The programs of a validation loss, where one is measured.
     pub(crate) evaluation: Option<Programs>,
     pub(crate) recomputed: Recomputed,
+    /// Whether that was chosen by the memory that there is.
+    pub(crate) recompute_chosen: bool,
     pub(crate) compute: DType,
     pub(crate) batch: BatchShape,
     pub(crate) times: ActionTimes,
@@ -110,6 +112,7 @@ impl Blueprint {
             programs: Programs::default(),
             evaluation: None,
             recomputed: Recomputed::default(),
+            recompute_chosen: false,
             compute,
             batch,
             times: ActionTimes::default(),

@@ -24,13 +24,14 @@ pub(crate) fn check(bp: &Blueprint) -> Result<(), Error> {
     if bp.config.no_memory_check {
         return Ok(());
     }
+    let even_with = bp.recompute_chosen.then(|| format!("recompute = {}", bp.config.recompute));
     let largest = bp.needs().largest().clone();
     let (needs, limit) = (bp.needs().most(), bp.config.rank_memory_bytes());
     if let Some(limit) = limit.filter(|limit| needs > *limit) {
         let fits = search(bp, |other| Some(other.needs().most()).filter(|most| *most <= limit));
         let (who, source) = (format!("pipeline rank {}", largest.pp), "rank-memory".into());
-        let lack =
-            TooLittleMemory { who, needed: needs, room: limit, limit: source, largest, fits };
+        let (needed, room, limit) = (needs, limit, source);
+        let lack = TooLittleMemory { who, even_with, needed, room, limit, largest, fits };
         return Err(Error::Memory(Box::new(lack)));
     }
     let (check, here) = tightest(&bp.needs());
@@ -46,7 +47,7 @@ pub(crate) fn check(bp: &Blueprint) -> Result<(), Error> {
         n => format!("the {n} ranks on {place}"),
     };
     let (needed, limit) = (check.needed, source.to_string());
-    let lack = TooLittleMemory { who, needed, room: bytes, limit, largest, fits };
+    let lack = TooLittleMemory { who, even_with, needed, room: bytes, limit, largest, fits };
     Err(Error::Memory(Box::new(lack)))
 }
 

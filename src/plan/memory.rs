@@ -66,10 +66,34 @@ impl fmt::Display for MemoryCheck {
     }
 }
 
+/// Memory that is too little.
+pub(crate) struct Shortage {
+    /// Bytes that are predicted to be needed.
+    pub(crate) needed: u64,
+    /// Bytes that there are.
+    pub(crate) room: u64,
+    /// What says so.
+    pub(crate) source: String,
+}
+
 /// Whether a run is predicted to need more than a rank may have or the machine has, where that is
 /// looked at.
 pub(crate) fn is_short(needs: &Needs) -> bool {
-    is_above_rank_memory(needs) || !needs.config.no_memory_check && tightest(needs).0.is_too_much()
+    shortage(needs).is_some()
+}
+
+/// What a run is predicted to need more of than there is, where that is looked at.
+pub(crate) fn shortage(needs: &Needs) -> Option<Shortage> {
+    if needs.config.no_memory_check {
+        return None;
+    }
+    if let Some(room) = needs.config.rank_memory_bytes().filter(|limit| needs.most() > *limit) {
+        return Some(Shortage { needed: needs.most(), room, source: "rank-memory".into() });
+    }
+    let check = tightest(needs).0;
+    let needed = check.needed;
+    let of = |Room { bytes, source }| Shortage { needed, room: bytes, source: source.to_string() };
+    check.is_too_much().then_some(check.room).flatten().map(of)
 }
 
 /// Whether a rank is predicted to need more than it may have, where that is looked at.

@@ -15,6 +15,7 @@ pub(crate) mod model_check;
 pub(crate) mod needs;
 pub(crate) mod peak;
 pub(crate) mod program;
+pub(crate) mod recompute;
 pub(crate) mod replicas;
 pub(crate) mod reschedule;
 pub(crate) mod schedule_file;

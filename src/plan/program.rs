@@ -101,11 +101,11 @@ impl Resolved {
         bytes: &[StageBytes],
     ) -> OrderCosts {
         let Config { max_gathered, max_gathers, .. } = self.config;
+        let mem_limit = self.config.mem_limit.and_then(|limit| i64::try_from(limit.0).ok());
         OrderCosts {
-            mem_limit: self.config.mem_limit.and_then(|limit| i64::try_from(limit.0).ok()),
             limits: Limits { gathered: max_gathered, gathers: max_gathers, evaluations: None },
             objective: self.config.optimizer_sync.into(),
-            ..programs::generator_costs(costs, bytes, self.recomputed())
+            ..programs::generator_costs(costs, bytes, self.recomputed(), mem_limit)
         }
     }
 

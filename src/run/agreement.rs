@@ -15,7 +15,7 @@ use zeropp_comm::Communicator;
 use zeropp_core::data::Fingerprint;
 use zeropp_pipeline::exchange::json::{self, Document};
 
-use crate::config::{Across, Config, OPTIONS, OptionInfo};
+use crate::config::{Across, Config, OPTIONS, OptionInfo, Recompute};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::run::shared::{AgreedBlueprint, Digests, RunShared};
@@ -178,6 +178,12 @@ fn take(
     let documents = given.programs.iter().map(|program| json::read(program));
     let schedules: Result<_, _> = documents.map(|document| Ok(document?.schedule)).collect();
     let schedules = schedules.map_err(|e: json::JsonError| e.to_string());
+    // Recomputation is a part of the program; `auto` may choose by the memory of each machine.
+    let mut own = own.clone();
+    let theirs = given.settings.get("recompute");
+    let is_theirs = |recompute: &&Recompute| theirs.is_some_and(|word| word == recompute.name());
+    own.config.recompute =
+        Recompute::ALL.iter().find(is_theirs).copied().unwrap_or(own.config.recompute);
     match schedules.and_then(|schedules| own.with_programs(&given.cuts, schedules)) {
         Ok(taken) if program_digest(&taken).as_bytes() == digest => {
             let differs = differs.unwrap_or_else(|| "its files have different contents".into());

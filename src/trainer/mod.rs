@@ -32,6 +32,7 @@ use crate::own::CustomParts;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::copies;
 use crate::plan::memory::MemoryCheck;
+use crate::plan::recompute;
 use crate::run::evaluation::EvaluationSet;
 use crate::run::figures::StageTimes;
 use crate::run::stop::Stopper;
@@ -62,7 +63,7 @@ impl Trainer {
         weights: Option<NamedWeights>,
     ) -> Result<Trainer, Error> {
         let config = saved_cut::take_over(config);
-        let mut blueprint = Blueprint::new(&config, model, &own)?;
+        let mut blueprint = recompute::planned(&config, model, &own)?;
         blueprint.plan.notes.extend(dataset.doubt());
         let trained_on = blueprint.own.data.is_none().then_some(&dataset);
         let doubt = trained_on.and_then(|dataset| bytes_for_ids(&blueprint, dataset));

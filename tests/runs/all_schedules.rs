@@ -236,7 +236,11 @@ fn a_file_that_is_not_this_run_s_is_refused() {
         (Config { micro_batches: Some(4), ..with(&path) }, "micro-batches = 4: ", "has 8 a step"),
         (Config { unit: Some(4), ..with(&units) }, "unit = 4: ", "are [3, 3, 2]"),
         (Config { layers: 3, ..with(&path) }, "layers: 4 stages need", "the model has 3"),
-        (with(&program), "recompute = none: ", "recomputes stages [0, 1]"),
+        (
+            Config { recompute: Recompute::None, ..with(&program) },
+            "recompute = none: ",
+            "recomputes stages [0, 1]",
+        ),
         (
             Config { recompute: Recompute::Full, dp: 2, ..with(&program) },
             "dp = 2: ",
@@ -249,8 +253,10 @@ fn a_file_that_is_not_this_run_s_is_refused() {
         let text = error.to_string();
         assert!(text.starts_with(start) && text.contains(fragment), "{start}: {text}");
     }
-    let recomputed = Config { recompute: Recompute::Full, ..with(&program) };
-    assert_same_bits(&run(base()), &run(recomputed), "a program that recomputes");
+    for recompute in [Recompute::Full, Recompute::Auto] {
+        let recomputed = Config { recompute, ..with(&program) };
+        assert_same_bits(&run(base()), &run(recomputed), "a program that recomputes");
+    }
 }
 
 /// The settings know how many stages each schedule takes; the generators have the last word.

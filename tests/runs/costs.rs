@@ -241,6 +241,11 @@ fn a_process_with_other_costs_runs_rank_0_s_program() {
         assert_eq!(warned.len(), 1, "{warned:?}");
         assert!(warned[0].contains("a different program from rank 0's"), "{warned:?}");
     }
+    // Memory, and with it what recompute = auto chooses, may differ between machines.
+    let selective = Config { recompute: zeropp::config::Recompute::Selective, ..config.clone() };
+    let Halves { mine, theirs, warned } = in_two_processes(&config, &selective);
+    assert!(mine.is_ok() && theirs.is_ok(), "{theirs:?}");
+    assert!(warned[0].contains("recompute = selective: rank 2 on "), "{warned:?}");
     // Alike: no warning.
     let Halves { mine, theirs, warned } = in_two_processes(&other, &other);
     assert!(mine.is_ok() && theirs.is_ok() && warned.is_empty(), "{warned:?}");
@@ -268,11 +273,6 @@ fn processes_that_differ_in_a_setting_end_in_the_same_words() {
         (Config { data: Some(text), ..config.clone() }, "data = 1287 bytes", "data = "),
         (Config { save: Some(folder), ..config.clone() }, "save = given", "save = nothing"),
         // The program alone differs, and this process cannot run the other.
-        (
-            with(|c| c.recompute = zeropp::config::Recompute::Selective),
-            "recompute = selective",
-            "recompute = none",
-        ),
         (
             with(|c| c.micro_batches = Some(16)),
             "unit = 16, micro-batches = 16",

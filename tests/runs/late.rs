@@ -231,7 +231,7 @@ fn rollback_memory_is_predicted() {
         (2, 2, 2, true, false),
         (4, 1, 2, true, true),
     ] {
-        for optimizer in [OptimizerKind::Adamw, OptimizerKind::Muon] {
+        for optimizer in [OptimizerKind::Adamw, OptimizerKind::Adamw8bit, OptimizerKind::Muon] {
             let (config, samples) = often_wrong();
             let mesh = Config { pp, zero3, dp, zero1, tied, layers: 8, optimizer, ..config };
             let config = late(&Config { steps: 5, ema: Some(0.9), ..mesh });

@@ -132,7 +132,8 @@ fn a_run_that_needs_too_much_is_refused_with_what_would_fit() {
         ..tiny()
     };
     let limit = (most(&greedy) as f64 * 0.6) as u64;
-    let bounded = Config { rank_memory: Some(limit as f64 / GIB), ..greedy };
+    let rank_memory = Some(limit as f64 / GIB);
+    let bounded = Config { rank_memory, recompute: Recompute::None, ..greedy };
     let error = Trainer::new(bounded.clone()).unwrap().train(|_| ()).unwrap_err();
     assert!(matches!(error, Error::Memory(_)) && error.is_bad_input(), "{error}");
     let text = error.to_string();
@@ -146,7 +147,11 @@ fn a_run_that_needs_too_much_is_refused_with_what_would_fit() {
         while let Some(flag) = words.next().and_then(|word| word.strip_prefix("--")) {
             let value = words.next().unwrap();
             match flag {
-                "recompute" => config.recompute = recompute(value),
+                "recompute" => {
+                    let (word, first) = value.split_once(":first=").unwrap_or((value, ""));
+                    config.recompute = recompute(word);
+                    config.recompute_first = first.parse().ok();
+                }
                 "micro-batch-size" => config.micro_batch_size = value.parse().unwrap(),
                 "micro-batches" => config.micro_batches = value.parse().ok(),
                 "unit" => config.unit = value.parse().ok(),
@@ -165,6 +170,48 @@ fn a_run_that_needs_too_much_is_refused_with_what_would_fit() {
 
 fn recompute(name: &str) -> Recompute {
     *Recompute::ALL.iter().find(|recompute| recompute.name() == name).unwrap()
+}
+
+/// Where a rank may have less than it would need, as little as that takes is made again: the run
+/// stays within the limit, as predicted, and has the same bits.
+#[test]
+fn a_limit_makes_a_run_recompute_as_little_as_fits() {
+    let free = Config {
+        pp: 2,
+        virtual_stages: Some(2),
+        seq: 64,
+        micro_batch_size: 4,
+        micro_batches: Some(12),
+        unit: Some(6),
+        stages: Some("4x4".into()),
+        steps: 2,
+        ..tiny()
+    };
+    let with = |recompute, recompute_first| Config { recompute, recompute_first, ..free.clone() };
+    let reference = run(free.clone());
+    assert_eq!(most(&free), most(&with(Recompute::None, None)), "nothing is short");
+    assert!(plan(&free).notes.iter().all(|note| !note.contains("recompute")));
+    let first = |n| (Recompute::Full, Some(n));
+    let classes = [(Recompute::Selective, None), first(2), first(5), (Recompute::Full, None)];
+    for (recompute, n) in classes {
+        let limit = most(&with(recompute, n));
+        let bounded = Config { rank_memory: Some(limit as f64 / GIB), ..free.clone() };
+        let shown = n.map_or(recompute.to_string(), |n| format!("{recompute}:first={n}"));
+        let notes = plan(&bounded).notes;
+        let said = format!("recompute = auto: {shown}, as ");
+        assert!(notes.iter().any(|note| note.starts_with(&said)), "{said}: {notes:?}");
+        let bounded = run(bounded);
+        assert_same_bits(&reference, &bounded, &shown);
+        let summary = &bounded.summary;
+        assert_eq!(summary.peak_bytes, summary.predicted_bytes, "{shown}");
+        assert!(summary.at_once_bytes <= limit, "{shown}: {} of {limit}", summary.at_once_bytes);
+    }
+    let least = most(&with(Recompute::Full, None));
+    let bounded = Config { rank_memory: Some((least - 1) as f64 / GIB), ..free };
+    let error = Trainer::new(bounded).unwrap().train(|_| ()).unwrap_err().to_string();
+    assert!(error.contains(" even with recompute = full, and rank-memory is "), "{error}");
+    let (_, fits) = error.split_once("What would fit:\n").expect(&error);
+    assert!(fits.starts_with("  --micro-batch-size 2 "), "no less than that: {error}");
 }
 
 /// What a machine has is held against all ranks on it, with what they share counted once.

@@ -18,7 +18,9 @@ fn with(optimizer: OptimizerKind) -> Config {
         OptimizerKind::Adafactor => 0.05,
         _ => 3e-3,
     };
-    Config { optimizer, lr, layers: 8, steps: 6, ema: Some(0.9), ..tiny() }
+    // Moments in 8 bits are of parameters with 4,096 elements and more.
+    let hidden = if optimizer == OptimizerKind::Adamw8bit { 32 } else { 16 };
+    Config { optimizer, lr, hidden, layers: 8, steps: 6, ema: Some(0.9), ..tiny() }
 }
 
 #[test]

@@ -167,7 +167,8 @@ impl RunToPlan {
             virtual_stages: config.virtual_stages,
             unit: config.unit,
             micro_batch_size: size("micro-batch-size", config.micro_batch_size),
-            recompute: given("recompute").then_some(config.recompute),
+            recompute: Some(config.recompute)
+                .filter(|asked| given("recompute") && *asked != Recompute::Auto),
             schedule: given("schedule").then(|| config.schedule.clone()),
             sync: config.optimizer_sync,
         }

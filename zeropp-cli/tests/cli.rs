@@ -69,7 +69,10 @@ fn a_bad_setting_ends_with_code_2_and_one_message() {
         ("--schedule 1f1b --virtual 2", "virtual = 2: schedule 1f1b cannot have that many"),
         ("--schedule v-min --virtual 4", "virtual = 4: schedule v-min cannot have that many"),
         ("--pp x", "pp = x: does not work; use a whole number"),
-        ("--recompute half", "recompute = half: does not work; use one of none, selective, full"),
+        (
+            "--recompute half",
+            "recompute = half: does not work; use one of auto, none, selective, full",
+        ),
         ("--stepz 3", "unexpected argument '--stepz'"),
         ("--zero1=2", "zero1 = 2: does not work; use true or false"),
     ]);

@@ -5,6 +5,8 @@ use zeropp_data::choice;
 choice! {
     /// The activations that are computed again in the backward instead of being kept (ZeroPP §3.3).
     Recompute {
+        /// The least of the others with which a run fits its memory: `none`, where that does.
+        Auto = "auto",
         /// Nothing: every activation is kept from F to B.
         None = "none",
         /// What is cheap, on every stage: the outputs of norms and activation functions, and

@@ -12,6 +12,8 @@ use crate::layout::{Layout, Recompute};
 const WANTED: usize = 3;
 /// Stages on a rank that are tried.
 const STAGES: std::ops::RangeInclusive<usize> = 1..=8;
+/// Parts of a unit that are tried for what is recomputed in full.
+const EIGHTHS: usize = 8;
 /// Less than this is no reason to change a setting: bubbles are of estimates.
 const WORTH: f64 = 0.03;
 
@@ -158,7 +160,7 @@ impl ChangeableRun {
     pub fn flags(&self, to: &Layout) -> String {
         let from = &self.layout;
         let values: [(&str, Value); 6] = [
-            ("recompute", |l| l.recompute.to_string()),
+            ("recompute", Layout::recomputation),
             ("micro-batch-size", |l| l.micro_batch_size.to_string()),
             ("virtual", |l| l.virtual_stages.to_string()),
             ("zero1", |l| l.zero1.to_string()),
@@ -188,12 +190,19 @@ fn follow(layout: Layout, unit: Option<usize>) -> Layout {
 }
 
 fn recompute(_: &ChangeableRun, from: &Layout) -> Vec<Layout> {
-    let less = match from.recompute {
-        Recompute::None => &[Recompute::Selective, Recompute::Full][..],
-        Recompute::Selective => &[Recompute::Full],
-        Recompute::Full => &[],
+    let none = matches!(from.recompute, Recompute::Auto | Recompute::None);
+    let selective = none.then_some((Recompute::Selective, None));
+    let now = match from.recompute {
+        Recompute::Full => from.redone.unwrap_or(from.unit),
+        _ => 0,
     };
-    less.iter().map(|recompute| Layout { recompute: *recompute, ..from.clone() }).collect()
+    let mut first: Vec<usize> = (1..EIGHTHS).map(|n| n * from.unit / EIGHTHS).collect();
+    first.dedup();
+    first.retain(|first| *first > now);
+    let first = first.into_iter().map(|first| (Recompute::Full, Some(first)));
+    let all = (now < from.unit).then_some((Recompute::Full, None));
+    let less = selective.into_iter().chain(first).chain(all);
+    less.map(|(recompute, redone)| Layout { recompute, redone, ..from.clone() }).collect()
 }
 
 /// 2, 4, 8 and so on, up to `most`.

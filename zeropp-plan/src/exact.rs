@@ -169,7 +169,7 @@ impl<'a> Simulation<'a> {
             let help = "use rates in FLOP/s and bytes/s, such as flops_per_s = 312e12";
             PlanError::new(format!("machine: {e}; {help}"))
         })?;
-        let weighed = generator_costs(&costs, &costs.memory, layout.recomputed_of_all());
+        let weighed = generator_costs(&costs, &costs.memory, layout.recomputed_of_all(), None);
         let weighed = weighed.with_objective(sync.into());
         let program = |micro_batches: usize| {
             let shape = Shape { micro_batches, ..layout.shape() };

@@ -251,6 +251,12 @@ impl Layout {
         }
     }
 
+    /// What is recomputed, as a setting has it.
+    pub(crate) fn recomputation(&self) -> String {
+        let first = self.redone.map_or_else(String::new, |first| format!(":first={first}"));
+        format!("{}{first}", self.recompute)
+    }
+
     /// How many stages are done again as a whole, from the first on; with `redone`, for those
     /// micro-batches alone.
     pub fn recomputed(&self) -> usize {
@@ -315,8 +321,7 @@ impl Layout {
             flags.push(format!("--unit {}", self.unit));
         }
         if self.recompute != Recompute::None {
-            let first = self.redone.map_or_else(String::new, |first| format!(":first={first}"));
-            flags.push(format!("--recompute {}{first}", self.recompute));
+            flags.push(format!("--recompute {}", self.recomputation()));
         }
         if self.zero1 {
             flags.push("--zero1".into());

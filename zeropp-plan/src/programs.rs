@@ -53,16 +53,22 @@ pub fn forwards(
 
 /// The generators' costs of stages with these times that keep `bytes`: those that a run's schedule
 /// is made for, and a plan's. Of the first `recomputed` stages, which are done again as a whole,
-/// that is part of their B.
+/// that is part of their B. A rank may keep up to `mem_limit` bytes from F to W.
 pub fn generator_costs(
     costs: &simulate::Costs,
     bytes: &[StageBytes],
     recomputed: usize,
+    mem_limit: Option<i64>,
 ) -> OrderCosts {
-    // What B keeps for W is at most what F kept.
-    let stash = |m: &StageBytes| StageBytes { stash: m.stash.min(m.activation), ..*m };
+    // Kinds that are named after a number of activations count what B keeps for W within them,
+    // also where it is more, as with selective recomputation. A limit in bytes is of all bytes.
+    let stash = |m: &StageBytes| match mem_limit {
+        Some(_) => *m,
+        None => StageBytes { stash: m.stash.min(m.activation), ..*m },
+    };
     let memory = bytes.iter().map(stash).collect();
     let mut weighed = OrderCosts::from(&simulate::Costs { memory, ..costs.clone() });
+    weighed.mem_limit = mem_limit;
     weighed.send = message_ns(costs);
     for (b, stage) in weighed.b.iter_mut().zip(&costs.stages).take(recomputed) {
         *b += stage.r_ns;
@@ -190,5 +196,36 @@ impl Programs {
             whole.ranks.extend(ranks.iter().map(of));
         }
         Ok(whole)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zeropp_schedule::schedules::{KINDS, Shape};
+    use zeropp_search::generate_with_costs;
+
+    /// With selective recomputation B keeps more for W than F has kept for B.
+    #[test]
+    fn a_limit_in_bytes_counts_all_that_b_keeps_for_w() {
+        for kind in KINDS.iter().filter(|kind| kind.obeys_limit) {
+            let virtual_stages = (1..4).find(|v| kind.stages.allows(*v)).expect("some V");
+            let shape = Shape { pp: 2, virtual_stages, micro_batches: 8, unit: 4 };
+            let keeps = StageBytes { activation: 10, stash: 16, ..StageBytes::default() };
+            let memory = vec![keeps; shape.stages()];
+            let times = simulate::StageCosts { f_ns: 10, b_ns: 10, w_ns: 10, ..Default::default() };
+            let stages = vec![times; shape.stages()];
+            let costs =
+                simulate::Costs { stages, memory: memory.clone(), ..simulate::Costs::default() };
+            for each in [3, 4, 6] {
+                let limit = 10 * each * virtual_stages as u64;
+                let order = generator_costs(&costs, &memory, 0, Some(limit as i64));
+                let made = generate_with_costs(kind.name, &shape, &order).expect(kind.name);
+                let program = lowered(&made, &LowerOptions::default(), false).expect(kind.name);
+                let timeline = simulate(&program, &costs).expect("these costs");
+                let (_, most) = most_kept(&timeline).expect("ranks keep something");
+                assert!(most <= limit, "{}: {most} of {limit}", kind.name);
+            }
+        }
     }
 }

@@ -23,7 +23,7 @@ impl Recomputed {
         let (whole, redone) = (stages_with_r(program), redone(program));
         let all = |stage: usize| (0..program.micro_batches()).all(|m| redone.contains(&(stage, m)));
         let selective = match recompute {
-            Recompute::None => Vec::new(),
+            Recompute::Auto | Recompute::None => Vec::new(),
             Recompute::Selective | Recompute::Full => {
                 (0..program.stages()).filter(|s| !all(*s)).collect()
             }
@@ -33,7 +33,8 @@ impl Recomputed {
 
     /// What is known before there is a program: what a stage keeps that is not recomputed whole.
     pub fn before(recompute: Recompute, stages: usize) -> Recomputed {
-        let selective = if recompute == Recompute::None { 0..0 } else { 0..stages };
+        let keeps_all = matches!(recompute, Recompute::Auto | Recompute::None);
+        let selective = if keeps_all { 0..0 } else { 0..stages };
         Recomputed { whole: Vec::new(), selective: selective.collect() }
     }
 
@@ -60,6 +61,48 @@ impl Recomputed {
             _ => None,
         }
     }
+}
+
+/// Recomputation of a run: its word, and the N of `full:first=N`.
+pub type Recomputation = (Recompute, Option<usize>);
+
+/// What is `made` with the least recomputation that `fits`: none, selective, full of the first
+/// micro-batches of each unit of `unit`, as few as can be, full of all. Where none fits, the last.
+///
+/// # Errors
+/// The first error of `made`, where it fails with each of them.
+pub fn least<T, E>(
+    unit: impl Fn(&T) -> usize,
+    mut made: impl FnMut(Recomputation) -> Result<T, E>,
+    fits: impl Fn(&T) -> bool,
+) -> Result<T, E> {
+    let mut error = None;
+    let mut most = None;
+    for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+        match made((recompute, None)) {
+            Ok(made) if recompute != Recompute::Full && fits(&made) => return Ok(made),
+            Ok(made) => most = Some((recompute, made)),
+            Err(e) => error = error.or(Some(e)),
+        }
+    }
+    let (recompute, mut least) = match (most, error) {
+        (Some(most), _) => most,
+        (None, Some(error)) => return Err(error),
+        (None, None) => unreachable!("something was made"),
+    };
+    if recompute != Recompute::Full || !fits(&least) {
+        return Ok(least);
+    }
+    // Fewer do not fit, or are not known to; so many do.
+    let (mut fewer, mut enough) = (0, unit(&least));
+    while enough - fewer > 1 {
+        let first = fewer.midpoint(enough);
+        match made((Recompute::Full, Some(first))) {
+            Ok(made) if fits(&made) => (enough, least) = (first, made),
+            _ => fewer = first,
+        }
+    }
+    Ok(least)
 }
 
 /// The stages and micro-batches that a program has an R for.
@@ -109,6 +152,31 @@ mod tests {
             both.sort_unstable();
             assert_eq!(both, all, "{kind}");
         }
+    }
+
+    /// A run with U = 8 keeps 100 bytes of a micro-batch, 70 with selective and 10 with full
+    /// recomputation.
+    #[test]
+    fn no_more_is_recomputed_than_it_takes_to_fit() {
+        let bytes = |(recompute, first): Recomputation| match (recompute, first) {
+            (Recompute::Full, first) => first.unwrap_or(8) * 10 + (8 - first.unwrap_or(8)) * 70,
+            (Recompute::Selective, _) => 560,
+            _ => 800,
+        };
+        let chosen = |limit: usize| {
+            least(|_| 8, Ok::<Recomputation, ()>, |redone| bytes(*redone) <= limit).unwrap()
+        };
+        assert_eq!(chosen(800), (Recompute::None, None));
+        assert_eq!(chosen(799), (Recompute::Selective, None));
+        assert_eq!(chosen(559), (Recompute::Full, Some(1)));
+        assert_eq!(chosen(300), (Recompute::Full, Some(5)));
+        assert_eq!(chosen(139), (Recompute::Full, None));
+        assert_eq!(chosen(79), (Recompute::Full, None), "the last that was tried");
+        // A file with R is made with full alone; what is never made is the first error.
+        let made = |redone: Recomputation| (redone.0 == Recompute::Full).then_some(redone).ok_or(redone);
+        assert_eq!(least(|_| 8, made, |redone| redone.1.is_none()), Ok((Recompute::Full, None)));
+        let none = least(|(): &()| 8, |redone: Recomputation| Err(redone), |()| true);
+        assert_eq!(none, Err((Recompute::None, None)));
     }
 
     #[test]

@@ -181,11 +181,11 @@ impl RunningProgram {
         let recomputed = redone(&self.program).iter().map(|(stage, _)| stage + 1).max();
         let most = self.planned.iter().map(|h| h.peaks.activation + h.peaks.weight_stash).max();
         let limit = self.mem_limit.or(most).unwrap_or(u64::MAX);
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         OrderCosts {
-            mem_limit: Some(i64::try_from(limit).unwrap_or(i64::MAX)),
             limits: self.limits,
             objective: self.options.sync.into(),
-            ..generator_costs(costs, &self.bytes, recomputed.unwrap_or(0))
+            ..generator_costs(costs, &self.bytes, recomputed.unwrap_or(0), Some(limit))
         }
     }
 
@@ -272,7 +272,7 @@ mod tests {
             StageCosts { f_ns: 1000, b_ns: 1000, w_ns: 1000, r_ns: 1000, ..Default::default() };
         let estimates = vec![equal; stages];
         let wrong = Costs { stages: estimates.clone(), memory: bytes(stages), ..Costs::default() };
-        let order = generator_costs(&wrong, &bytes(stages), 0);
+        let order = generator_costs(&wrong, &bytes(stages), 0, None);
         let options = LowerOptions::default();
         let compact = generate_any(kind, &shape, &order).expect("a kind for this shape");
         let program = lowered(&compact, &options, false).expect("it runs");

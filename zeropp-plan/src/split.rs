@@ -86,7 +86,7 @@ pub fn simulated(
     slices: Vec<usize>,
 ) -> Result<Split, PlanError> {
     let costs = simulator(job, layout, stages);
-    let weighed = generator_costs(&costs, &costs.memory, layout.recomputed_of_all());
+    let weighed = generator_costs(&costs, &costs.memory, layout.recomputed_of_all(), None);
     let weighed = weighed.with_objective(job.fixed.sync.into());
     let made = generate_split(layout.schedule, &layout.shape(), &slices, Some(&weighed));
     let made = made.map_err(|e| PlanError::new(e.to_string()))?;

@@ -59,7 +59,7 @@ fn unit(ranked: &Ranked) -> String {
 fn again(ranked: &Ranked) -> String {
     let layout = &ranked.planned.layout;
     match (layout.recompute, layout.redone) {
-        (Recompute::None, _) => "-".into(),
+        (Recompute::Auto | Recompute::None, _) => "-".into(),
         (Recompute::Selective, _) => "cheap".into(),
         (Recompute::Full, None) => "full".into(),
         (Recompute::Full, Some(first)) => format!("full {first}/{}", layout.unit),

@@ -154,7 +154,9 @@ fn fixed(matches: &ArgMatches, config: &Config, has: &dyn Fn(&str) -> bool) -> F
         virtual_stages: matches.get_one("virtual").copied().or(config.virtual_stages),
         unit: matches.get_one("unit").copied().or(config.unit),
         micro_batch_size: size("micro-batch-size", config.micro_batch_size),
-        recompute: asked.or_else(|| has("recompute").then_some(config.recompute)),
+        recompute: asked
+            .or_else(|| has("recompute").then_some(config.recompute))
+            .filter(|asked| *asked != Recompute::Auto),
         schedule: schedule.or_else(|| has("schedule").then(|| config.schedule.clone())),
         sync: config.optimizer_sync,
     }

@@ -218,7 +218,7 @@ fn virtual_stages(job: &Job, pp: usize) -> Vec<usize> {
 fn recomputes(job: &Job) -> Vec<Recompute> {
     match job.fixed.recompute {
         Some(given) => vec![given],
-        None => Recompute::ALL.to_vec(),
+        None => vec![Recompute::None, Recompute::Selective, Recompute::Full],
     }
 }
 
@@ -230,7 +230,7 @@ fn redone_beside(job: &Job, layout: &Layout) -> Vec<usize> {
     }
     let unit = layout.unit;
     let now = match layout.recompute {
-        Recompute::None => return Vec::new(),
+        Recompute::Auto | Recompute::None => return Vec::new(),
         Recompute::Selective => 0,
         Recompute::Full => layout.redone.unwrap_or(unit),
     };

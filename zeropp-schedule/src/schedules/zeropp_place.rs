@@ -142,7 +142,9 @@ pub(super) fn limits(shape: &Shape, costs: &OrderCosts) -> Vec<i64> {
     (0..shape.pp)
         .map(|rank| {
             let stages = (0..shape.virtual_stages).map(|v| v * shape.pp + rank);
-            let held = unit * stages.map(|s| costs.mem_f[s]).sum::<i64>();
+            // B may keep more for W than F has kept for it.
+            let most = |s: usize| costs.mem_f[s].max(-costs.mem_w[s]);
+            let held = unit * stages.map(most).sum::<i64>();
             held.min(costs.mem_limit.unwrap_or(held))
         })
         .collect()
@@ -249,10 +251,12 @@ impl<'a> StepPlacer<'a> {
         if op.opens {
             arrival.placed = arrival.placed.max(state.gathered);
         }
-        if op.kind == Compute::F {
-            while state.memory + self.costs.mem_f[stage] > self.limits[rank] {
-                self.put_w(rank, state)?.ok_or(DeadEnd)?;
-            }
+        let more = match op.kind {
+            Compute::F => self.costs.mem_f[stage],
+            _ => self.costs.mem_b[stage],
+        };
+        while state.memory + more > self.limits[rank] {
+            self.put_w(rank, state)?.ok_or(DeadEnd)?;
         }
         self.fill_gap(policy, rank, state, arrival.placed)?;
         if let Some(ahead) = op.ahead {
