@@ -173,7 +173,8 @@ mod tests {
         assert_eq!(chosen(139), (Recompute::Full, None));
         assert_eq!(chosen(79), (Recompute::Full, None), "the last that was tried");
         // A file with R is made with full alone; what is never made is the first error.
-        let made = |redone: Recomputation| (redone.0 == Recompute::Full).then_some(redone).ok_or(redone);
+        let made =
+            |redone: Recomputation| (redone.0 == Recompute::Full).then_some(redone).ok_or(redone);
         assert_eq!(least(|_| 8, made, |redone| redone.1.is_none()), Ok((Recompute::Full, None)));
         let none = least(|(): &()| 8, |redone: Recomputation| Err(redone), |()| true);
         assert_eq!(none, Err((Recompute::None, None)));
