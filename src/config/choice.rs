@@ -24,6 +24,18 @@ choice! {
 }
 
 choice! {
+    /// The tokens over which the balance of experts is counted.
+    Balance {
+        /// None: there is no balance loss.
+        None = "none",
+        /// Those of a micro-batch.
+        MicroBatch = "micro-batch",
+        /// Those of each sample.
+        Sample = "sample",
+    }
+}
+
+choice! {
     /// Whether gathered bf16 weights are kept as the CPU's products read them.
     PackWeights {
         /// Where several micro-batches use a gather and the memory is there.
@@ -54,6 +66,7 @@ macro_rules! settings {
 }
 settings!(
     Activation,
+    Balance,
     Decay,
     DeviceKind,
     EngineKind,

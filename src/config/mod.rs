@@ -31,8 +31,8 @@ mod values;
 pub use batch::samples_of;
 pub use bytes::Bytes;
 pub use choice::{
-    Activation, Decay, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync, Order,
-    PackWeights, Place, Precision, Recompute, Reschedule, Tokenizer,
+    Activation, Balance, Decay, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync,
+    Order, PackWeights, Place, Precision, Recompute, Reschedule, Tokenizer,
 };
 pub use error::ConfigError;
 pub use file::as_table;

@@ -10,8 +10,8 @@ use zeropp_pipeline::schedules::DEFAULT;
 
 use super::bytes::Bytes;
 use super::choice::{
-    Activation, Decay, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync, Order,
-    PackWeights, Place, Precision, Recompute, Reschedule, Tokenizer,
+    Activation, Balance, Decay, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync,
+    Order, PackWeights, Place, Precision, Recompute, Reschedule, Tokenizer,
 };
 use super::kind::OptionType;
 use super::resume::Resume;
@@ -213,6 +213,16 @@ options! {
         /// attention and MLP add to the residual; the others are scaled up. Which ones depends on
         /// seed, step, sample and place alone, never on the mesh. Validation and text drop none.
         "dropout" "SHARE" dropout: f64 = 0.0, Same Reported;
+        /// How experts are kept in balance: a loss that is smallest where tokens are spread evenly,
+        /// counted over each micro-batch or each sample; or none.
+        ///
+        /// Each layer with experts adds weight times E·Σ f·P to the loss that is trained: f is an
+        /// expert's share of choices, P its mean score. The losses that are shown are without it.
+        "balance" "OVER" balance: Balance = Balance::MicroBatch, Same Reported;
+        /// Weight of the balance loss. Default: 0.01.
+        "balance-weight" "X" balance_weight: Option<f64> = None, Same Reported => "balance:weight";
+        /// Weight of the routers' z-loss, the mean squared log-sum-exp of logits. Default: 0.
+        "router-z" "X" router_z: Option<f64> = None, Same Reported => "balance:z";
         /// Largest global gradient norm; a larger gradient is scaled down to it. 0 turns clipping
         /// off.
         "clip" "X" clip: f64 = 1.0, Same Reported;

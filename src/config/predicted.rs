@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use zeropp_core::kernels::attention::keeps_probabilities;
+use zeropp_core::kernels::balance::RouterLosses;
 use zeropp_core::kernels::bf16::Packed;
 use zeropp_plan::bytes::RunState;
 use zeropp_plan::layout::{ComputeSettings, Packing};
 use zeropp_zero3::checkpoint::WRITER_BYTES;
 use zeropp_zero3::rule::{ParameterGroups, UpdateRule};
 
-use super::{Config, DeviceKind, PackWeights, Precision};
+use super::{Balance, Config, DeviceKind, PackWeights, Precision};
 
 impl Config {
     /// The device and precision that ranks compute on, and in.
@@ -34,6 +35,20 @@ impl Config {
                 PackWeights::Auto => Packing::Auto(bytes()),
                 PackWeights::On => Packing::Always(bytes()),
             },
+        }
+    }
+
+    /// The losses that routers of experts add.
+    pub(crate) fn router_losses(&self) -> RouterLosses {
+        let weight = match self.balance {
+            Balance::None => 0.0,
+            Balance::MicroBatch | Balance::Sample => self.balance_weight.unwrap_or(0.01),
+        };
+        let samples = if self.balance == Balance::Sample { 1 } else { self.micro_batch_size };
+        RouterLosses {
+            balance: weight as f32,
+            z: self.router_z.unwrap_or(0.0) as f32,
+            group: samples * self.seq,
         }
     }
 

@@ -284,6 +284,11 @@ impl Config {
         self.check_optimizer()?;
         let dropped = (0.0..1.0).contains(&self.dropout);
         number("dropout", self.dropout, dropped, "0 to below 1, such as 0.1")?;
+        for (key, weight) in [("balance:weight", self.balance_weight), ("balance:z", self.router_z)]
+        {
+            let weight = weight.unwrap_or(0.0);
+            number(key, weight, weight >= 0.0, "0 or more, such as 0.01")?;
+        }
         number("clip", self.clip, self.clip >= 0.0, "a largest norm, or 0 to never scale")?;
         within("threads", self.threads.unwrap_or(1), THREADS_MAX)?;
         check(!self.pin || self.device == DeviceKind::Cpu, || {

@@ -98,6 +98,7 @@ fn product(
         output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),
+        routers: None,
     };
     let x = Tensor::<3>::ones([1, rows, inner], (device, dtype));
     move || {

@@ -5,6 +5,7 @@ use zeropp_checkpoint::under_way::WriterReport;
 use zeropp_comm::groups::Groups;
 use zeropp_core::meter::{MemoryBytes, Meter};
 use zeropp_core::metrics::{StepMetrics, wall_time};
+use zeropp_core::split::RouterSums;
 use zeropp_pipeline::executor::StepRecord;
 use zeropp_pipeline::ir::{Action, Compute};
 use zeropp_pipeline::simulate::StageCosts;
@@ -38,6 +39,9 @@ pub(crate) struct RankStep {
     /// The layers of its stages, in a step in which layers are looked at.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) layers: Vec<LayerWatch>,
+    /// The routers of its stages, by place in the model's list.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) routers: Vec<(usize, RouterSums)>,
     /// Nanoseconds of work that the rank did again.
     redone_ns: u64,
     /// Nanoseconds that saving kept the rank from its work.
@@ -157,6 +161,7 @@ pub(crate) fn summarise(
         idle,
         times: StageTimes::of(&record.spans),
         layers: Vec::new(),
+        routers: Vec::new(),
         redone_ns: record.redone.map_or(0, |redone| redone.ns),
         save_blocked_ns: 0,
         save: None,
@@ -209,6 +214,7 @@ pub(crate) fn step_metrics(
         idle_bytes: total(|r| r.idle),
         save_blocked_s: most(|r| r.save_blocked_ns) as f64 / 1e9,
         layers: layers::metrics(bp, ranks.iter().flat_map(|r| &r.layers), outcome.skipped),
+        experts: layers::experts(bp, ranks.iter().flat_map(|r| &r.routers)),
         eval: None,
         skipped: outcome.skipped,
         rolled_back: outcome.rolled_back,

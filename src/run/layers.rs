@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use zeropp_core::metrics::LayerMetrics;
+use zeropp_core::metrics::{ExpertMetrics, LayerMetrics};
+use zeropp_core::split::RouterSums;
 use zeropp_zero3::LayerSums;
 
 use crate::config::Config;
@@ -31,6 +32,39 @@ pub(crate) fn watched(
 ) -> Vec<LayerWatch> {
     let part = |(stage, layer): (usize, usize)| bp.stages[stage].start + layer;
     seen.into_iter().map(|(at, sums)| LayerWatch { part: part(at), sums }).collect()
+}
+
+/// A rank's figures of its routers, which it knows by stage and place in it.
+pub(crate) fn routers(
+    bp: &Blueprint,
+    sums: BTreeMap<(usize, usize), RouterSums>,
+) -> Vec<(usize, RouterSums)> {
+    let part = |(stage, layer): (usize, usize)| bp.stages[stage].start + layer;
+    sums.into_iter().map(|(at, sums)| (part(at), sums)).collect()
+}
+
+/// The figures of the model's experts, from those of all ranks; none of a model without.
+pub(crate) fn experts<'a>(
+    bp: &Blueprint,
+    routers: impl Iterator<Item = &'a (usize, RouterSums)>,
+) -> Option<ExpertMetrics> {
+    let mut layers = BTreeMap::<usize, RouterSums>::new();
+    routers.for_each(|(part, sums)| layers.entry(*part).or_default().merge(sums));
+    let mean = |figure: usize| {
+        layers.values().map(|sums| sums.means()[figure]).sum::<f64>() / layers.len() as f64
+    };
+    let (fullest_part, fullest) = layers
+        .iter()
+        .map(|(part, sums)| (*part, sums.fullest()))
+        .max_by(|a, b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)))?;
+    Some(ExpertMetrics {
+        balance_loss: mean(0),
+        z_loss: mean(1),
+        entropy: mean(2),
+        fullest,
+        fullest_layer: bp.model.parts[fullest_part].name().into(),
+        idle: layers.values().map(RouterSums::idle).sum(),
+    })
 }
 
 /// The figures of the model's layers, from those of all ranks. The sums are exact, so that no

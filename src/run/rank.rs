@@ -120,6 +120,7 @@ fn build_executor(
         dims: [config.micro_batch_size, config.seq, bp.model.hidden],
         compute: bp.compute,
         loss_scale: 1.0 / batches as f32,
+        routers: config.router_losses(),
         units: schedule.units.clone(),
         redone: redone(schedule),
         selective: recomputed.selective,

@@ -300,6 +300,8 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
     fn figures(&mut self, record: &StepRecord) -> RankStep {
         let losses = self.executor.worker.take_losses();
         let mut mine = summarise(record, losses, self.groups, self.meter);
+        let routers = self.executor.worker.take_routers();
+        mine.routers = layers::routers(&self.shared.blueprint, routers);
         mine.computed.start_ns = self.clock.shift(mine.computed.start_ns);
         mine.computed.end_ns = self.clock.shift(mine.computed.end_ns);
         let (clock, rescheduling) = (self.clock, &self.rescheduling);

@@ -127,11 +127,28 @@ pub(super) const KEYS: &[Key] = &[
         .tag("train/scored_tokens")
         .of_some_steps(),
     key("eval.scored_tokens").of_some_steps(),
+    plot("experts.balance_loss", |m| Some(m.experts.as_ref()?.balance_loss))
+        .tag("experts/balance_loss")
+        .of_some_steps(),
+    plot("experts.z_loss", |m| Some(m.experts.as_ref()?.z_loss))
+        .tag("experts/z_loss")
+        .of_some_steps(),
+    plot("experts.entropy", |m| Some(m.experts.as_ref()?.entropy))
+        .tag("experts/entropy")
+        .of_some_steps(),
+    plot("experts.fullest", |m| Some(m.experts.as_ref()?.fullest))
+        .tag("experts/fullest")
+        .gauge("expert_load_ratio", "Tokens of its most loaded expert over the mean.")
+        .of_some_steps(),
+    key("experts.fullest_layer").of_some_steps(),
+    plot("experts.idle", |m| Some(m.experts.as_ref()?.idle as f64))
+        .tag("experts/idle")
+        .of_some_steps(),
 ];
 
 #[cfg(test)]
 mod tests {
-    use zeropp_core::metrics::Evaluation;
+    use zeropp_core::metrics::{Evaluation, ExpertMetrics};
 
     use super::*;
 
@@ -144,6 +161,7 @@ mod tests {
             ..Evaluation::default()
         });
         step.scored_tokens = Some(1);
+        step.experts = Some(ExpertMetrics::default());
         (step.skipped, step.rolled_back, step.save_blocked_s) = (true, true, 1.0);
         let mut json = serde_json::to_value(&step).unwrap();
         let mut next = 2;

@@ -10,7 +10,7 @@ use crate::common::{assert_same_bits, run, tiny};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::Deserialize;
 use serde_json::Value;
-use zeropp::config::{Activation, Order, Precision, Recompute, Tokenizer};
+use zeropp::config::{Activation, Balance, Order, Precision, Recompute, Tokenizer};
 use zeropp::layer::Model;
 use zeropp::model::decoder::Decoder;
 use zeropp::model::{self, Whole};
@@ -30,6 +30,8 @@ const FAMILIES: [&str; 12] = [
     "qwen3-moe-all",
     "mixtral",
 ];
+/// Families that are trained with the losses of their routers, too.
+const BALANCED: [&str; 2] = ["qwen3-moe-balanced", "mixtral-balanced"];
 /// How far a gradient may be from transformers', relative to the largest element of its tensor.
 const GRADIENT: f64 = 5e-6;
 /// How far logits may be, absolute.
@@ -43,6 +45,9 @@ pub(crate) struct Figures {
     shown: usize,
     tokens: usize,
     loss: f64,
+    /// Weights of the routers' balance loss and z-loss; none are added without.
+    balance: Option<f64>,
+    z: Option<f64>,
     /// Names and shapes as transformers has them.
     tensors: Vec<(String, Vec<usize>)>,
     pub(crate) config: Value,
@@ -142,6 +147,9 @@ impl Family {
             data: Some(data.into()),
             tokenizer: Tokenizer::U16,
             order: Order::Sequential,
+            balance: self.figures.balance.map_or(Balance::None, |_| Balance::MicroBatch),
+            balance_weight: self.figures.balance,
+            router_z: self.figures.z,
             ..tiny()
         }
     }
@@ -193,7 +201,7 @@ fn loss_and_gradients_are_those_of_transformers_on_any_mesh() {
         (2, 1, 2, Recompute::None),
         (2, 2, 2, Recompute::Full),
     ];
-    for name in FAMILIES {
+    for name in FAMILIES.into_iter().chain(BALANCED) {
         let family = Family::read(name);
         let bytes: Vec<u8> = family.ids().flat_map(u16::to_le_bytes).collect();
         std::fs::write(&data, bytes).unwrap();

@@ -245,6 +245,7 @@ fn in_halves(
         output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),
+        routers: None,
     };
     let input = recording.input().expect("it was given");
     let cx = LayerCx { weights: weights.clone(), op, output_wanted: true };

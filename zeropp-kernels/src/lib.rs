@@ -8,6 +8,7 @@
 pub mod activation;
 pub mod adamw;
 pub mod attention;
+pub mod balance;
 pub mod bf16;
 pub mod dropout;
 mod elementwise;

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::GRAIN;
-use crate::math::exp;
+use crate::math::{exp, ln};
 use crate::threads::{self, piece};
 
 /// How scores become a choice.
@@ -120,24 +120,27 @@ impl ChosenExperts {
     }
 }
 
-/// The weights `[n, k]` and the choice by `logits: [n, E]`, which become the scores: their softmax
-/// over all experts. A token goes to the k experts with the largest scores; of equal ones to the
+/// The weights `[n, k]`, the choice and the logarithm of each token's sum of exponentials, `[n]`, by
+/// `logits: [n, E]`, which become the scores: their softmax over all experts. A token goes to the k experts with the largest scores; of equal ones to the
 /// lower index, and `total_cmp` orders what is not a number.
 ///
 /// # Panics
 /// Panics if there are fewer experts than are chosen, or logits are no whole rows.
-pub fn route(logits: &mut [f32], routing: Routing) -> (Vec<f32>, ChosenExperts) {
+pub fn route(logits: &mut [f32], routing: Routing) -> (Vec<f32>, ChosenExperts, Vec<f32>) {
     let Routing { experts: all, chosen: k, divided } = routing;
     assert!((1..=all).contains(&k) && logits.len().is_multiple_of(all), "{k} of {all} experts");
     let n = logits.len() / all;
     let (mut weights, mut experts) = (vec![0.0; n * k], vec![0; n * k]);
+    let mut sums = vec![0.0; n];
     let tokens = piece(n, 1, GRAIN.div_ceil(16 * all));
     let outputs = weights.chunks_mut(tokens * k).zip(experts.chunks_mut(tokens * k));
-    threads::each(logits.chunks_mut(tokens * all).zip(outputs), |(scores, (weights, experts))| {
+    let inputs = logits.chunks_mut(tokens * all).zip(sums.chunks_mut(tokens));
+    threads::each(inputs.zip(outputs), |((scores, sums), (weights, experts))| {
         let mut order = Vec::with_capacity(all);
         let outputs = weights.chunks_mut(k).zip(experts.chunks_mut(k));
-        for (scores, (weights, experts)) in scores.chunks_mut(all).zip(outputs) {
-            softmax(scores);
+        let inputs = scores.chunks_mut(all).zip(sums);
+        for ((scores, sum), (weights, experts)) in inputs.zip(outputs) {
+            *sum = softmax(scores);
             order.clear();
             order.extend(0..all as u32);
             // What is no number has either sign: here it has one, before all numbers.
@@ -159,10 +162,11 @@ pub fn route(logits: &mut [f32], routing: Routing) -> (Vec<f32>, ChosenExperts) 
             }
         }
     });
-    (weights, ChosenExperts::new(experts, routing))
+    (weights, ChosenExperts::new(experts, routing), sums)
 }
 
-fn softmax(x: &mut [f32]) {
+/// Makes logits scores; the logarithm of their sum of exponentials.
+fn softmax(x: &mut [f32]) -> f32 {
     let largest = x.iter().fold(f32::NEG_INFINITY, |most, x| most.max(*x));
     let mut sum = 0.0;
     for x in &mut *x {
@@ -170,6 +174,7 @@ fn softmax(x: &mut [f32]) {
         sum += *x;
     }
     x.iter_mut().for_each(|x| *x /= sum);
+    largest + ln(sum)
 }
 
 /// The gradient of the logits, `[n, E]`, by that of the weights, `[n, k]`. The scores are those of
@@ -208,7 +213,9 @@ mod tests {
     use crate::threads::Threads;
 
     fn routed(logits: &[f32], [experts, chosen]: [usize; 2]) -> (Vec<f32>, ChosenExperts) {
-        route(&mut logits.to_vec(), Routing { experts, chosen, divided: true })
+        let routing = Routing { experts, chosen, divided: true };
+        let (weights, choice, _) = route(&mut logits.to_vec(), routing);
+        (weights, choice)
     }
 
     #[test]
@@ -258,7 +265,7 @@ mod tests {
             let logits = [0.3, -1.0, 0.9, 0.1, 0.5];
             let dweights = [0.7, -0.2, 1.5];
             let mut scores = logits.map(|x: f64| x as f32);
-            let (weights, choice) = route(&mut scores, routing);
+            let (weights, choice, _) = route(&mut scores, routing);
             let kept = (!divided).then_some(&scores[..]);
             let found = route_backward(&dweights, &weights, kept, &choice);
             let of = |logits: [f64; 5]| {

@@ -196,10 +196,11 @@ fn experts(part: &DecoderPart, moe: Moe, batch: BatchShape) -> Inner {
     let (router, [gate, up, down]) = (trains_of(ROUTER), EXPERTS.map(trains_of));
     let (inputs, any) = (router || gate || up, gate || up || down);
     let rows = |width: usize| bytes(chosen * width, batch);
-    // Indices of experts, rows and places, and where the rows of an expert begin; weights, scores.
+    // Indices of experts, rows and places, and where the rows of an expert begin; weights, scores
+    // and a logarithm of each token.
     let choice = 4 * (3 * n * chosen + experts + 1) as u64;
     let weights = 4 * (n * chosen) as u64;
-    let scores = if moe.divided { 0 } else { 4 * (n * experts) as u64 };
+    let scores = 4 * (n * (experts + 1)) as u64;
     let made = u64::from(gate) * rows(inner)
         + u64::from(up) * rows(inner)
         + u64::from(down) * (rows(inner) + bytes(h, batch))

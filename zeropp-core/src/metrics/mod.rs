@@ -5,6 +5,6 @@ mod report;
 
 pub use jsonl::JsonLines;
 pub use report::{
-    Evaluation, EvaluationPlan, LayerMetrics, Plan, RankPlan, RunHeader, StepMetrics, Stopped,
-    Summary, wall_time,
+    Evaluation, EvaluationPlan, ExpertMetrics, LayerMetrics, Plan, RankPlan, RunHeader,
+    StepMetrics, Stopped, Summary, wall_time,
 };

@@ -117,6 +117,9 @@ pub struct StepMetrics {
     /// Every layer in the model's order, in the steps in which layers are looked at (`log-layers`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerMetrics>,
+    /// How tokens were spread over experts, in a model that has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertMetrics>,
     /// The validation loss after this step's update, where it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<Evaluation>,
@@ -137,6 +140,25 @@ impl StepMetrics {
     pub fn measured_loss(&self) -> Option<f64> {
         (self.scored_tokens != Some(0)).then_some(self.loss)
     }
+}
+
+/// How a step's tokens were spread over the experts of all layers that have some.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ExpertMetrics {
+    /// The balance loss, without its weight: the mean over layers and micro-batches of E·Σ f·P,
+    /// which is 1 where all of the E experts are alike.
+    pub balance_loss: f64,
+    /// The mean squared log-sum-exp of the routers' logits.
+    pub z_loss: f64,
+    /// Mean entropy of the experts' mean scores in a micro-batch, in nats; ln E at most.
+    pub entropy: f64,
+    /// Tokens of a layer's most loaded expert over the mean of its experts, in the layer where that
+    /// is largest.
+    pub fullest: f64,
+    /// That layer.
+    pub fullest_layer: String,
+    /// Experts of all layers that no token of the step went to.
+    pub idle: usize,
 }
 
 /// The figures of one layer in a step: the embedding, a block, the final norm, the head. A number

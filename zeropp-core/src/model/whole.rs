@@ -196,6 +196,7 @@ fn context<E>(
         output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),
+        routers: None,
     };
     Ok(LayerCx { weights: gathered, op, output_wanted: true })
 }

@@ -13,6 +13,7 @@ mod on_devices;
 pub mod ops;
 mod queue;
 mod recording;
+mod router;
 mod slot;
 mod tape;
 mod vjp;
@@ -22,6 +23,7 @@ pub use dropout::{Dropout, DropoutPlace};
 pub use masks::{Documents, Masks, NOT_SCORED};
 pub use queue::{ForwardGrads, Grads, ParamSlot, WQueue, is_finite};
 pub use recording::{Recorded, RecordedBy, Recording};
+pub use router::{RouterCx, RouterSums};
 pub use slot::{Makers, Saved};
 pub use vjp::{Seed, custom_source, custom_vjp, custom_vjp2, custom_vjp3, seed_backward};
 pub use weight::{LayerWeights, Weight};
@@ -55,6 +57,8 @@ pub struct OpCx {
     /// The parts of the micro-batch that attention and the loss may not see, and those that are
     /// dropped.
     pub masks: Masks,
+    /// The losses that routers of experts add in B. `None` where no gradients are wanted.
+    pub routers: Option<RouterCx>,
 }
 
 impl OpCx {

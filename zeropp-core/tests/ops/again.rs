@@ -74,6 +74,7 @@ fn outcome(
         output_wanted: true,
         forward_grads: None,
         masks: Masks { dropout, ..Masks::default() },
+        routers: None,
     };
     let queue = op.queue.clone();
     let cx = LayerCx { weights: weights.clone(), op, output_wanted: true };

@@ -104,6 +104,7 @@ pub(crate) fn context(meter: &Arc<Meter>, selective: bool, tracked: bool) -> OpC
         output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),
+        routers: None,
     }
 }
 

@@ -42,6 +42,7 @@ impl Case<'_> {
             output_wanted: true,
             forward_grads: grads.map(|grads| ForwardGrads { grads, loss_scale: self.scale }),
             masks: Masks::default(),
+            routers: None,
         }
     }
 

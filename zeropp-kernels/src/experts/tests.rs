@@ -32,7 +32,7 @@ impl Case {
         let mut logits: Vec<f32> =
             (0..n * experts).map(|i| logit(i / experts, i % experts)).collect();
         let routing = Routing { experts, chosen, divided: true };
-        let (w, choice) = route(&mut logits, routing);
+        let (w, choice, _) = route(&mut logits, routing);
         let maps = [1, 2, 3].map(|seed| numbers(experts * h * f, seed));
         Case { x: numbers(n * h, 4), dy: numbers(n * h, 5), w, choice, maps }
     }

@@ -9,10 +9,12 @@ use parking_lot::Mutex;
 use zeropp_comm::CommResult;
 use zeropp_core::data::DataError;
 use zeropp_core::device;
+use zeropp_core::kernels::balance::{RouterFigures, RouterLosses};
 use zeropp_core::layer::{LayerCx, Part, pieces};
 use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_core::split::{
-    ForwardGrads, Grads, LayerWeights, Makers, OpCx, RecordedBy, Saved, WQueue, is_finite,
+    ForwardGrads, Grads, LayerWeights, Makers, OpCx, RecordedBy, RouterCx, RouterSums, Saved,
+    WQueue, is_finite,
 };
 use zeropp_zero3::{LayerSums, Optimizer, ParamExport, ShardedStage, StepOutcome};
 
@@ -40,6 +42,8 @@ pub struct WorkerOptions {
     /// Stages and micro-batches whose F keeps only its layers' inputs, to be redone by R and, from
     /// layer to layer, B: those that the program has an R for.
     pub redone: HashSet<(usize, usize)>,
+    /// The losses that routers of experts add.
+    pub routers: RouterLosses,
     /// Stages whose B makes again what is cheap (selective recomputation).
     pub selective: Vec<usize>,
 }
@@ -80,6 +84,8 @@ pub struct ModelWorker {
     graphs: HashMap<(usize, usize), Graph>,
     queues: HashMap<(usize, usize), WQueue>,
     losses: Vec<(usize, Tensor<1>)>,
+    /// The figures of the step's routers, by stage, and by layer in it and micro-batch.
+    routers: BTreeMap<usize, Arc<Mutex<BTreeMap<(usize, usize), RouterFigures>>>>,
     /// Set while forwards alone are run: their tokens, and the batch.
     evaluated: Option<(TokenSource, u64)>,
     /// Set while a step is run again to find what was not finite first.
@@ -98,6 +104,7 @@ impl ModelWorker {
         optimizer: Optimizer,
         meter: Arc<Meter>,
     ) -> Self {
+        let routers = sharded.iter().map(|s| (s.index(), Arc::default())).collect();
         let stages = parts
             .into_iter()
             .zip(&sharded)
@@ -116,6 +123,7 @@ impl ModelWorker {
             graphs: HashMap::new(),
             queues: HashMap::new(),
             losses: Vec::new(),
+            routers,
             evaluated: None,
             search: None,
             watched: None,
@@ -135,6 +143,17 @@ impl ModelWorker {
         let mut losses: Vec<(usize, f32)> = micro_batches.into_iter().zip(values).collect();
         losses.sort_by_key(|(m, _)| *m);
         losses
+    }
+
+    /// The sums of the step's figures of routers, by stage and layer; clears them.
+    pub fn take_routers(&mut self) -> BTreeMap<(usize, usize), RouterSums> {
+        let mut sums = BTreeMap::<_, RouterSums>::new();
+        for (stage, figures) in &self.routers {
+            for ((layer, _), figures) in std::mem::take(&mut *figures.lock()) {
+                sums.entry((*stage, layer)).or_default().add(&figures);
+            }
+        }
+        sums
     }
 
     /// From now on forwards take the tokens of `batch` from `tokens`, and keep nothing; with none,
@@ -295,6 +314,12 @@ impl ModelWorker {
             output_wanted: true,
             forward_grads,
             masks,
+            routers: Some(RouterCx {
+                losses: self.options.routers,
+                loss_scale: self.options.loss_scale,
+                micro_batch,
+                figures: self.routers[&stage].clone(),
+            }),
         })
     }
 

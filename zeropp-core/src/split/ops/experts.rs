@@ -10,13 +10,14 @@ use burn::tensor::{DType, Tensor, bf16};
 use super::linear::{Matrix, packed};
 use super::{Later, is_tracked, link, wants_gradient};
 use crate::cpu_tensor::{self, CpuTensor};
+use crate::kernels::balance;
 use crate::kernels::bf16::{Mat, Packed, convert, product_set};
 use crate::kernels::experts::{self as kernel, Element, Rows, WeightedChoice};
 use crate::kernels::gemm::{MatRef, product};
 use crate::kernels::routing::{self, ChosenExperts};
 use crate::meter::{Hold, MemoryKind};
 use crate::split::weight::Side;
-use crate::split::{Grads, OpCx, Saved, Weight, custom_source, custom_vjp2};
+use crate::split::{Grads, OpCx, RouterCx, Saved, Weight, custom_source, custom_vjp2};
 
 pub use crate::kernels::routing::Routing;
 
@@ -32,34 +33,45 @@ pub struct Routed {
 /// give, `[b, s, k]` in fp32, and which they are. The router's logits are fp32 sums, whatever the
 /// type of x; of equal scores the expert with the lower index is chosen.
 ///
-/// Keeps F→B: x, the choice (12·n·k + 4·E + 4 bytes for n tokens), the weights (4·n·k), and where
-/// they are not divided by their sum the scores (4·n·E). Keeps B→W: x and the gradient of the
-/// logits, in the type of x.
+/// B adds the gradients of the router's losses ([`RouterCx`](crate::split::RouterCx)), which the
+/// context has.
+///
+/// Keeps F→B: x, the choice (12·n·k + 4·E + 4 bytes for n tokens), the weights (4·n·k), the scores
+/// and a logarithm of each token (4·n·(E + 1)). Keeps B→W: x and the gradient of the logits, in the
+/// type of x.
 pub fn route(x: Tensor<3>, router: &Weight<2>, routing: Routing, cx: &OpCx) -> (Tensor<3>, Routed) {
     let [b, s, _] = x.dims();
     let xi = x.clone().inner();
     let mut scores = logits(&xi, router);
-    let (weights, choice) = routing::route(&mut scores, routing);
+    let (weights, choice, sums) = routing::route(&mut scores, routing);
     let out = cpu_tensor::from_vec(weights, [b, s, routing.chosen]);
     let choice = Arc::new(choice);
     if !wants_gradient(&x, cx) {
         return (out, Routed { choice, _hold: None });
+    }
+    if let Some(cx) = &cx.routers {
+        let figures = balance::figures(&scores, &sums, &choice, cx.losses.group);
+        cx.figures.lock().insert((router.slot().layer, cx.micro_batch), figures);
     }
     let hold = cx.meter.hold(MemoryKind::Activation, choice.bytes() as u64);
     let routed = Routed { choice, _hold: Some(Arc::new(hold)) };
     let dtype = xi.dtype();
     let saved = router.trains().then(|| cx.save(xi));
     let scores = cpu_tensor::from_vec(scores, [b * s, routing.experts]);
-    let scores = (!routing.divided).then(|| cx.save(scores));
+    let scores = [cx.save(scores), cx.save(cpu_tensor::from_vec(sums, [b * s, 1]))];
     let weights = cx.save(out.clone());
     let router = Matrix { w: router.clone(), transposed: false };
-    let (later, kept) = (Later::new(cx), routed.clone());
+    let (later, kept, routers) = (Later::new(cx), routed.clone(), cx.routers.clone());
     let out = link(x, out, cx, move |dw| {
         let [dw, weights] = [dw, weights.get()].map(|t| floats(&t));
-        let scores = scores.as_ref().map(|scores| floats(&scores.get()));
-        let scores = scores.as_ref().map(CpuTensor::as_slice);
+        let scores = scores.map(|kept| floats(&kept.get()));
+        let [scores, sums] = scores.each_ref().map(CpuTensor::as_slice);
         let (dw, weights) = (dw.as_slice(), weights.as_slice());
-        let dlogits = routing::route_backward(dw, weights, scores, &kept.choice);
+        let whole = (!routing.divided).then_some(scores);
+        let mut dlogits = routing::route_backward(dw, weights, whole, &kept.choice);
+        if let Some(RouterCx { losses, loss_scale, .. }) = &routers {
+            balance::add_gradient(&mut dlogits, *losses, *loss_scale, [scores, sums], &kept.choice);
+        }
         let dims = [b, s, routing.experts];
         let dlogits = match dtype {
             DType::F32 => cpu_tensor::from_vec(dlogits, dims),
