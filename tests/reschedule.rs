@@ -1,11 +1,17 @@
 //! Runs that exchange their program for another one between two steps.
 
 mod common;
+#[path = "common/saboteur.rs"]
+mod saboteur;
+
+use std::path::Path;
 
 use common::captured::capture;
 use common::{Run, assert_same_bits, run, tiny};
-use zeropp::Config;
-use zeropp::config::{Recompute, Reschedule};
+use saboteur::Fault;
+use zeropp::config::{Recompute, Reschedule, Resume};
+use zeropp::model::gpt;
+use zeropp::{Config, Trainer, failures};
 use zeropp_core::meter::MemoryKind;
 use zeropp_core::metrics::StepMetrics;
 
@@ -51,28 +57,135 @@ fn job(number: u64, steps: u64) -> Config {
     }
 }
 
+/// The same job where programs are exchanged at every chance.
+fn always(config: Config) -> Config {
+    Config { reschedule: Reschedule::Auto, exchanges_always: true, ..config }
+}
+
 /// A run that exchanges programs at every chance, and how often it did.
 fn exchanging(config: Config) -> (Run, usize) {
-    let config = Config { reschedule: Reschedule::Auto, exchanges_always: true, ..config };
-    let (run, captured) = capture(|| run(config));
+    let (run, captured) = capture(|| run(always(config)));
     let changes = captured.iter().filter(|event| event.message().contains("order changed"));
     (run, changes.count())
 }
 
+/// The same, saved in `folder` and after `step` resumed by another run.
+fn resumed(config: Config, folder: &Path, step: u64) -> (Run, usize) {
+    let saves = Config { save: Some(folder.into()), ..config };
+    let (first, before) = exchanging(Config { steps: step, ..saves.clone() });
+    let (rest, after) = exchanging(Config { resume: Resume::Must, ..saves });
+    let steps = first.steps.into_iter().chain(rest.steps).collect();
+    (Run { steps, ..rest }, before + after)
+}
+
+/// The same, in which `fault` kills a rank, and all go on from their newest checkpoint.
+fn recovered(config: Config, folder: &Path, place: u64) -> (Run, usize) {
+    let config =
+        always(Config { save: Some(folder.into()), save_every: 1, max_recoveries: 2, ..config });
+    let fault = Fault::new(1, place as i64, || panic!("sabotage"));
+    let model = fault.hidden_in(gpt::build(config.gpt_shape(256)));
+    let trainer = Trainer::builder(config).model(model).build().expect("a good configuration");
+    let mut steps = Vec::new();
+    let ((summary, weights), captured) = capture(|| {
+        trainer.train_to_weights(|s| steps.push(s.clone())).expect("a run that recovers")
+    });
+    assert_eq!(summary.recoveries, 1, "the rank is killed");
+    let changes = captured.iter().filter(|event| event.message().contains("order changed"));
+    let changes = changes.count();
+    (Run { steps, summary, weights }, changes)
+}
+
+/// Random jobs, of which every third is resumed and every third loses a rank.
 #[test]
 fn thirty_random_jobs_have_the_bits_that_they_have_without_exchanges() {
-    let (mut exchanged, mut all) = (0, 0);
+    let (mut exchanged, mut all, mut went_on) = (0, 0, 0);
     for number in 0..30 {
-        let config = job(number, 12);
-        let (with, changes) = exchanging(config.clone());
-        let what = format!("job {number}: {} pp {}", config.schedule, config.pp);
+        let config = Config { warmup: Some(2), ..job(number, 18) };
+        let dir = tempfile::tempdir().unwrap();
+        let step = 8 + below(4, number, 8);
+        // Each block's F, B and W is a place: in one of the steps after the seventh.
+        let places = 3 * config.layers / config.pp * config.micro_batches.unwrap_or(1);
+        let place = 7 * places as u64 + below(3 * places as u64, number, 9);
+        // A run's end is a part of its learning rates.
+        let whole = Config { decay: zeropp::config::Decay::Constant, ..config.clone() };
+        let (expected, (with, changes), how) = match number % 3 {
+            0 => (run(config.clone()), exchanging(config.clone()), "whole"),
+            1 => (run(whole.clone()), resumed(whole, dir.path(), step), "resumed"),
+            _ => (run(config.clone()), recovered(config.clone(), dir.path(), place), "killed"),
+        };
+        let what = format!("job {number}: {} pp {}, {how}", config.schedule, config.pp);
         println!("{what}: {changes} exchanges");
-        assert_same_bits(&run(config), &with, &what);
+        assert_same_bits(&expected, &with, &what);
         exchanged += usize::from(changes > 0);
+        went_on += usize::from(how == "resumed" && with.steps[step as usize].program > 0);
         all += changes;
     }
-    println!("{exchanged} of 30 jobs exchanged their program, {all} times in all");
-    assert!(exchanged >= 12, "{exchanged} of 30");
+    println!("{exchanged} of 30 jobs exchanged their program, {all} times; {went_on} went on so");
+    assert!(exchanged >= 12 && went_on >= 2, "{exchanged} of 30, {went_on} of 10");
+}
+
+/// A job whose first exchange is after step 4 and stays.
+fn small(steps: u64) -> Config {
+    Config {
+        schedule: "gpipe".into(),
+        pp: 2,
+        layers: 4,
+        unit: None,
+        decay: zeropp::config::Decay::Constant,
+        steps,
+        ..tiny()
+    }
+}
+
+#[test]
+fn a_resumed_run_goes_on_with_the_order_that_was_found_unless_its_mesh_differs() {
+    let dir = tempfile::tempdir().unwrap();
+    let saves = Config { save: Some(dir.path().into()), keep: 9, ..always(small(9)) };
+    let first = run(saves.clone());
+    assert!(first.steps[4..7].iter().all(|step| step.program == 1), "{:?}", first.steps);
+    let again = Config { resume: Resume::Must, steps: 12, ..saves };
+    let (same, captured) = capture(|| run(again.clone()));
+    assert!(same.steps[0].program >= 1, "from its first step on");
+    assert!(captured.iter().any(|e| e.message().contains("goes on with the order")));
+    let other = Config { zero3: 2, resume: Resume::Step(9), steps: 11, ..again };
+    let (other, captured) = capture(|| run(other));
+    assert_eq!(other.steps[0].program, 0, "another mesh has other times");
+    assert!(captured.iter().any(|e| e.message().contains("looked for anew, since zero3 was 1")));
+}
+
+#[test]
+fn a_trace_has_the_memory_of_every_step_and_says_which_order_each_had() {
+    let trainer = Trainer::new(always(small(9))).unwrap();
+    let (_, timeline) = trainer.train_to_timeline(|_| {}).unwrap();
+    assert!(timeline.facts.iter().any(|fact| fact.starts_with("from step 5 on: order 1")));
+    for rank in &timeline.ranks {
+        let steps: Vec<_> = rank
+            .spans
+            .split_inclusive(|s| s.action == zeropp::pipeline::ir::Action::OptimizerStep)
+            .collect();
+        assert_eq!(steps.len(), 8, "those that a trace holds");
+        for (i, step) in steps.iter().enumerate() {
+            let within = step[0].start_ns..=step[step.len() - 1].end_ns;
+            let mut points = rank.memory.iter().filter(|point| within.contains(&point.at_ns));
+            assert!(points.any(|point| point.bytes > 0), "step {} has no memory", i + 1);
+        }
+    }
+}
+
+#[test]
+fn a_failed_run_s_records_name_the_order_that_its_ranks_ran() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config { flight_dir: Some(dir.path().into()), ..always(small(14)) };
+    // F, B and W of two blocks and six micro-batches are 36 places a step: in the sixth one.
+    let fault = Fault::new(1, 190, || panic!("sabotage"));
+    let model = fault.hidden_in(gpt::build(config.gpt_shape(256)));
+    let trainer = Trainer::builder(config).model(model).build().unwrap();
+    trainer.train(|_| {}).expect_err("a rank is killed");
+    let run = failures::Run::read(&[dir.path().into()], None).unwrap();
+    for record in &run.records {
+        let exchanged = record.header.exchanged.as_ref().expect("another order ran");
+        assert_eq!((exchanged.number, exchanged.step), (1, 5), "rank {}", record.header.rank);
+    }
 }
 
 #[test]

@@ -27,11 +27,11 @@ use std::time::{Duration, Instant};
 use crate::config::Resume;
 use parking_lot::Mutex;
 use tracing::warn;
-use zeropp_checkpoint::WrittenState;
 use zeropp_checkpoint::complete::{About, Completion};
 use zeropp_checkpoint::places::{COPIES, StateLocation};
 use zeropp_checkpoint::resume::check_unchanged;
 use zeropp_checkpoint::under_way::{Save, SaveOutcome, SaveTotals, UnderWay, WriterReport};
+use zeropp_checkpoint::{SavedProgram, WrittenState};
 use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Sampler};
 use zeropp_core::metrics::Evaluation;
@@ -85,6 +85,8 @@ pub(crate) struct Saver {
     evaluated: Mutex<Evaluated>,
     /// Knows how much of the data was taken after a step.
     sampler: Mutex<Sampler>,
+    /// The program with which a resumed run goes on, where it is not the planned one.
+    program: Mutex<Option<SavedProgram>>,
     rate: LearningRateFn,
 }
 
@@ -182,6 +184,7 @@ impl Saver {
             totals: Mutex::default(),
             evaluated: Mutex::default(),
             sampler: Mutex::new(config.sampler()),
+            program: Mutex::default(),
             rate: bp.own.rate(config),
         }
     }
@@ -330,6 +333,11 @@ impl Saver {
         *self.sampler.lock() = sampler;
     }
 
+    /// A resumed run is to go on with this program. Rank 0 says so.
+    pub(crate) fn exchanged(&self, program: SavedProgram) {
+        *self.program.lock() = Some(program);
+    }
+
     /// How validation losses had gone where the run goes on.
     pub(crate) fn begin_plateau(&self, plateau: Option<Plateau>) {
         self.evaluated.lock().plateau = plateau;
@@ -378,6 +386,7 @@ impl Saver {
         let about = About {
             position: Some(self.sampler.lock().position(save.step)),
             learning_rate: Some((self.rate)(save.step)),
+            program: self.program.lock().clone(),
             ..self.about.clone()
         };
         let outcome = completion.finish(&about, reports, &self.under_way);

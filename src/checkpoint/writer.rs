@@ -15,6 +15,7 @@ use zeropp_pipeline::timeline::SaveSpan;
 use zeropp_zero3::checkpoint::StateToWrite;
 
 use crate::checkpoint::Saver;
+use crate::world::cores::cpu_time;
 
 /// How long a rank that ends for another reason lets its writer finish.
 const LINGER: Duration = Duration::from_millis(300);
@@ -86,7 +87,7 @@ impl Writing {
         let (done_tx, done) = channel();
         let (saver, own) = (saver.clone(), save.clone());
         let work = move || {
-            let before_s = cpu_seconds();
+            let before = cpu_time();
             let release = || {
                 own.end();
                 // Where the receiver is gone, so is the rank.
@@ -96,7 +97,8 @@ impl Writing {
             // Also where there was nothing to write, and nothing could be written.
             release();
             let written = written.map_err(|e| e.to_string());
-            let report = WriterReport { rank: own.rank, written, cpu_s: cpu_seconds() - before_s };
+            let cpu_s = (cpu_time() - before).as_secs_f64();
+            let report = WriterReport { rank: own.rank, written, cpu_s };
             let report = match is_noted_here {
                 true => {
                     saver.note(report);
@@ -161,19 +163,6 @@ fn write(
     #[cfg(test)]
     tests::take_time(saver);
     unsynced.sync().map(Some)
-}
-
-/// Seconds of CPU that this thread has taken so far.
-#[cfg(unix)]
-fn cpu_seconds() -> f64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
-}
-
-/// Seconds of CPU that this thread has taken; not known here.
-#[cfg(not(unix))]
-fn cpu_seconds() -> f64 {
-    0.0
 }
 
 #[cfg(test)]

@@ -142,10 +142,6 @@ fn bad_schedules_are_named_with_what_would_work() {
             "schedule:reschedule = auto: programs are exchanged where all ranks meet",
         ),
         (
-            "reschedule = 'auto'\npp = 8\nemulate = 'costs.toml'",
-            "schedule:reschedule = auto: an emulated run has the times of its file",
-        ),
-        (
             "reschedule = 'auto'\ndp = 2\nglobal-batch = '5'",
             "schedule:reschedule = auto: the batch is dealt out unevenly",
         ),

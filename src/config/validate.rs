@@ -230,13 +230,10 @@ impl Config {
             let problem = "programs of NCCL have their messages in another order";
             ConfigError::value("optimizer-sync", self.optimizer_sync, problem, "use barrier")
         })?;
-        check(!self.is_emulated() || self.costs.is_none() && self.save_costs.is_none(), || {
+        check(!self.is_emulated() || self.save_costs.is_none(), || {
+            let path = self.save_costs.as_ref().expect("it is there").display();
             let problem = "an emulated run takes its costs from the file that emulate names";
-            let (field, path) = match &self.costs {
-                Some(path) => ("costs", path),
-                None => ("save-costs", self.save_costs.as_ref().expect("one of them")),
-            };
-            ConfigError::value(field, path.display(), problem, "leave it out, or emulate")
+            ConfigError::value("save-costs", path, problem, "leave it out, or emulate")
         })?;
         check(self.save_costs.as_ref().is_none_or(|path| is_json(path)), || {
             let path = self.save_costs.as_ref().expect("just looked at").display();
@@ -313,9 +310,6 @@ impl Config {
         if self.schedule_file().is_some() {
             let help = "name a kind of schedule, or leave it out";
             return refused("a schedule from a file runs as it stands", help);
-        }
-        if self.is_emulated() {
-            return refused("an emulated run has the times of its file", "leave it out");
         }
         if self.engine == EngineKind::Nccl {
             let problem = "engine nccl wants one order of operations, which is not searched for";

@@ -2,6 +2,8 @@
 //! times, so that a pipeline of any size can be measured on a small machine.
 
 mod rank;
+#[cfg(test)]
+mod reschedule_tests;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,15 +23,17 @@ use crate::Error;
 use crate::config::{Config, ConfigError, DeviceKind, Precision};
 use crate::plan::costs_file::wrong;
 use crate::plan::program::Resolved;
+use crate::plan::reschedule::Exchangeable;
 use crate::plan::{limit, replicas};
 use crate::run::context::ProcessContext;
 use crate::run::ranks::Ranks;
+use crate::run::reschedule::Offered;
 use crate::run::trace;
 use crate::world::{self, LocalRank, World};
 use rank::{EmulationShared, RankSteps, run_rank};
 
-/// Steps whose timelines are kept, from the first on.
-const KEPT_STEPS: u64 = 8;
+/// Steps whose timelines are kept, from the first one with a program on.
+const KEPT_STEPS: usize = 8;
 /// A rank's thread holds no graph and needs little.
 const STACK_BYTES: usize = 1 << 20;
 
@@ -52,6 +56,8 @@ pub struct EmulatedStep {
     /// How late a rank was after a wait, averaged over all: the machine's part, most of which the
     /// rank makes up for in its next wait.
     pub late_ns: u64,
+    /// The program that the ranks ran: the n-th that took another one's place, or the planned one.
+    pub program: u64,
 }
 
 /// A measured run beside a simulated one with the same times.
@@ -59,13 +65,16 @@ pub struct EmulatedStep {
 pub struct EmulationReport {
     /// All steps.
     pub steps: Vec<EmulatedStep>,
-    /// The simulator's makespan, without the optimizer step.
+    /// Where programs are exchanged, what that took of rank 0's time, in ns, with the searches.
+    pub exchanging_ns: u64,
+    /// The simulator's makespan, without the optimizer step; of the program that ran last.
     pub simulated_makespan_ns: u64,
     /// From one step's beginning to the next one's, by the simulator.
     pub simulated_step_ns: u64,
     /// The simulator's bubble.
     pub simulated_bubble: f64,
-    /// The timeline of every rank in the step of the median makespan among the first few.
+    /// The timeline of every rank in the step of the median makespan among the first few of the
+    /// program that ran last.
     pub measured: Timeline,
     /// The simulator's timeline, one rank for each ZeRO-3 group and replica; of one
     /// replica where all have as many micro-batches.
@@ -91,7 +100,8 @@ impl EmulationReport {
 }
 
 /// Runs `config.steps` steps of the schedule that `config` asks for, with `costs` in place of a
-/// model, data and links. `on_step` sees every step as soon as it is complete; the ranks do not
+/// model, data and links; `config.costs` are those that an order is made for, if others.
+/// `on_step` sees every step as soon as it is complete; the ranks do not
 /// wait for it, and a panic in it ends them. The measured timeline is written to `config.trace`, if
 /// that is set.
 ///
@@ -106,26 +116,41 @@ pub fn emulate(
     let config = &Config { without_model: true, ..config.clone() };
     config.validate()?;
     let resolved = Resolved::new(config, None)?;
-    let costs = costs_of(costs, config, &resolved)?;
-    let programs = programs(&resolved, &costs)?;
-    let simulated = programs.simulated(&costs).map_err(|e| misfit(config, &e.to_string()))?;
-    limit::check(&resolved.config, &simulated)?;
+    let costs = costs_of("emulate", costs, config, &resolved)?;
+    let assumed = match &resolved.costs {
+        Some(table) => &costs_of("costs", table, config, &resolved)?,
+        None => &costs,
+    };
+    let bytes = bytes_of(assumed);
+    let programs = programs(&resolved, assumed, &bytes)?;
+    let simulated = |programs: &Programs, costs: &Costs| {
+        programs.simulated(costs).map_err(|e| misfit("emulate", config, &e.to_string()))
+    };
+    limit::check(&resolved.config, &simulated(&programs, &costs)?)?;
     let shared = Arc::new(EmulationShared {
         steps: config.steps,
         mesh: config.mesh(),
+        exchangeable: Exchangeable::emulated(&resolved.config, &programs.most, assumed, bytes),
+        offered: Offered::default(),
         programs: Arc::new(programs),
         costs: Arc::new(costs),
         status: Arc::new(StatusBoard::new(config.mesh().world())),
         epoch: Instant::now(),
     });
-    let (steps, spans) = run_all(&shared, world::options(config), on_step)?;
+    let (steps, mut ranks) = run_all(&shared, world::options(config), on_step)?;
+    let programs = match ranks[0].exchanged.take() {
+        Some(program) => Programs::alike(config.deal(), (*program).clone()),
+        None => (*shared.programs).clone(),
+    };
+    let simulated = simulated(&programs, &shared.costs)?;
     let ends = simulated.ranks.iter().filter_map(|r| r.own_span()).map(|(_, end)| end);
-    let periods = shared.programs.each().map(|program| step_period_ns(program, &shared.costs));
+    let periods = programs.each().map(|program| step_period_ns(program, &shared.costs));
     let report = EmulationReport {
+        exchanging_ns: ranks[0].exchanging_ns,
         simulated_makespan_ns: ends.max().unwrap_or(0),
         simulated_step_ns: periods.max().unwrap_or(0),
         simulated_bubble: simulated.bubble(),
-        measured: measured(&shared, &steps, spans),
+        measured: measured(&shared, &programs, &steps, ranks),
         simulated,
         steps,
     };
@@ -135,38 +160,51 @@ pub fn emulate(
     Ok(report)
 }
 
-/// The costs of the run's stages.
-fn costs_of(table: &Table, config: &Config, resolved: &Resolved) -> Result<Costs, ConfigError> {
+/// The costs of the run's stages, from the file that setting `of` names.
+fn costs_of(
+    of: &'static str,
+    table: &Table,
+    config: &Config,
+    resolved: &Resolved,
+) -> Result<Costs, ConfigError> {
     let sharers = Sharers { zero3: config.zero3, replicas: config.dp };
     let costs = table.of(resolved.stages(), sharers, None);
-    let costs = costs.map_err(|e| misfit(config, &e.to_string()))?;
+    let costs = costs.map_err(|e| misfit(of, config, &e.to_string()))?;
     // The executor runs the two halves of an overlapped pair one after the other.
     if costs.overlap_ns.is_some() {
         let problem = "t_overlap: this executor overlaps no computation; leave it out";
-        return Err(misfit(config, problem));
+        return Err(misfit(of, config, problem));
     }
     let micro_batches = resolved.config.micro_batches();
-    check_sums(&costs, micro_batches).map_err(|e| misfit(config, &e.to_string()))?;
+    check_sums(&costs, micro_batches).map_err(|e| misfit(of, config, &e.to_string()))?;
     Ok(costs)
 }
 
-/// Costs that the run cannot use.
-fn misfit(config: &Config, problem: &str) -> ConfigError {
-    let name = config.emulate.as_deref().unwrap_or(Path::new("the given costs")).display();
-    wrong("emulate", &name, problem)
+/// Costs that the run cannot use, of the file that setting `of` names.
+fn misfit(of: &'static str, config: &Config, problem: &str) -> ConfigError {
+    let file = if of == "costs" { &config.costs } else { &config.emulate };
+    let name = file.as_deref().unwrap_or(Path::new("the given costs")).display();
+    wrong(of, &name, problem)
 }
 
-fn programs(resolved: &Resolved, costs: &Costs) -> Result<Programs, Error> {
-    // Without sizes a micro-batch counts as two units, half of which W needs.
-    let unknown = costs.memory.iter().all(|m| m.activation == 0);
+fn is_without_bytes(costs: &Costs) -> bool {
+    costs.memory.iter().all(|m| m.activation == 0)
+}
+
+/// Bytes of every stage. Without sizes a micro-batch counts as two units, half of which W needs.
+fn bytes_of(costs: &Costs) -> Vec<StageBytes> {
     let half = StageBytes { activation: 2, stash: 1, ..StageBytes::default() };
-    let bytes = if unknown { vec![half; costs.stages.len()] } else { costs.memory.clone() };
-    if let (Some(limit), true) = (resolved.config.mem_limit, unknown) {
+    let unknown = is_without_bytes(costs);
+    if unknown { vec![half; costs.stages.len()] } else { costs.memory.clone() }
+}
+
+fn programs(resolved: &Resolved, costs: &Costs, bytes: &[StageBytes]) -> Result<Programs, Error> {
+    if let (Some(limit), true) = (resolved.config.mem_limit, is_without_bytes(costs)) {
         let help = "give mem_f and mem_w in the file of emulate, in bytes";
         let problem = "the given costs have no bytes";
         return Err(ConfigError::value("mem-limit", limit, problem, help).into());
     }
-    let weighed = resolved.generator_costs(costs, &bytes);
+    let weighed = resolved.generator_costs(costs, bytes);
     replicas::programs(resolved, &weighed)
 }
 
@@ -200,12 +238,18 @@ fn run_all(
     Ok((steps, ranks.end()?))
 }
 
-fn measured(shared: &EmulationShared, steps: &[EmulatedStep], ranks: Vec<RankSteps>) -> Timeline {
-    let kept = steps.len().min(KEPT_STEPS as usize);
+fn measured(
+    shared: &EmulationShared,
+    programs: &Programs,
+    steps: &[EmulatedStep],
+    ranks: Vec<RankSteps>,
+) -> Timeline {
+    let kept = ranks[0].kept.len();
+    let first = ranks[0].first as usize - 1;
     let mut order: Vec<usize> = (0..kept).collect();
-    order.sort_by_key(|i| steps[*i].makespan_ns);
+    order.sort_by_key(|i| steps[first + i].makespan_ns);
     let median = order[(kept - 1) / 2];
-    let spans = ranks.into_iter().map(|mut steps| steps.swap_remove(median));
-    let title = format!("{} · {} · emulated", shared.programs.most.kind, shared.mesh);
-    trace::timeline(title, shared.mesh, &shared.programs.most.placement, spans)
+    let spans = ranks.into_iter().map(|mut rank| rank.kept.swap_remove(median));
+    let title = format!("{} · {} · emulated", programs.most.kind, shared.mesh);
+    trace::timeline(title, shared.mesh, &programs.most.placement, spans)
 }

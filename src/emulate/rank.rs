@@ -10,13 +10,16 @@ use zeropp_comm::{CommResult, Communicator};
 use zeropp_core::meter::Meter;
 use zeropp_pipeline::executor::emulated::{EmulatedClock, EmulatedLinks, EmulatedWorker, Spent};
 use zeropp_pipeline::executor::{Executor, Instruments, StatusBoard};
+use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::simulate::Costs;
 use zeropp_pipeline::timeline::{Computed, RankTimeline, Span, bubble};
 use zeropp_plan::programs::Programs;
 
 use super::{EmulatedStep, KEPT_STEPS};
 use crate::error::RankError;
+use crate::plan::reschedule::Exchangeable;
 use crate::run::collect::{self, Gathering};
+use crate::run::reschedule::{Offered, RankNote, Rescheduling};
 
 /// Between the moment all ranks know the next start and the start.
 const LEAD_NS: u64 = 5_000_000;
@@ -27,12 +30,25 @@ pub(super) struct EmulationShared {
     pub(super) mesh: Mesh,
     pub(super) programs: Arc<Programs>,
     pub(super) costs: Arc<Costs>,
+    /// Where programs are exchanged.
+    pub(super) exchangeable: Option<Exchangeable>,
+    pub(super) offered: Offered,
     pub(super) status: Arc<StatusBoard>,
     pub(super) epoch: Instant,
 }
 
-/// A rank's spans of each of the first steps, from the step's start.
-pub(super) type RankSteps = Vec<Vec<Span>>;
+/// What a rank leaves behind.
+#[derive(Default)]
+pub(super) struct RankSteps {
+    /// The first step of `kept`.
+    pub(super) first: u64,
+    /// Its spans in each of the first steps of the last program, from the step's start.
+    pub(super) kept: Vec<Vec<Span>>,
+    /// That program, where it is not the planned one.
+    pub(super) exchanged: Option<Arc<Schedule>>,
+    /// What the exchanges took of the rank's time, and searches of a core's.
+    pub(super) exchanging_ns: u64,
+}
 
 /// One rank's figures of a step, which go to rank 0 at its end.
 #[derive(Serialize, Deserialize)]
@@ -44,6 +60,8 @@ struct EmulatedRankStep {
     own_ns: u64,
     late_ns: u64,
     waits: u64,
+    program: u64,
+    reschedule: Option<RankNote>,
 }
 
 /// Runs all steps on one rank; on rank 0 `see` gets each of them.
@@ -56,15 +74,17 @@ pub(super) fn run_rank(
     let clock = EmulatedClock::new(shared.epoch);
     let mut executor = build(shared, &groups, &clock);
     let late = shared.programs.most.validates_late();
-    let (mut kept, mut start, mut end_before) = (Vec::new(), 0, None::<u64>);
+    let mut rescheduling = rescheduling(shared, world.rank());
+    let mut end = RankSteps { first: 1, ..RankSteps::default() };
+    let (mut start, mut end_before) = (0, None::<u64>);
     let mut under_way: Option<(u64, Gathering<EmulatedRankStep>)> = None;
-    let mut reported = |step: u64, figures: Gathering<EmulatedRankStep>| -> CommResult<()> {
+    let mut reported = |step: u64, figures: Gathering<EmulatedRankStep>| {
         let all = figures.wait()?;
         if world.rank() == 0 {
             see(summarise(step, &all, end_before.filter(|_| late)));
             end_before = all.iter().map(|r| r.end_ns).max();
         }
-        Ok(())
+        CommResult::Ok(all)
     };
     for step in 1..=shared.steps {
         // Where no barrier ends a step, the next one begins at once.
@@ -73,30 +93,74 @@ pub(super) fn run_rank(
         }
         let (begin, before) = (clock.now(), clock.spent());
         let mut spans = executor.run_step(step).map_err(RankError::Step)?.spans;
-        let end = clock.now();
+        let ended = clock.now();
         let real_end = shared.epoch.elapsed().as_nanos() as u64;
+        let since = Instant::now();
+        let note = rescheduling.as_ref().map(|r| r.note(&spans, |ns| ns));
+        end.exchanging_ns += since.elapsed().as_nanos() as u64;
         for span in &mut spans {
             span.start_ns = span.start_ns.saturating_sub(start);
             span.end_ns = span.end_ns.saturating_sub(start);
         }
         let timeline = RankTimeline { spans, ..RankTimeline::default() };
-        let of_rank = [end - begin, real_end - start];
-        let mine = figures(&timeline, of_rank, before, clock.spent());
+        let of_rank = [ended - begin, real_end - start];
+        let mut mine = figures(&timeline, of_rank, before, clock.spent());
+        (mine.program, mine.reschedule) =
+            (rescheduling.as_ref().map_or(0, |r| r.running().number), note);
         // What the others said of the step before has long come.
         if let Some((step, figures)) = under_way.take() {
             reported(step, figures)?;
         }
         let figures = collect::start(&*world, &mine);
-        match late && step < shared.steps {
-            true => under_way = Some((step, figures)),
-            false => reported(step, figures)?,
+        if end.kept.len() < KEPT_STEPS {
+            end.kept.push(timeline.spans);
         }
-        if step <= KEPT_STEPS {
-            kept.push(timeline.spans);
+        if late && step < shared.steps {
+            under_way = Some((step, figures));
+            continue;
+        }
+        let all = reported(step, figures)?;
+        if let Some(rescheduling) = rescheduling.as_mut().filter(|_| step < shared.steps)
+            && let Some(program) = exchange(rescheduling, &*world, step, all, &mut end)?
+        {
+            executor.exchange(&program);
+            (end.first, end.exchanged) = (step + 1, Some(program));
+            end.kept.clear();
         }
     }
     executor.settle(shared.steps).map_err(RankError::Step)?;
-    Ok(kept)
+    end.exchanging_ns += rescheduling.as_ref().map_or(0, Rescheduling::searched_ns);
+    Ok(end)
+}
+
+fn rescheduling(shared: &EmulationShared, rank: usize) -> Option<Rescheduling> {
+    let here: Vec<usize> = (0..shared.mesh.world()).collect();
+    let exchangeable = shared.exchangeable.clone();
+    Rescheduling::new(exchangeable, &shared.offered, rank, &here, Vec::new())
+}
+
+/// Does what rank 0 orders after a step of which ranks say this; the program that runs from now on,
+/// where it is another.
+fn exchange(
+    rescheduling: &mut Rescheduling,
+    world: &dyn Communicator,
+    step: u64,
+    all: Vec<EmulatedRankStep>,
+    end: &mut RankSteps,
+) -> CommResult<Option<Arc<Schedule>>> {
+    let since = Instant::now();
+    let mut words = Vec::new();
+    if world.rank() == 0 {
+        let took_ns = all.iter().map(|rank| rank.step_ns).max().unwrap_or(0);
+        let notes = all.into_iter().filter_map(|rank| rank.reschedule).collect();
+        (words, _) = rescheduling.decide(step, took_ns as f64 / 1e9, notes);
+    }
+    end.exchanging_ns += since.elapsed().as_nanos() as u64;
+    let words = world.exchange(words).wait()?;
+    let since = Instant::now();
+    let (exchanged, _) = rescheduling.follow(&words[0]);
+    end.exchanging_ns += since.elapsed().as_nanos() as u64;
+    Ok(exchanged.map(|exchanged| exchanged.program))
 }
 
 fn build(
@@ -105,13 +169,14 @@ fn build(
     clock: &Arc<EmulatedClock>,
 ) -> Executor<EmulatedWorker> {
     let program = shared.programs.of(groups.coords.dp);
-    let links = EmulatedLinks::new(groups.pipeline.clone(), shared.costs.clone(), clock.clone());
+    let costs = &shared.costs;
+    let links = EmulatedLinks::new(groups.pipeline.clone(), costs.clone(), clock.clone());
     Executor::new(
         program,
         Arc::new(links),
         groups.world.rank(),
         Instruments { meter: Meter::new(), status: shared.status.clone(), epoch: shared.epoch },
-        EmulatedWorker::new(shared.costs.clone(), clock.clone(), groups.clone()),
+        EmulatedWorker::new(costs.clone(), clock.clone(), groups.clone()),
     )
 }
 
@@ -140,6 +205,8 @@ fn figures(
         own_ns: took.saturating_sub(after.waited_ns - before.waited_ns),
         late_ns: after.late_ns - before.late_ns,
         waits: after.waits - before.waits,
+        program: 0,
+        reschedule: None,
     }
 }
 
@@ -161,5 +228,6 @@ fn summarise(step: u64, ranks: &[EmulatedRankStep], end_before: Option<u64>) -> 
         bubble: bubble(&ranks.iter().map(|r| r.computed).collect::<Vec<_>>()),
         runtime_ns: sum(|r| r.own_ns) / sum(|r| r.actions).max(1),
         late_ns: sum(|r| r.late_ns) / sum(|r| r.waits).max(1),
+        program: most(|r| r.program),
     }
 }

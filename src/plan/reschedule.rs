@@ -1,9 +1,13 @@
 //! What is known of a run before another program takes the place of its own.
 
+use zeropp_comm::mesh::Mesh;
 use zeropp_core::metrics::RankPlan;
 use zeropp_pipeline::ir::Schedule;
+use zeropp_pipeline::memory::{StageBytes, predict_both};
 use zeropp_pipeline::schedules::Limits;
+use zeropp_pipeline::simulate::{Costs, StageCosts};
 use zeropp_pipeline::verify::{VerifyLimits, verify};
+use zeropp_plan::bytes::RankState;
 use zeropp_plan::memory::of_ranks;
 use zeropp_plan::reschedule::RunningProgram;
 
@@ -18,47 +22,91 @@ pub(crate) fn is_on(config: &Config) -> bool {
     config.reschedule == Reschedule::Auto && config.pp > 1
 }
 
-/// The run as a search for a better program sees it.
-pub(crate) fn run(bp: &Blueprint) -> RunningProgram {
-    let config = &bp.config;
-    let recomputed = &bp.recomputed.whole;
+/// A run whose program may be exchanged.
+#[derive(Clone)]
+pub(crate) struct Exchangeable {
+    pub(crate) config: Config,
+    pub(crate) mesh: Mesh,
+    /// As the search for a better program sees it.
+    pub(crate) run: RunningProgram,
+    /// The plan of its pipeline ranks; none of an emulated one, which needs no memory.
+    ranks: Vec<RankPlan>,
+}
+
+impl Exchangeable {
+    /// The run of a blueprint, where it looks for better programs.
+    pub(crate) fn of(bp: &Blueprint) -> Option<Exchangeable> {
+        if !is_on(&bp.config) {
+            return None;
+        }
+        let recomputed = &bp.recomputed.whole;
+        let estimates = bp.parts.estimates(&bp.stages, |s| recomputed.contains(&s));
+        let run = RunningProgram {
+            ranks: bp.rank_states(),
+            planned: bp.plan.ranks.iter().map(|rank| rank.held).collect(),
+            ..running(&bp.config, bp.schedule(), bp.all_bytes(), estimates)
+        };
+        let (config, ranks) = (bp.config.clone(), bp.plan.ranks.clone());
+        Some(Exchangeable { config, mesh: bp.mesh, run, ranks })
+    }
+
+    /// An emulated run of `program`, which was made for the times of `costs`, where it looks for
+    /// better ones.
+    pub(crate) fn emulated(
+        config: &Config,
+        program: &Schedule,
+        costs: &Costs,
+        bytes: Vec<StageBytes>,
+    ) -> Option<Exchangeable> {
+        if !is_on(config) {
+            return None;
+        }
+        let run = running(config, program, bytes, costs.stages.clone());
+        Some(Exchangeable { config: config.clone(), mesh: config.mesh(), run, ranks: Vec::new() })
+    }
+
+    /// Checks that `program` may run here in place of `run`'s: that it runs through, changes no
+    /// bit, and that there is memory for it.
+    ///
+    /// # Errors
+    /// Why it may not, in words.
+    pub(crate) fn check(&self, program: &Schedule) -> Result<(), String> {
+        verify(program, &VerifyLimits::default()).map_err(|e| e.to_string())?;
+        check_program(&self.config, program).map_err(|e| e.to_string())?;
+        if !self.run.allows(program) {
+            return Err("it sums in another order, or holds more than was planned".into());
+        }
+        let held = of_ranks([program], &self.run.bytes, &self.run.ranks);
+        let ranks = self.ranks.iter().zip(held);
+        let ranks: Vec<_> = ranks.map(|(rank, held)| RankPlan { held, ..rank.clone() }).collect();
+        // What is free now says nothing: the run has its own part of the rest.
+        if !ranks.is_empty() && is_above_rank_memory(&Needs { config: &self.config, ranks: &ranks })
+        {
+            return Err("there is too little memory for it here".into());
+        }
+        Ok(())
+    }
+}
+
+/// A run of `program` with stages of these bytes and, as far as is known without measuring, times.
+fn running(
+    config: &Config,
+    program: &Schedule,
+    bytes: Vec<StageBytes>,
+    estimates: Vec<StageCosts>,
+) -> RunningProgram {
     RunningProgram {
-        program: bp.schedule().clone(),
+        program: program.clone(),
         options: lower_options(config),
-        bytes: bp.all_bytes(),
-        ranks: bp.rank_states(),
-        planned: bp.plan.ranks.iter().map(|rank| rank.held).collect(),
+        planned: predict_both(program, &bytes),
+        ranks: vec![RankState::default(); program.pp()],
+        bytes,
         mem_limit: config.mem_limit.map(|limit| limit.0),
         limits: Limits {
             gathered: config.max_gathered,
             gathers: config.max_gathers,
             evaluations: None,
         },
-        estimates: bp.parts.estimates(&bp.stages, |s| recomputed.contains(&s)),
+        estimates,
     }
-}
-
-/// Checks that `program` may run here in place of the run's own: that it runs through, changes no
-/// bit, and that there is memory for it.
-///
-/// # Errors
-/// Why it may not, in words.
-pub(crate) fn check(
-    bp: &Blueprint,
-    run: &RunningProgram,
-    program: &Schedule,
-) -> Result<(), String> {
-    verify(program, &VerifyLimits::default()).map_err(|e| e.to_string())?;
-    check_program(&bp.config, program).map_err(|e| e.to_string())?;
-    if !run.allows(program) {
-        return Err("it sums in another order, or holds more than was planned".into());
-    }
-    let held = of_ranks([program], &run.bytes, &run.ranks);
-    let ranks = bp.plan.ranks.iter().zip(held);
-    let ranks: Vec<_> = ranks.map(|(rank, held)| RankPlan { held, ..rank.clone() }).collect();
-    // What is free now says nothing: the run has its own part of the rest.
-    if is_above_rank_memory(&Needs { config: &bp.config, ranks: &ranks }) {
-        return Err("there is too little memory for it here".into());
-    }
-    Ok(())
 }

@@ -18,7 +18,7 @@ use zeropp_comm::Communicator;
 use zeropp_comm::flight::now_ns;
 use zeropp_comm::mesh::Coords;
 use zeropp_comm::recorded::{OpLog, RecordedCommunicator};
-use zeropp_failures::{End, EndKind, Header, Pause, Peer, Record, Run};
+use zeropp_failures::{End, EndKind, ExchangedProgram, Header, Pause, Peer, Record, Run};
 use zeropp_pipeline::executor::StatusBoard;
 
 use crate::plan::blueprint::Blueprint;
@@ -53,6 +53,8 @@ struct RankLog {
     /// Weak: a communicator that is alive says that its rank still takes part.
     world: OnceLock<Weak<dyn Communicator>>,
     state: Mutex<RecorderState>,
+    /// The program that it runs in place of the planned one.
+    exchanged: Mutex<Option<ExchangedProgram>>,
 }
 
 #[derive(Default)]
@@ -153,6 +155,11 @@ impl FlightRecorder {
     /// Notes what the processes have said of themselves.
     pub(crate) fn has_met(&self, rank: usize, roster: &Arc<Roster>) {
         self.ranks[&rank].state.lock().roster = Some(roster.clone());
+    }
+
+    /// Notes the program that `rank` runs from now on in place of another.
+    pub(crate) fn exchanged(&self, rank: usize, program: ExchangedProgram) {
+        *self.ranks[&rank].exchanged.lock() = Some(program);
     }
 
     /// Notes that `rank` ended, by no error between ranks.
@@ -295,6 +302,7 @@ impl FlightRecorder {
             processes: roster.map_or_else(alone, |roster| roster.processes.to_vec()),
             engine: config.engine.to_string(),
             schedule: schedule.kind.clone(),
+            exchanged: self.ranks[&rank].exchanged.lock().clone(),
             placement: schedule.placement.clone(),
             timeout_s: config.timeout_s,
             ahead_ns: roster.map_or(0, |roster| roster.clock().ahead_ns),

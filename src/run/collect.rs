@@ -136,7 +136,7 @@ fn unpack(words: &[f32]) -> RankResult {
         ParamExport { layer, frozen, shard, values: mine.to_vec() }
     };
     let exported = exported.into_iter().map(export).collect();
-    RankResult { spans, saves, clock_error_ns, exported }
+    RankResult { spans, saves, clock_error_ns, exported, ..RankResult::default() }
 }
 
 #[cfg(test)]
@@ -163,6 +163,7 @@ mod tests {
                 shard: rank,
                 values,
             }],
+            ..RankResult::default()
         }
     }
 

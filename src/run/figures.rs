@@ -219,6 +219,7 @@ pub(crate) fn step_metrics(
         skipped: outcome.skipped,
         rolled_back: outcome.rolled_back,
         redone_s: most(|r| r.redone_ns) as f64 / 1e9,
+        program: 0,
     };
     (metrics, times)
 }

@@ -7,6 +7,7 @@ use zeropp_zero3::ParamExport;
 use crate::checkpoint::resume::Resumed;
 use crate::run::diagnose::Diverged;
 use crate::run::figures::StageTimes;
+use crate::run::reschedule::NumberedProgram;
 
 /// The results that a rank leaves behind.
 #[derive(Default)]
@@ -18,6 +19,9 @@ pub(crate) struct RankResult {
     /// How far from rank 0's clock that may be.
     pub(crate) clock_error_ns: u64,
     pub(crate) exported: Vec<ParamExport>,
+    /// Of rank 0, where programs are exchanged: those of the steps in `spans`, with the number of
+    /// the first step of each.
+    pub(crate) programs: Vec<(u64, NumberedProgram)>,
 }
 
 /// How a rank's part of the run ended, where nothing failed.

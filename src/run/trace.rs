@@ -43,19 +43,20 @@ pub(crate) fn timeline(
     Timeline { title, placement: placement.to_vec(), ranks, ..Timeline::default() }
 }
 
-/// Follows the activations and weight stashes of a run of these programs of each rank: the
-/// predicted bytes of its stages, at the times of the run. Steps that are not the whole program
-/// have no memory.
+/// Follows the activations and weight stashes of a run whose ranks had these programs, one after
+/// the other: the predicted bytes of its stages, at the times of the run. Steps that are not a
+/// whole program have no memory.
 pub(crate) fn follow_memory<'a>(
     timeline: &mut Timeline,
-    program: impl Fn(&RankTimeline) -> &'a [Action],
+    programs: impl Fn(&RankTimeline) -> Vec<&'a [Action]>,
     bytes: &[StageBytes],
 ) {
     timeline.memory_unit = MemoryUnit::Bytes;
     for rank in &mut timeline.ranks {
-        let program = program(rank);
+        let programs = programs(rank);
         for step in rank.spans.split_inclusive(|s| s.action == Action::OptimizerStep) {
-            if !step.iter().map(|s| &s.action).eq(program) {
+            let is = |program: &&[Action]| step.iter().map(|s| &s.action).eq(*program);
+            if !programs.iter().any(is) {
                 continue;
             }
             let step = RankTimeline { spans: step.to_vec(), ..RankTimeline::default() };
@@ -104,7 +105,7 @@ mod tests {
         });
         let mesh = Mesh { pp: 2, zero3: 1, dp: 1 };
         let mut run = timeline(String::new(), mesh, &schedule.placement, spans);
-        follow_memory(&mut run, |rank| &schedule.ranks[rank.pp], &costs.memory);
+        follow_memory(&mut run, |rank| vec![&schedule.ranks[rank.pp]], &costs.memory);
         assert_eq!(run.memory_unit, MemoryUnit::Bytes);
         let peak = |rank: &RankTimeline| rank.memory.iter().map(|m| m.bytes).max();
         for (run, simulated) in run.ranks.iter().zip(&simulated.ranks) {

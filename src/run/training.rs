@@ -1,6 +1,7 @@
 //! The steps of one rank: each is run, reported, agreed on with the others and saved where due.
 
 mod answers;
+mod exchanges;
 
 use std::sync::Arc;
 use std::sync::mpsc::TryRecvError;
@@ -20,6 +21,7 @@ use crate::checkpoint::Saver;
 use crate::checkpoint::resume::Resumed;
 use crate::error::RankError;
 use crate::plan::peak::BestRate;
+use crate::plan::reschedule::Exchangeable;
 use crate::run::behind::{Behind, Note, ReportedSteps};
 use crate::run::collect;
 use crate::run::diagnose::diagnose;
@@ -27,7 +29,7 @@ use crate::run::evaluation::{EvaluationRequests, Evaluator};
 use crate::run::figures::{RankStep, StageTimes, step_metrics, summarise};
 use crate::run::layers;
 use crate::run::request::StepAnswer;
-use crate::run::reschedule::Rescheduling;
+use crate::run::reschedule::{NumberedProgram, Rescheduling};
 use crate::run::results::{RankEnd, RankEvent, RankResult, Ready};
 use crate::run::saving::Saving;
 use crate::run::shared::{Export, RunShared};
@@ -72,6 +74,8 @@ pub(crate) struct Training<'a, R> {
     rescheduling: Option<Rescheduling>,
     /// On rank 0: what it orders of that after the step under way.
     orders: Vec<u8>,
+    /// On rank 0: the programs of the steps in `spans`, each with the first one's number.
+    programs: Vec<(u64, NumberedProgram)>,
     spans: Vec<Span>,
     end: RankEnd,
 }
@@ -135,12 +139,14 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
             report,
             done: 0,
             rescheduling: Rescheduling::new(
-                &shared.blueprint,
+                Exchangeable::of(&shared.blueprint),
                 &shared.offered,
                 groups.world.rank(),
                 &shared.here,
+                roster.beside_rank_0(),
             ),
             orders: Vec::new(),
+            programs: Vec::new(),
             spans: Vec::new(),
             end: RankEnd::default(),
         })
@@ -171,6 +177,7 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
         let is_over = resumed.is_some() && shared.export != Export::Gradients;
         let no_lower = self.ends.rules().out_of_patience(self.since());
         let no_lower = no_lower.filter(|_| is_over && self.done < config.steps);
+        self.take_up(resumed.as_ref())?;
         self.tell(RankEvent::Ready(Ready { at: wall_time(), resumed, no_lower }));
         self.await_begin()?;
         if shared.export == Export::Evaluation {
@@ -275,6 +282,7 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
         mine.scored = self.scored.of(step);
         if self.shared.traces(step, self.done) {
             self.spans.append(&mut record.spans);
+            self.note_program(step);
         }
         self.read_step_before(record.validated)?;
         if !self.ends.meets(step) {
@@ -332,7 +340,11 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
         if let Some(copying) = &mut self.copying {
             copying.look(records.iter_mut().filter_map(|r| r.copy.take()).collect())?;
         }
-        Ok(step_metrics(&self.shared.blueprint, step, seconds, &mut self.best, record, &records))
+        let bp = &self.shared.blueprint;
+        let (mut metrics, times) =
+            step_metrics(bp, step, seconds, &mut self.best, record, &records);
+        metrics.program = self.rescheduling.as_ref().map_or(0, |r| r.running().number);
+        Ok((metrics, times))
     }
 
     /// On rank 0: tells its process's trainer of a step, at whose end ranks may have `met`, and the
@@ -436,10 +448,7 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
             let seconds = self.began.elapsed().as_secs_f64();
             let notes = records.iter_mut().filter_map(|r| r.reschedule.take()).collect();
             let (metrics, times) = self.metrics(step, seconds, record, records)?;
-            if let Some(rescheduling) = &mut self.rescheduling {
-                let seconds = metrics.step_s - metrics.save_blocked_s;
-                self.orders = rescheduling.decide(&shared.blueprint, step, seconds, notes);
-            }
+            self.order(&metrics, notes);
             news = Some((metrics, times));
         }
         // What it takes is no part of the step.
@@ -478,7 +487,8 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
         }
         saves.sort_by_key(|save| save.start_ns);
         let spans = self.spans;
-        let result = RankResult { spans, saves, clock_error_ns: clock.error_ns, exported };
+        let (programs, clock_error_ns) = (self.programs, clock.error_ns);
+        let result = RankResult { spans, saves, clock_error_ns, exported, programs };
         self.end.results = match shared.here.len() == self.groups.world.size() {
             true => vec![result],
             false => collect::to_rank_0(&*self.groups.world, result)?,

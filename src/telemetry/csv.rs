@@ -123,6 +123,7 @@ mod tests {
             skipped: true,
             rolled_back: true,
             redone_s: 1.0,
+            program: 1,
             ..StepMetrics::default()
         }
     }

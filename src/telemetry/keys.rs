@@ -144,6 +144,9 @@ pub(super) const KEYS: &[Key] = &[
     plot("experts.idle", |m| Some(m.experts.as_ref()?.idle as f64))
         .tag("experts/idle")
         .of_some_steps(),
+    plot("program", |m| Some(m.program as f64))
+        .tag("schedule/program")
+        .gauge("program", "How often its order of actions was exchanged for another by then."),
 ];
 
 #[cfg(test)]
@@ -163,6 +166,7 @@ mod tests {
         step.scored_tokens = Some(1);
         step.experts = Some(ExpertMetrics::default());
         (step.skipped, step.rolled_back, step.save_blocked_s) = (true, true, 1.0);
+        step.program = 1;
         let mut json = serde_json::to_value(&step).unwrap();
         let mut next = 2;
         for value in json.as_object_mut().unwrap().values_mut() {

@@ -4,6 +4,7 @@ use zeropp_pipeline::timeline::{RankTimeline, Timeline};
 
 use crate::config::EngineKind;
 use crate::plan::blueprint::Blueprint;
+use crate::run::reschedule::NumberedProgram;
 use crate::run::results::RankResult;
 use crate::run::trace;
 
@@ -21,11 +22,25 @@ pub(crate) fn timeline(bp: &Blueprint, results: &[RankResult]) -> Timeline {
     for (rank, result) in timeline.ranks.iter_mut().zip(results) {
         rank.saves = result.saves.clone();
     }
-    let programs =
-        |rank: &RankTimeline| &bp.programs.of(rank.group / bp.mesh.zero3).ranks[rank.pp][..];
+    let exchanged = results.first().map_or(&[][..], |first| &first.programs);
+    let programs = |rank: &RankTimeline| {
+        let planned = bp.programs.of(rank.group / bp.mesh.zero3);
+        let others = exchanged.iter().map(|(_, other)| &*other.program);
+        [planned].into_iter().chain(others).map(|program| &program.ranks[rank.pp][..]).collect()
+    };
     trace::follow_memory(&mut timeline, programs, &bp.all_bytes());
     timeline.facts = facts(bp);
+    timeline.facts.extend(exchanged.iter().map(|(step, program)| in_words(*step, program)));
     timeline
+}
+
+/// The program of the steps from one on, which may be exchanged.
+fn in_words(step: u64, NumberedProgram { number, program }: &NumberedProgram) -> String {
+    let kind = &program.kind;
+    match number {
+        0 => format!("from step {step} on: the planned order ({kind})"),
+        _ => format!("from step {step} on: order {number} that was found in the run ({kind})"),
+    }
 }
 
 /// The facts that a trace has of its run.

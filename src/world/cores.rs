@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::thread::available_parallelism;
+use std::time::Duration;
 
 use crate::config::{Config, ConfigError, EngineKind};
 
@@ -191,6 +192,36 @@ pub(crate) fn bind_engine(cores: &[usize]) {
     }
 }
 
+/// By how much the priority of a thread that gives way is lower, as `nice` counts it: of a core
+/// that another thread wants, it gets a tenth, so that it ends also where no core is ever idle.
+#[cfg(target_os = "linux")]
+pub(crate) const LOWER_PRIORITY: i32 = 10;
+
+/// Lets the calling thread give way to the others, and moves it to these cores, if there are any.
+/// Where the system refuses either, the thread is as others are.
+#[cfg(target_os = "linux")]
+pub(crate) fn give_way(cores: &[usize]) {
+    // On Linux each thread has a priority of its own, and this changes the calling one's.
+    let lower = rustix::process::nice(LOWER_PRIORITY).map(drop);
+    let moved = if cores.is_empty() { Ok(()) } else { set(None, cores) };
+    if let Err(e) = lower.and(moved) {
+        tracing::debug!("a thread in the background is as others are ({e})");
+    }
+}
+
+/// Time of a core that the calling thread has taken so far.
+#[cfg(unix)]
+pub(crate) fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Time of a core that the calling thread has taken; not known here.
+#[cfg(not(unix))]
+pub(crate) fn cpu_time() -> Duration {
+    Duration::ZERO
+}
+
 #[cfg(target_os = "linux")]
 fn set(thread: Option<rustix::thread::Pid>, cores: &[usize]) -> rustix::io::Result<()> {
     let mut set = rustix::thread::CpuSet::new();
@@ -203,6 +234,9 @@ fn set(thread: Option<rustix::thread::Pid>, cores: &[usize]) -> rustix::io::Resu
 pub(crate) fn allowed() -> Vec<usize> {
     Vec::new()
 }
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn give_way(_: &[usize]) {}
 
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn bind(_: usize) {}

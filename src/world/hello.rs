@@ -209,6 +209,16 @@ impl Roster {
         cores::share(&asked.collect::<Vec<_>>())
     }
 
+    /// The cores of rank 0's process that are not bound to rank 0, for what works beside it; none
+    /// where its threads are not bound to cores.
+    pub(crate) fn beside_rank_0(&self) -> Vec<usize> {
+        let allowed = &self.hellos[0].cores;
+        let all = self.cores().unwrap_or_default();
+        let Some(own) = all.get(&0) else { return Vec::new() };
+        let others: Vec<_> = allowed.iter().filter(|core| !own.contains(core)).copied().collect();
+        if others.is_empty() { allowed.clone() } else { others }
+    }
+
     /// FLOP/s of all ranks at their best. Those of a host cannot do more than its cores or GPUs.
     pub(crate) fn peak_flops(&self) -> f64 {
         let of_process = |(hello, share): (&Hello, &CoreShare)| {

@@ -1,20 +1,31 @@
 //! Prints a digest of what a run leaves behind, parameter by parameter: of its final weights or of
-//! the first step's gradients; or of what a program asks for between steps. The same digests, the
-//! same bits.
+//! the first step's gradients; of those weights where programs are exchanged at every chance; or of
+//! what a program asks for between steps. The same digests, the same bits.
 //!
-//! `final_state weights|gradients|between 'key = value'…`, with the settings as in a TOML file.
-//! Where the ranks are in several processes, rank 0's prints.
+//! `final_state weights|exchanged|gradients|between 'key = value'…`, with the settings as in a TOML
+//! file. Where the ranks are in several processes, rank 0's prints.
 
-use zeropp::{Config, Error, NamedWeights, Trainer};
+use zeropp::{Config, Error, NamedWeights, StepMetrics, Trainer};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let what = args.next().unwrap_or_default();
     let settings: Vec<String> = args.collect();
-    let trainer = Trainer::new(Config::from_toml(&settings.join("\n"))?)?;
+    let exchanges_always = what == "exchanged";
+    let config = Config { exchanges_always, ..Config::from_toml(&settings.join("\n"))? };
+    let trainer = Trainer::new(config)?;
     let (loss, state) = match what.as_str() {
         "weights" => {
             let (summary, weights) = trainer.train_to_weights(|_| ())?;
+            (summary.last_loss, weights)
+        }
+        "exchanged" => {
+            let mut programs = 0;
+            let count = |step: &StepMetrics| programs = programs.max(step.program);
+            let (summary, weights) = trainer.train_to_weights(count)?;
+            if programs == 0 && !weights.is_empty() {
+                return Err("no program was exchanged".into());
+            }
             (summary.last_loss, weights)
         }
         "gradients" => {
@@ -22,7 +33,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             (metrics.loss, gradients)
         }
         "between" => between(&trainer)?,
-        other => return Err(format!("{other:?}: use weights, gradients or between").into()),
+        other => {
+            return Err(format!("{other:?}: use weights, exchanged, gradients or between").into());
+        }
     };
     if state.is_empty() {
         return Ok(());
@@ -34,7 +47,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         });
         println!("{name:<24} {:>8} {digest:016x}", values.len());
     }
-    println!("{what} of {} parameters, loss {:016x}", state.len(), loss.to_bits());
+    println!("{} parameters, loss {:016x}", state.len(), loss.to_bits());
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use zeropp_data::tokens::{Fingerprint, Position};
 
 use crate::error::{Checked, CheckpointError};
-use crate::manifest::{Base, Manifest};
+use crate::manifest::{Base, Manifest, SavedProgram};
 use crate::store::Store;
 use crate::under_way::{Save, SaveOutcome, UnderWay, WriterReport};
 
@@ -25,6 +25,8 @@ pub struct About {
     pub position: Option<Position>,
     /// The learning rate of the step.
     pub learning_rate: Option<f64>,
+    /// The program that took the place of the planned one, where one did.
+    pub program: Option<SavedProgram>,
 }
 
 fn not_written(step: u64, problem: String) -> CheckpointError {
@@ -68,6 +70,7 @@ impl Completion<'_> {
         manifest.data = about.data.clone();
         manifest.base = about.base.clone();
         manifest.position = about.position.clone();
+        manifest.program = about.program.clone();
         manifest.set_learning_rate(about.learning_rate);
         manifest.set_validation_loss(loss);
         manifest.set_plateau(plateau);

@@ -40,6 +40,7 @@ mod sync {
 pub use error::{Checked, CheckpointError};
 pub use file::{PARAMETER, StateWriter, WRITER_BYTES, WrittenFile, tensor_name};
 pub use kept::{EMA, StateTensor};
+pub use manifest::SavedProgram;
 pub use manifest::{Base, FileRecord, MANIFEST, Manifest, Piece, Plateau, SavedParameter};
 pub use open::{Checkpoint, CheckpointReader, ParameterReader};
 pub use store::{Holder, Store, StoreLock, checkpoint_at};

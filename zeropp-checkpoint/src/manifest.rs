@@ -58,10 +58,25 @@ pub struct Manifest {
     /// did not keep it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     learning_rate: Option<String>,
+    /// The program that took the place of the planned one, where one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<SavedProgram>,
     /// Every file by name.
     pub files: BTreeMap<String, FileRecord>,
     /// Every parameter by name.
     pub parameters: BTreeMap<String, SavedParameter>,
+}
+
+/// A program that took the place of a run's planned one, and was better.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedProgram {
+    /// How many had taken the place of their predecessor by then, it included.
+    pub number: u64,
+    /// Nanoseconds of a step with it, as measured.
+    pub step_ns: u64,
+    /// It, as files of schedules have it.
+    pub text: String,
 }
 
 /// Where the parameters are that a run did not train, and no checkpoint of it has.
@@ -149,6 +164,7 @@ impl Manifest {
             plateau: None,
             position: None,
             learning_rate: None,
+            program: None,
             files: BTreeMap::new(),
             parameters: BTreeMap::new(),
         }
@@ -330,15 +346,19 @@ mod tests {
     }
 
     #[test]
-    fn the_place_in_the_data_and_the_learning_rate_are_kept() {
+    fn the_place_in_the_data_the_learning_rate_and_the_program_are_kept() {
         let mut m = sample();
         let before: serde_json::Value = serde_json::from_slice(&m.to_bytes()).unwrap();
         assert!(before.get("position").is_none() && before.get("learning_rate").is_none());
+        assert!(before.get("program").is_none());
         let position = Position::after(40, 64).and(24, 32);
         m.position = Some(position.clone());
         m.set_learning_rate(Some(1.0 / 3e4));
+        let program = SavedProgram { number: 2, step_ns: u64::MAX, text: "{\"format\": 1}".into() };
+        m.program = Some(program.clone());
         let back = read(&m).unwrap();
         assert_eq!((back.learning_rate(), back.position), (Some(1.0 / 3e4), Some(position)));
+        assert_eq!(back.program, Some(program));
     }
 
     #[test]

@@ -235,6 +235,16 @@ impl Rescheduler {
         }
     }
 
+    /// Of a run by `rules` that goes on after `step` with a program whose steps took so many
+    /// seconds: a better one is looked for once they take others.
+    pub fn going_on(rules: ExchangeRules, step: u64, seconds: f64) -> Rescheduler {
+        Rescheduler {
+            state: State::Resting(step.saturating_add(rules.rest)),
+            reference_s: Some(seconds),
+            ..Rescheduler::new(rules)
+        }
+    }
+
     /// A search has ended with a better program, or with none. It may come at any time, or never.
     pub fn found(&mut self, found: Option<Predicted>) {
         if self.state != State::Searching {
@@ -488,6 +498,16 @@ mod tests {
         machine.found(None);
         assert_eq!(measured(&mut machine, 25..50, 0.9), None, "as fast as before");
         assert!(measured(&mut machine, 50..60, 1.35).is_some_and(|step| step <= 54));
+    }
+
+    #[test]
+    fn a_resumed_run_looks_for_better_programs_only_once_its_steps_take_other_times() {
+        let samples = |seconds: f64| {
+            let mut machine = Rescheduler::going_on(RULES, 40, 1.0);
+            (41..100).find(|step| machine.step(seen(*step, seconds)).samples)
+        };
+        assert_eq!(samples(1.0), None);
+        assert_eq!(samples(1.2), Some(50), "after a rest");
     }
 
     #[test]

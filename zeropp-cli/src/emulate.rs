@@ -22,11 +22,24 @@ pub(crate) fn run(config: &Config, costs: &Path) -> Result<(), Failure> {
 
 fn figures(step: &EmulatedStep) -> String {
     format!(
-        "makespan {}  bubble {}  with the optimizer {}",
+        "makespan {}  bubble {}  with the optimizer {}{}",
         milliseconds(step.makespan_ns),
         percent(step.bubble),
         milliseconds(step.step_ns),
+        if step.program == 0 { String::new() } else { format!("  order {}", step.program) },
     )
+}
+
+/// What the search for better orders took of a core, where there was one.
+fn searched(report: &EmulationReport) -> String {
+    let all: u64 = report.steps.iter().map(|step| step.step_ns).sum();
+    match report.exchanging_ns {
+        0 => String::new(),
+        ns => {
+            let share = percent(ns as f64 / all as f64);
+            format!("\nsearch    {} of rank 0's time for better orders: {share}", milliseconds(ns))
+        }
+    }
 }
 
 fn summary(config: &Config, report: &EmulationReport) -> String {
@@ -38,7 +51,7 @@ fn summary(config: &Config, report: &EmulationReport) -> String {
          step      {} measured (median), {} simulated{}\n\
          bubble    {} measured, {} simulated\n\
          runtime   {} for an action, without waiting\n\
-         lateness  {} after a wait, made up for in the next",
+         lateness  {} after a wait, made up for in the next{}",
         config.schedule,
         count(config.mesh().world(), "rank"),
         count(report.steps.len(), "step"),
@@ -51,6 +64,7 @@ fn summary(config: &Config, report: &EmulationReport) -> String {
         percent(report.simulated_bubble),
         microseconds(median.runtime_ns),
         microseconds(median.late_ns),
+        searched(report),
     )
 }
 
@@ -83,9 +97,11 @@ mod tests {
             bubble: 0.051,
             runtime_ns: 12_340,
             late_ns: 900,
+            program: 0,
         };
         let report = EmulationReport {
             steps: vec![step(1, 1_300_000), step(2, 1_010_000), step(3, 1_020_000)],
+            exchanging_ns: 0,
             simulated_makespan_ns: 1_000_000,
             simulated_step_ns: 1_001_000,
             simulated_bubble: 0.05,

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::failures::{
-    Cause, Doing, EndKind, Entry, FailureMoment, FlightError, Record, Run, Verdict, judge,
-    signal_name,
+    Cause, Doing, EndKind, Entry, ExchangedProgram, FailureMoment, FlightError, Record, Run,
+    Verdict, judge, signal_name,
 };
 
 use crate::Failure;
@@ -123,6 +123,9 @@ fn explain(run: &Run, verdict: &Verdict, last: usize) {
     if !run.others.is_empty() {
         say(format_args!("other runs here: {} (--run)", run.others.join(", ")));
     }
+    if let Some(exchanged) = exchanged(&run.records) {
+        say(exchanged);
+    }
     say(format_args!("\n{}", verdict.summary));
     for reason in &verdict.reasons {
         say(format_args!("  - {}", reason.replace('\n', "\n    ")));
@@ -138,6 +141,22 @@ fn explain(run: &Run, verdict: &Verdict, last: usize) {
     if last > 0 {
         say("\nwhat the ranks did last, by the time before that");
         timeline(&moment, last).iter().for_each(say);
+    }
+}
+
+/// The order of actions that the ranks ran at last, where it was exchanged in the run. A rank that
+/// failed as others took another one still had the one before.
+fn exchanged(records: &[Record]) -> Option<String> {
+    let all = records.iter().filter_map(|record| record.header.exchanged.as_ref());
+    all.max_by_key(|exchanged| exchanged.step).map(order)
+}
+
+/// An order of actions that took another one's place, in words.
+fn order(exchanged: &ExchangedProgram) -> String {
+    let ExchangedProgram { number, kind, step } = exchanged;
+    match number {
+        0 => format!("from step {step} on the ranks ran the planned order again ({kind})"),
+        _ => format!("from step {step} on the ranks ran order {number}, found in the run ({kind})"),
     }
 }
 
@@ -191,4 +210,16 @@ fn timeline(moment: &FailureMoment, last: usize) -> Vec<String> {
 
 fn seconds(ns: u64) -> String {
     format!("{:.3} s", ns as f64 / 1e9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_that_ran_at_last_is_named_with_its_first_step() {
+        let of = |number| order(&ExchangedProgram { number, kind: "auto".into(), step: 37 });
+        assert_eq!(of(2), "from step 37 on the ranks ran order 2, found in the run (auto)");
+        assert_eq!(of(0), "from step 37 on the ranks ran the planned order again (auto)");
+    }
 }

@@ -94,7 +94,7 @@ fn a_bad_file_ends_with_code_2_and_one_message() {
         ("--save-costs m.txt", "save-costs = m.txt: costs are written as JSON"),
         ("--mem-limit 5apples", "use bytes, such as 25769803776, 24GiB"),
         (
-            "--costs costs.toml --emulate costs.toml",
+            "--save-costs c.json --emulate costs.toml",
             "an emulated run takes its costs from the file",
         ),
         ("key.toml", "key.toml: line 2: unknown key `layer`; did you mean `layers`?"),

@@ -54,6 +54,9 @@ pub struct Header {
     pub engine: String,
     /// The schedule's kind.
     pub schedule: String,
+    /// The program that it ran at last, where one had taken another's place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exchanged: Option<ExchangedProgram>,
     /// Pipeline rank of each stage.
     pub placement: Vec<usize>,
     /// How long an operation was waited for before the run failed, in seconds.
@@ -68,6 +71,18 @@ pub struct Header {
     pub groups: Vec<GroupRecord>,
     /// Entries that follow.
     pub entries: usize,
+}
+
+/// A program that took another one's place in a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExchangedProgram {
+    /// How many had taken the place of their predecessor by then, it included; 0 for the planned
+    /// one, to which the run went back.
+    pub number: u64,
+    /// Its schedule's kind.
+    pub kind: String,
+    /// The first step with it.
+    pub step: u64,
 }
 
 /// Where a rank ran.
@@ -314,6 +329,7 @@ impl Record {
             processes: vec![Peer::default(); mesh.world()],
             engine: String::new(),
             schedule: String::new(),
+            exchanged: None,
             placement: Vec::new(),
             timeout_s,
             ahead_ns: 0,

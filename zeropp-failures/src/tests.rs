@@ -29,6 +29,7 @@ fn rank(rank: usize) -> Record {
         processes: (0..4).map(|r| Peer { host: format!("node{}", r / 2), pid: 40 + r }).collect(),
         engine: "mpi".into(),
         schedule: "gpipe".into(),
+        exchanged: None,
         placement: vec![0, 1],
         timeout_s: 3.0,
         ahead_ns: 0,

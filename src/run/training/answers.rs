@@ -42,8 +42,8 @@ impl<R: FnMut(RankEvent)> Training<'_, R> {
         };
         let (head, mut reported) = follows.split_at(4);
         if let Some(rescheduling) = &mut self.rescheduling {
-            let (exchanged, rest) = rescheduling.follow(&self.shared.blueprint, reported);
-            exchanged.inspect(|program| self.executor.exchange(program));
+            let (exchanged, rest) = rescheduling.follow(reported);
+            self.exchange(exchanged, met.step + 1);
             reported = rest;
         }
         self.receive(reported, measured);

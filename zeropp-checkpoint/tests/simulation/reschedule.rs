@@ -36,6 +36,8 @@ struct World {
     sees_the_best: bool,
     /// The program that ran before the one under trial, and its trial.
     before: Option<u64>,
+    /// The program that was better than the one before, and the seconds of its steps.
+    kept: Option<(u64, f64)>,
 }
 
 /// What came of a run.
@@ -72,6 +74,7 @@ impl World {
             changes: Vec::new(),
             sees_the_best: true,
             before: None,
+            kept: None,
             rng,
         }
     }
@@ -97,9 +100,13 @@ impl World {
             let noise = 1.0 + self.share(self.noise);
             let seconds = beside * noise * self.seconds[self.running() as usize];
             if self.rng.once_in(400) {
-                // A rank dies in the step: all begin anew, as a recovery does.
-                self.ranks.iter_mut().for_each(|rank| *rank = Copies::new(0));
-                self.machine = Rescheduler::new(self.rules);
+                // A rank dies in the step: all go on with the program that was kept last.
+                let goes_on = self.kept.map_or(0, |(program, _)| program);
+                self.ranks.iter_mut().for_each(|rank| *rank = Copies::new(goes_on));
+                self.machine = match self.kept {
+                    Some((_, seconds)) => Rescheduler::going_on(self.rules, step, seconds),
+                    None => Rescheduler::new(self.rules),
+                };
                 (self.ends_at, self.offered, self.before) = (None, None, None);
                 self.changes.clear();
                 end.died += 1;
@@ -191,6 +198,9 @@ impl World {
             assert_eq!(tried.stays, tried.measured_s < tried.before_s, "{step}");
             assert_eq!(tried.stays, follows.order == ExchangeOrder::Stay, "{step}");
             assert!(tried.stays || self.changes.len() >= 2);
+            if tried.stays {
+                self.kept = Some((self.running(), tried.measured_s));
+            }
         }
         // From one change to the next search, and so to the next program, a rest lies.
         let taken: Vec<u64> = self.changes.iter().rev().take(3).copied().collect();

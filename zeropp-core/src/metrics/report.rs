@@ -133,6 +133,10 @@ pub struct StepMetrics {
     /// was taken back, which it did again. Left out where there was none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub redone_s: f64,
+    /// The program that the ranks ran: the n-th that took another one's place in this run. Left out
+    /// where it is the planned one, which is 0.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub program: u64,
 }
 
 impl StepMetrics {

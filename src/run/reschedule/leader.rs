@@ -1,0 +1,180 @@
+//! Rank 0's part of the exchanges of a run: it puts the times of all ranks together, has a better
+//! program searched for, and asks the [`Rescheduler`] what follows.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use tracing::debug;
+use zeropp_checkpoint::reschedule::{
+    ExchangeOrder, ExchangeRules, Follows, Predicted, Reply, Rescheduler, StepSeen,
+};
+use zeropp_pipeline::costs::measured;
+use zeropp_pipeline::ir::{Action, Schedule};
+use zeropp_pipeline::simulate::Costs;
+use zeropp_pipeline::timeline::Span;
+use zeropp_plan::reschedule::{Better, Effort, RunningProgram};
+
+use super::background::{self, Limit};
+use super::note::RankNote;
+use crate::plan::reschedule::Exchangeable;
+use crate::run::trace;
+
+/// The share of a run's time that all searches together may take of a core.
+const SEARCH_SHARE: f64 = 0.01;
+/// The least and the most that one of them may take, in seconds.
+const SEARCH_S: (f64, f64) = (0.02, 10.0);
+/// Forwards and backwards that the search for kind `auto` times in a second, at least.
+const TIMED_PER_S: f64 = 5e6;
+
+/// Rank 0's part.
+pub(super) struct Leader {
+    machine: Rescheduler,
+    rules: ExchangeRules,
+    always: bool,
+    begun: Instant,
+    /// Cores of its process that are not bound to rank 0, where threads are bound.
+    beside: Vec<usize>,
+    /// Nanoseconds of a core that searches took.
+    spent: Arc<AtomicU64>,
+    /// Spans of every rank, of the steps that were measured.
+    spans: Vec<Vec<Span>>,
+    search: Option<Receiver<Option<Better>>>,
+    found: Option<Arc<Schedule>>,
+}
+
+impl Leader {
+    pub(super) fn new(job: &Exchangeable, beside: Vec<usize>) -> Leader {
+        let (last, always) = (job.config.steps, job.config.exchanges_always);
+        let mut rules = ExchangeRules { last, ..ExchangeRules::default() };
+        if always {
+            rules =
+                ExchangeRules { samples: 2, trial: 1, rest: 1, gain: f64::MIN, drift: 0.0, last };
+        }
+        Leader {
+            machine: Rescheduler::new(rules),
+            rules,
+            always,
+            begun: Instant::now(),
+            beside,
+            spent: Arc::default(),
+            spans: vec![Vec::new(); job.mesh.world()],
+            search: None,
+            found: None,
+        }
+    }
+
+    /// Nanoseconds of a core that searches took.
+    pub(super) fn spent_ns(&self) -> u64 {
+        self.spent.load(Ordering::Relaxed)
+    }
+
+    /// The run goes on after `step` with a program whose steps took so long.
+    pub(super) fn go_on(&mut self, step: u64, step_s: f64) {
+        self.machine = Rescheduler::going_on(self.rules, step, step_s);
+    }
+
+    /// What all do after a step of `job`, and the program that is offered.
+    pub(super) fn step(
+        &mut self,
+        job: &Exchangeable,
+        step: u64,
+        seconds: f64,
+        notes: Vec<RankNote>,
+    ) -> (Follows, Option<Arc<Schedule>>) {
+        let refused = notes.iter().any(|note| note.refuses);
+        self.add(job, notes);
+        self.look_at_search();
+        let reply = if refused { Reply::Refused } else { Reply::Ready };
+        let follows = self.machine.step(StepSeen { step, seconds, reply });
+        if follows.searches {
+            self.search(job, seconds * self.rules.last.saturating_sub(step) as f64);
+        }
+        let offer = self.found.clone().filter(|_| follows.order == ExchangeOrder::Offer);
+        (follows, offer)
+    }
+
+    /// Adds the times of a measured step of `job` to those before.
+    fn add(&mut self, job: &Exchangeable, notes: Vec<RankNote>) {
+        for (rank, note) in notes.into_iter().enumerate() {
+            let program = &job.run.program.ranks[job.mesh.coords(rank).pp];
+            let of = |(action, [start_ns, end_ns]): (&Action, [u64; 2])| Span {
+                lane: action.lane(),
+                action: *action,
+                start_ns,
+                end_ns: end_ns.max(start_ns),
+            };
+            self.spans[rank].extend(program.iter().zip(note.times).map(of));
+        }
+    }
+
+    fn look_at_search(&mut self) {
+        let Some(search) = &self.search else { return };
+        let end = match self.always {
+            // A test's runs exchange their programs after the same steps.
+            true => search.recv().map_err(|_| TryRecvError::Disconnected),
+            false => search.try_recv(),
+        };
+        let found = match end {
+            Err(TryRecvError::Empty) => return,
+            Err(TryRecvError::Disconnected) => None,
+            Ok(found) => found,
+        };
+        self.search = None;
+        let id = |program: &Schedule| {
+            let digest = blake3::hash(format!("{:?}", program.ranks).as_bytes());
+            u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"))
+        };
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        self.machine.found(found.as_ref().map(|found| Predicted {
+            now_s: seconds(found.now_ns),
+            then_s: seconds(found.then_ns),
+            program: id(&found.program),
+        }));
+        self.found = found.map(|found| Arc::new(found.program));
+    }
+
+    /// Begins a search by what was measured of `job`, which takes `left_s` more.
+    fn search(&mut self, job: &Exchangeable, left_s: f64) {
+        let spans = self.spans.iter_mut().map(std::mem::take).collect::<Vec<_>>();
+        let placement = &job.run.program.placement;
+        let timeline = trace::timeline(String::new(), job.mesh, placement, spans);
+        let costs = match measured(&timeline) {
+            Ok(costs) => costs,
+            Err(why) => {
+                debug!("no better order is looked for: {why}");
+                return self.machine.found(None);
+            }
+        };
+        let all_s = (self.begun.elapsed().as_secs_f64() + left_s) * SEARCH_SHARE;
+        let spent_s = self.spent_ns() as f64 / 1e9;
+        let limit_s = (all_s - spent_s).clamp(SEARCH_S.0, SEARCH_S.1);
+        let (sender, receiver) = channel();
+        let (run, any) = (job.run.clone(), self.always);
+        let search = move |limit: &Limit| {
+            drop(sender.send(searched(&run, &costs, limit_s, limit, any)));
+        };
+        let limit = Duration::from_secs_f64(limit_s);
+        match background::start(self.beside.clone(), limit, &self.spent, search) {
+            Ok(()) => self.search = Some(receiver),
+            Err(refused) => {
+                debug!("no thread looks for a better order: {refused}");
+                self.machine.found(None);
+            }
+        }
+    }
+}
+
+/// The search of one thread, which may take so many seconds of a core.
+fn searched(
+    run: &RunningProgram,
+    costs: &Costs,
+    limit_s: f64,
+    limit: &Limit,
+    any: bool,
+) -> Option<Better> {
+    let goes_on = || limit.goes_on();
+    let timed = (limit_s / 2.0 * TIMED_PER_S) as u64;
+    run.better(costs, &Effort { timed, goes_on: &goes_on, any })
+}

@@ -1,0 +1,12 @@
+//! What ranks say to rank 0 at the end of a step.
+
+use serde::{Deserialize, Serialize};
+
+/// What a rank says at the end of a step.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct RankNote {
+    /// It cannot run what was offered.
+    pub(super) refuses: bool,
+    /// Start and end of each action of its program, by rank 0's clock, where the step is measured.
+    pub(super) times: Vec<[u64; 2]>,
+}

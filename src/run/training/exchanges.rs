@@ -1,0 +1,96 @@
+//! The program of a rank's steps, where it is exchanged for a better one (ADR 93).
+
+use tracing::info;
+use zeropp_checkpoint::{Checkpoint, Manifest, SavedProgram};
+use zeropp_core::metrics::StepMetrics;
+use zeropp_failures::ExchangedProgram;
+
+use super::Training;
+use crate::checkpoint::resume::Resumed;
+use crate::config::Config;
+use crate::error::RankError;
+use crate::run::reschedule::{NumberedProgram, RankNote};
+use crate::run::results::RankEvent;
+use crate::run::shared::Export;
+
+impl<R: FnMut(RankEvent)> Training<'_, R> {
+    /// Goes on with the program that the run had found where it was `resumed`. All ranks call it.
+    pub(super) fn take_up(&mut self, resumed: Option<&Resumed>) -> Result<(), RankError> {
+        let trains = !matches!(self.shared.export, Export::Gradients | Export::Evaluation);
+        let (Some(rescheduling), Some(resumed)) =
+            (&mut self.rescheduling, resumed.filter(|_| trains))
+        else {
+            return Ok(());
+        };
+        let world = &*self.groups.world;
+        let saved = match world.rank() {
+            0 => program_of(resumed, &self.shared.blueprint.config),
+            _ => None,
+        };
+        let exchanged = rescheduling.go_on(world, resumed.step, saved.as_ref())?;
+        self.keep(saved.filter(|_| exchanged.is_some()));
+        self.exchange(exchanged, resumed.step + 1);
+        Ok(())
+    }
+
+    /// On rank 0, works out what all do after a step of which ranks say this.
+    pub(super) fn order(&mut self, metrics: &StepMetrics, notes: Vec<RankNote>) {
+        let Some(rescheduling) = &mut self.rescheduling else { return };
+        let seconds = metrics.step_s - metrics.save_blocked_s;
+        let (orders, kept) = rescheduling.decide(metrics.step, seconds, notes);
+        self.orders = orders;
+        self.keep(kept);
+    }
+
+    /// Runs another program from `step` on.
+    pub(super) fn exchange(&mut self, exchanged: Option<NumberedProgram>, step: u64) {
+        let Some(NumberedProgram { number, program }) = exchanged else { return };
+        self.executor.exchange(&program);
+        if let Some(recorder) = &self.shared.recorder {
+            let kind = program.kind.clone();
+            recorder.exchanged(self.groups.world.rank(), ExchangedProgram { number, kind, step });
+        }
+    }
+
+    /// Has it saved that a resumed run goes on with this program.
+    fn keep(&self, program: Option<SavedProgram>) {
+        let Some(program) = program else { return };
+        for saver in self.shared.saver.iter().chain(&self.shared.copier) {
+            saver.exchanged(program.clone());
+        }
+    }
+
+    /// Notes which program `step` ran, for a trace.
+    pub(super) fn note_program(&mut self, step: u64) {
+        let Some(rescheduling) = &self.rescheduling else { return };
+        let running = rescheduling.running();
+        let is_other =
+            self.programs.last().is_none_or(|(_, before)| before.number != running.number);
+        if is_other && self.groups.world.rank() == 0 {
+            self.programs.push((step, running.clone()));
+        }
+    }
+}
+
+/// The program that a run had found where it is `resumed`, unless its mesh was another one: then
+/// times are others, too.
+fn program_of(resumed: &Resumed, config: &Config) -> Option<SavedProgram> {
+    // One that is damaged is reported where it is read.
+    let checkpoint = Checkpoint::open(&resumed.path).ok()?;
+    let manifest = checkpoint.manifest();
+    let program = manifest.program.clone()?;
+    let Some(was) = other_mesh(manifest, config) else { return Some(program) };
+    info!("a better order is looked for anew, since {was} when one was found");
+    None
+}
+
+/// The size of the mesh that is another one than in a checkpoint, in words.
+fn other_mesh(manifest: &Manifest, config: &Config) -> Option<String> {
+    let now = [("pp", config.pp), ("zero3", config.zero3), ("dp", config.dp)];
+    let then = |key: &str| manifest.settings.get(key)?.parse::<usize>().ok();
+    let other = now.into_iter().find(|(key, now)| then(key) != Some(*now));
+    other.map(|(key, _)| match then(key) {
+        Some(was) => format!("{key} was {was}"),
+        None => format!("{key} was not known"),
+    })
+}
