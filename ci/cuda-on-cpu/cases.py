@@ -47,19 +47,21 @@ class Failed(Exception):
     pass
 
 
-def run(zeropp, arguments, folder, **environment):
-    """The steps of a run: losses and norms."""
+def run(zeropp, arguments, folder, around=(), meanwhile=lambda: None, **environment):
+    """The steps of a run: losses and norms. `around` goes before its command; `meanwhile` is
+    called once it has been started."""
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     steps = [] if "--steps" in arguments else ["--steps", "3"]
-    command = [zeropp, "run", *MODEL, *steps, *arguments, "--metrics", metrics]
+    command = [*around, zeropp, "run", *MODEL, *steps, *arguments, "--metrics", metrics]
     # A group of their own: over NCCL a run has a process for every rank.
     child = subprocess.Popen(command, env={**os.environ, **environment}, text=True,
                              start_new_session=True, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT)
     try:
+        meanwhile()
         said, _ = child.communicate(timeout=600)
-    except subprocess.TimeoutExpired:
+    except (Failed, subprocess.TimeoutExpired):
         os.killpg(child.pid, signal.SIGKILL)
         raise
     if child.returncode or "[cuda-on-cpu] error" in said:
@@ -68,9 +70,9 @@ def run(zeropp, arguments, folder, **environment):
     return [(step["loss"], step["grad_norm"]) for step in lines if "loss" in step]
 
 
-def on_cuda(zeropp, arguments, folder, gpus, capability, **environment):
+def on_cuda(zeropp, arguments, folder, gpus, capability, **more):
     return run(zeropp, ["--device", "cuda", *arguments], folder, CUDA_ON_CPU_ABORT="1",
-               CUDA_ON_CPU_DEVICES=str(gpus), CUDA_ON_CPU_CAPABILITY=capability, **environment)
+               CUDA_ON_CPU_DEVICES=str(gpus), CUDA_ON_CPU_CAPABILITY=capability, **more)
 
 
 def on_cpu(zeropp, arguments, folder):
@@ -99,12 +101,43 @@ def case(name, work):
     print(f"{name}: {verdict} ({time.monotonic() - began:.0f} s)", flush=True)
 
 
-def resumed(zeropp, folder):
+def resumed(zeropp, folder, gpus, words):
     """A run that goes on from its second step has the losses of when it did not stop."""
-    layout = ["--pp", "2", "--save", folder / "saved", "--save-every", "2"]
-    whole = on_cuda(zeropp, layout, folder, 2, EXACT)
-    rest = on_cuda(zeropp, [*layout, "--resume", "2"], folder, 2, EXACT)
+    saved = folder / f"saved on {gpus}"
+    layout = [*words.split(), "--save", saved, "--save-every", "2"]
+    whole = on_cuda(zeropp, layout, folder, gpus, EXACT)
+    rest = on_cuda(zeropp, [*layout, "--resume", "2"], folder, gpus, EXACT)
     near(rest, whole[2:], 1e-6)
+
+
+def kill_a_rank(metrics, mark):
+    """Kills a process that computes for a rank other than 0, after the second step."""
+    late = time.monotonic() + 300
+    while not metrics.exists() or metrics.read_text().count('"loss"') < 2:
+        if time.monotonic() > late:
+            raise Failed("no second step within 300 s")
+        time.sleep(0.05)
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (folder / "environ").read_bytes()
+            if mark.encode() in variables and b"ZEROPP_PART=" in variables:
+                return os.kill(int(folder.name), signal.SIGKILL)
+        except OSError:
+            continue  # It has ended, or is another user's.
+    raise Failed("no process of a rank other than 0")
+
+
+def recovered(zeropp, folder):
+    """A run over NCCL that loses a process is started again, and each step is there once, with the
+    losses of a run that loses none."""
+    layout = ["--engine", "nccl", "--pp", "2", "--zero3", "2", "--steps", "5"]
+    wanted = on_cuda(zeropp, layout, folder, 4, EXACT)
+    mark = f"CUDA_ON_CPU_KILLED={folder}"
+    got = on_cuda(zeropp, [*layout, "--save", folder / "ckpt", "--save-every", "1", "--resume"],
+                  folder, 4, EXACT, around=[zeropp, "supervise", "--"],
+                  meanwhile=lambda: kill_a_rank(folder / "metrics.jsonl", mark),
+                  CUDA_ON_CPU_KILLED=str(folder))
+    near(got, wanted, 1e-6)
 
 
 def logged(zeropp, arguments, folder, gpus):
@@ -126,9 +159,9 @@ def uploads_are_tokens(zeropp, folder):
         raise Failed(f"uploads of a step, by bytes: {dict(got)}")
 
 
-def orders(zeropp, folder, count):
+def orders(zeropp, folder, count, words):
     """Streams that are late by chance change no digit: no wait is missing."""
-    layout = ["--engine", "nccl", "--pp", "2", "--zero3", "2"]
+    layout = words.split()
     wanted = on_cuda(zeropp, layout, folder, 4, EXACT)
     for seed in range(1, count + 1):
         got = on_cuda(zeropp, layout, folder, 4, EXACT, CUDA_ON_CPU_DELAY_US="3000",
@@ -145,9 +178,14 @@ def main():
             words = words.split()
             case(name, lambda: near(on_cuda(zeropp, words, folder, gpus, capability),
                                     on_cpu(zeropp, words, folder), tolerance))
-        case("a run that is resumed", lambda: resumed(zeropp, folder))
+        case("threads, a run that is resumed", lambda: resumed(zeropp, folder, 2, "--pp 2"))
+        case("nccl, a run that is resumed", lambda: resumed(
+            zeropp, folder, 4, "--engine nccl --pp 2 --zero3 2"))
+        case("nccl, a run that loses a process", lambda: recovered(zeropp, folder))
         case("uploads of a step are its tokens", lambda: uploads_are_tokens(zeropp, folder))
-        case(f"{count} orders of the streams", lambda: orders(zeropp, folder, count))
+        for words in ("--engine nccl --pp 2 --zero3 2", "--zero3 2 --dp 2 --zero1"):
+            case(f"{count} orders of the streams, {words}",
+                 lambda: orders(zeropp, folder, count, words))
     sys.exit(f"FAILED: {', '.join(failures)}" if failures else 0)
 
 

@@ -1,11 +1,12 @@
-//! The threads engine on tensors of a device: what one rank's thread has asked for but the device
-//! has not done yet is what another rank's thread gets.
+//! The threads engine on tensors of devices, one for each rank as far as there are: what one rank's
+//! thread has asked for but its device has not done yet is what another rank's thread gets.
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use zeropp_comm::Communicator;
 use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
+use zeropp_core::device::on;
 
 use crate::device;
 
@@ -26,17 +27,17 @@ fn on_ranks<T: Send>(
 }
 
 /// A tensor of whole numbers, still to be computed by a few operations: `start` + i % 7.
-fn lazy(start: f32) -> Tensor<1> {
+fn lazy(start: f32, device: &Device) -> Tensor<1> {
     let values: Vec<f32> = (0..LEN).map(|i| (i % 7) as f32).collect();
-    let base = Tensor::<1>::from_data(TensorData::new(values, [LEN]), &device());
-    (base * 4.0 + 4.0 * start) / 2.0 - start - (Tensor::ones([LEN], &device()) * start)
-        + half(start)
+    let base = Tensor::<1>::from_data(TensorData::new(values, [LEN]), device);
+    (base * 4.0 + 4.0 * start) / 2.0 - start - (Tensor::ones([LEN], device) * start)
+        + half(start, device)
 }
 
 /// Half of what [`lazy`] makes, the other way round.
-fn half(start: f32) -> Tensor<1> {
+fn half(start: f32, device: &Device) -> Tensor<1> {
     let values: Vec<f32> = (0..LEN).map(|i| -((i % 7) as f32)).collect();
-    Tensor::<1>::from_data(TensorData::new(values, [LEN]), &device()) + start
+    Tensor::<1>::from_data(TensorData::new(values, [LEN]), device) + start
 }
 
 /// Fails where `t` does not hold `wanted`, with the first place.
@@ -65,14 +66,15 @@ fn messages_carry_what_was_asked_for() {
         on_ranks(options, |rank| {
             let (me, next, last) =
                 (rank.rank(), (rank.rank() + 1) % RANKS, (rank.rank() + 3) % RANKS);
-            let mut x = lazy(me as f32);
+            let mut x = lazy(me as f32, &device(me));
             // Round the ring: each rank goes on computing while its tensor travels.
             for round in 0..12u64 {
                 let sent = rank.send(next, round, x.clone() + 1.0);
                 x = x * 0.0;
                 let got = rank.recv(last, round, LEN, DType::F32).wait().unwrap();
                 sent.wait().unwrap();
-                x = x + got;
+                // A message lies where its sender's tensors do.
+                x = x + on(&device(me), got);
             }
             // Twelve steps are three times round.
             check(x, &expected(me as f32 + 12.0), &format!("rank {me}"));
@@ -85,7 +87,7 @@ fn collectives_see_what_was_asked_for() {
     both(|options| {
         on_ranks(options, |rank| {
             let me = rank.rank();
-            let mut weight = lazy(me as f32);
+            let mut weight = lazy(me as f32, &device(me));
             for round in 0..6 {
                 let whole = rank.all_gather(weight.clone()).wait().unwrap();
                 let mut wanted = Vec::new();
@@ -114,7 +116,7 @@ fn collectives_see_what_was_asked_for() {
 #[test]
 fn a_gather_is_made_once_and_a_change_is_not_seen_by_others() {
     on_ranks(ThreadsOptions::default(), |rank| {
-        let mine = lazy(0.0);
+        let mine = lazy(0.0, &device(rank.rank()));
         let whole = rank.all_gather(mine.clone()).wait().unwrap();
         // In place, where there was no other holder.
         let changed = whole.clone() * 0.0 + rank.rank() as f32;

@@ -6,6 +6,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod hand_over;
+mod recovery;
 mod training;
 
 use zeropp::Config;
@@ -26,8 +27,8 @@ fn kind() -> DeviceKind {
     kind
 }
 
-/// The device under test, found as a run finds it.
-fn device() -> burn::tensor::Device {
+/// The device under test of the rank with this number, found as a run finds it.
+fn device(rank: usize) -> burn::tensor::Device {
     let config = Config { device: kind(), ..Config::default() };
-    config.devices().unwrap_or_else(|e| panic!("{e}")).of(0)
+    config.devices().unwrap_or_else(|e| panic!("{e}")).of(rank)
 }

@@ -10,7 +10,7 @@ use crate::common::text_file;
 use crate::kind;
 
 /// One model for all tests: its kernels are compiled once.
-fn small() -> Config {
+pub(crate) fn small() -> Config {
     static TEXT: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, text) = TEXT.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
@@ -40,7 +40,7 @@ fn on_cpu(config: Config) -> Config {
     Config { device: DeviceKind::Cpu, ..config }
 }
 
-fn steps(config: Config) -> Vec<StepMetrics> {
+pub(crate) fn steps(config: Config) -> Vec<StepMetrics> {
     let mut steps = Vec::new();
     let trainer = Trainer::new(config).unwrap();
     trainer.train(|step| steps.push(step.clone())).unwrap();
@@ -73,7 +73,7 @@ fn same_gradients(config: Config) {
 
 /// The same losses and norms within `tolerance`, relative.
 #[track_caller]
-fn same_curve(a: &[StepMetrics], b: &[StepMetrics], tolerance: f64, what: &str) {
+pub(crate) fn same_curve(a: &[StepMetrics], b: &[StepMetrics], tolerance: f64, what: &str) {
     assert_eq!(a.len(), b.len(), "{what}");
     for (a, b) in a.iter().zip(b) {
         let apart = |a: f64, b: f64| (a - b).abs() / b;

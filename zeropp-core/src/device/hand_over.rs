@@ -7,8 +7,8 @@
 //! - Clones count their holders, and a tensor whose holder is alone is consumed in place. The count
 //!   is right only while all clones stay on one thread: otherwise memory may go before the
 //!   operation that was to read it has been queued.
-//! - A user of memory waits for the stream that *allocated* it, not for the one that wrote it last.
-//!   Memory of another thread's that this one has written in place reads as it was before.
+//! - A user of memory waits for its *allocation*, not for the last write: memory that was written
+//!   in place may read as it was before. CUDA has one stream for all threads here, where it cannot.
 //! - Nothing waits for readers: a buffer may be written in place while another stream still reads.
 //!
 //! So a tensor leaves its thread as a handle of its own, whose memory the sender does not keep to
@@ -49,7 +49,13 @@ pub fn take_to_read<const D: usize>(t: Tensor<D>) -> Tensor<D> {
 /// `t` on `device`: itself where it is there already. What another rank has sent is on that rank's
 /// device, which is another where a machine has several GPUs.
 pub fn on<const D: usize>(device: &Device, t: Tensor<D>) -> Tensor<D> {
-    if t.device() == *device { t } else { t.to_device(device) }
+    if t.device() == *device {
+        return t;
+    }
+    // Not by `to_device`: where NCCL is installed CubeCL would send `t` on a stream that its next
+    // change in place does not wait for.
+    let dtype = t.dtype();
+    Tensor::from_data(t.into_data(), (device, dtype))
 }
 
 /// `t` in fresh memory of this thread's own; on the CPU, where copies are made on writing, `t`.

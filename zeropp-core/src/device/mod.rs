@@ -38,6 +38,7 @@ impl Devices {
             DeviceKind::Cpu => vec![Device::flex()],
             #[cfg(feature = "cuda")]
             DeviceKind::Cuda => {
+                use_one_stream()?;
                 let count = preflight::check(&preflight::SearchPaths::default())
                     .map_err(|missing| unusable(kind, missing.problem, missing.help))?;
                 (0..count).map(Device::cuda).collect()
@@ -89,6 +90,31 @@ impl Devices {
         }
         Ok(())
     }
+}
+
+/// Makes CubeCL give all threads of the process one stream on each GPU: only then does a thread see
+/// what another has last written in place (docs/adr/0010-tensors-between-threads.md).
+#[cfg(feature = "cuda")]
+fn use_one_stream() -> Result<(), FieldError> {
+    use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
+
+    // CubeCL takes its settings once. They may be set by now, by the program around.
+    static FIRST: std::sync::Once = std::sync::Once::new();
+    FIRST.call_once(|| {
+        let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+        config.streaming.max_streams = 1;
+        CubeClRuntimeConfig::try_set(config);
+    });
+    let streams = CubeClRuntimeConfig::get().streaming.max_streams;
+    if streams == 1 {
+        return Ok(());
+    }
+    let problem = format!(
+        "CubeCL was used before zeropp, with up to {streams} streams a GPU, and training takes one"
+    );
+    let help = "put `[streaming]` and `max_streams = 1` into cubecl.toml, or open zeropp's devices \
+                first";
+    Err(unusable(DeviceKind::Cuda, problem, help))
 }
 
 /// The GPUs of `kind` on this machine, as they were when this process asked first, before it had
