@@ -288,12 +288,7 @@ impl Config {
             let moe = Moe { experts, chosen, inner: 0, divided: true, first: 0, every: 1 };
             return Ok(Some(moe));
         }
-        let given = [
-            ("experts", self.experts.map(|n| n as f64)),
-            ("experts-per-token", self.experts_per_token.map(|n| n as f64)),
-            ("balance:weight", self.balance_weight),
-            ("balance:z", self.router_z),
-        ];
+        let given = [("experts", self.experts), ("experts-per-token", self.experts_per_token)];
         match given.into_iter().find_map(|(field, given)| Some((field, given?))) {
             Some((field, given)) => {
                 let problem = format!("model {} has no experts", self.model);

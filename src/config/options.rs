@@ -219,7 +219,7 @@ options! {
         /// Each layer with experts adds weight times E·Σ f·P to the loss that is trained: f is an
         /// expert's share of choices, P its mean score. The losses that are shown are without it.
         "balance" "OVER" balance: Balance = Balance::MicroBatch, Same Reported;
-        /// Weight of the balance loss. Default: 0.01.
+        /// Weight of the balance loss. Default: 0.01. Models without experts have none.
         "balance-weight" "X" balance_weight: Option<f64> = None, Same Reported => "balance:weight";
         /// Weight of the routers' z-loss, the mean squared log-sum-exp of logits. Default: 0.
         "router-z" "X" router_z: Option<f64> = None, Same Reported => "balance:z";

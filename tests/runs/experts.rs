@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::common::{Run, assert_same_bits, run, run_saving_all, tiny};
 use crate::counts::check_memory;
-use zeropp::config::{Activation, PackWeights, Precision, Recompute, Resume};
+use zeropp::config::{Activation, Balance, PackWeights, Precision, Recompute, Resume};
 use zeropp::weights::{StoreAs, Weights};
 use zeropp::{Config, ExportOptions, Generator, Sampling, config_of, export_checkpoint};
 
@@ -121,4 +121,23 @@ fn experts_learn_and_are_evaluated() {
     let watched =
         run(Config { split: split.clone(), eval_every: 10, eval_steps: 1, ..base.clone() });
     assert_same_bits(&run(Config { split, ..base }), &watched, "evaluated");
+}
+
+/// What routers add is of one micro-batch and one layer, so that no mesh changes a bit of it, nor of
+/// the figures that say how tokens are spread.
+#[test]
+fn balance_keeps_its_bits_and_its_figures_on_any_mesh() {
+    let base = Config { balance_weight: Some(0.5), router_z: Some(0.01), ..experts("qwen3-moe") };
+    let figures = |run: &Run| run.steps.iter().map(|step| step.experts.clone()).collect::<Vec<_>>();
+    let alone = run(base.clone());
+    for (pp, v, recompute) in [(2, 1, Recompute::Full), (2, 2, Recompute::Selective)] {
+        let other = run(Config { pp, virtual_stages: Some(v), recompute, ..base.clone() });
+        assert_same_bits(&alone, &other, &format!("pp {pp}, virtual {v}"));
+        assert_eq!(figures(&alone), figures(&other));
+    }
+    let without = run(Config { balance: Balance::None, router_z: None, ..base });
+    let last = |run: &Run| run.steps.last().unwrap().experts.clone().unwrap();
+    let (balanced, free) = (last(&alone), last(&without));
+    assert!(balanced.balance_loss < free.balance_loss, "{balanced:?} {free:?}");
+    assert!(balanced.fullest >= 1.0 && balanced.balance_loss >= 0.99, "{balanced:?}");
 }

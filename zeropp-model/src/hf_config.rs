@@ -261,7 +261,7 @@ impl Fields<'_> {
             context,
         };
         let mut notes = self.dropout_notes(&["attention_dropout"])?;
-        notes.extend(self.balance_note()?);
+        notes.extend(self.balance_note(&decoder)?);
         Ok(HfConfig { decoder, notes })
     }
 

@@ -220,6 +220,11 @@ impl<const D: usize> Weight<D> {
         matches!(self.place, ParameterIndex::Trained(_))
     }
 
+    /// Place of its layer in the stage.
+    pub(crate) fn layer(&self) -> usize {
+        self.weights.layer
+    }
+
     /// Where its gradient goes.
     ///
     /// # Panics

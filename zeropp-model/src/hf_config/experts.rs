@@ -2,7 +2,7 @@
 
 use super::LlamaFamily;
 use super::fields::{Fault, Fields};
-use crate::decoder::Moe;
+use crate::decoder::{Decoder, Moe};
 
 impl Fields<'_> {
     /// The experts of a family that has some. What is not said is as in transformers.
@@ -62,14 +62,18 @@ impl Fields<'_> {
         }
     }
 
-    /// The balance loss that a file asks for, which is another one than any here.
-    pub(super) fn balance_note(self) -> Result<Option<String>, Fault> {
+    /// The balance loss that a file asks for, which is of all layers together and k where experts
+    /// are alike, as one of each layer that is 1 there.
+    pub(super) fn balance_note(self, decoder: &Decoder) -> Result<Option<String>, Fault> {
         let weight = self.share("router_aux_loss_coef")?;
         let wanted = self.switch("output_router_logits", false)? && weight > 0.0;
-        Ok(wanted.then(|| {
+        let moe = decoder.moe.filter(|_| wanted);
+        Ok(moe.map(|moe| {
+            let layers = (0..decoder.layers).filter(|l| decoder.moe_of(*l).is_some()).count();
+            let same = weight * moe.chosen as f64 / layers.max(1) as f64;
             format!(
-                "config.json says router_aux_loss_coef = {weight}; nothing is added to the loss to \
-                 balance experts"
+                "config.json says router_aux_loss_coef = {weight} for all layers together; \
+                 balance = micro-batch:weight={same:.2e} is as strong, for each layer by itself"
             )
         }))
     }

@@ -256,7 +256,7 @@ fn experts_are_read_under_the_names_of_all_versions() {
     let with_experts = (0..6).map(|layer| some.moe_of(layer).is_some());
     assert_eq!(with_experts.collect::<Vec<_>>(), [false, false, false, true, false, true]);
     let noted = change("router_logits\": false", "router_logits\": true").unwrap().notes;
-    assert!(noted[0].contains("router_aux_loss_coef = 0.001; nothing is added"), "{noted:?}");
+    assert!(noted[0].contains("balance = micro-batch:weight=1.67e-4 is as"), "{noted:?}");
     for (from, to, says) in [
         ("\"mlp_only_layers\": []", "\"mlp_only_layers\": [3]", "mlp_only_layers: [3] are not the"),
         ("tok\": 8", "tok\": 129", "num_experts_per_tok: 129 is more than there are experts, 128"),

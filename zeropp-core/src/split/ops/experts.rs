@@ -51,7 +51,7 @@ pub fn route(x: Tensor<3>, router: &Weight<2>, routing: Routing, cx: &OpCx) -> (
     }
     if let Some(cx) = &cx.routers {
         let figures = balance::figures(&scores, &sums, &choice, cx.losses.group);
-        cx.figures.lock().insert((router.slot().layer, cx.micro_batch), figures);
+        cx.figures.lock().insert((router.layer(), cx.micro_batch), figures);
     }
     let hold = cx.meter.hold(MemoryKind::Activation, choice.bytes() as u64);
     let routed = Routed { choice, _hold: Some(Arc::new(hold)) };
