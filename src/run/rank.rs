@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use zeropp_comm::Communicator;
 use zeropp_comm::groups::Groups;
+use zeropp_core::layer::Part;
 use zeropp_core::meter::Meter;
 use zeropp_pipeline::executor::{Executor, Instruments, ModelWorker, WorkerOptions};
 use zeropp_plan::recompute::{Recomputed, redone};
@@ -92,9 +93,12 @@ fn build_executor(
     };
     let pp = groups.coords.pp;
     let schedule = bp.programs.of(groups.coords.dp);
-    let mine = schedule.stages_of(pp);
-    let parts: Vec<_> =
-        mine.iter().map(|s| bp.model.parts[bp.stages[*s].clone()].to_vec()).collect();
+    let mut mine = schedule.stages_of(pp);
+    let mut parts: Vec<_> = mine.iter().map(|s| bp.model.parts[bp.parts_of(*s)].to_vec()).collect();
+    if let Some(slice) = bp.head.as_ref().and_then(|head| head.slices[pp].clone()) {
+        mine.push(bp.stages.len());
+        parts.push(vec![Part::Slice(slice)]);
+    }
     let mut sharded: Vec<_> = mine
         .iter()
         .zip(&parts)
@@ -123,6 +127,7 @@ fn build_executor(
         units: schedule.units.clone(),
         redone: redone(schedule),
         selective: recomputed.selective,
+        head: bp.head.as_ref().map(|head| (head.split.clone(), bp.stages.len())),
     };
     let sampler = match &resumed {
         Some(Resumed { step, position, .. }) => {

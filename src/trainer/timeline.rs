@@ -23,7 +23,10 @@ pub(crate) fn timeline(bp: &Blueprint, results: &[RankResult]) -> Timeline {
     }
     let programs =
         |rank: &RankTimeline| &bp.programs.of(rank.group / bp.mesh.zero3).ranks[rank.pp][..];
-    trace::follow_memory(&mut timeline, programs, &bp.all_bytes());
+    // What ranks hold of a split head is not followed.
+    if bp.head.is_none() {
+        trace::follow_memory(&mut timeline, programs, &bp.all_bytes());
+    }
     timeline.facts = facts(bp);
     timeline
 }

@@ -214,7 +214,7 @@ impl<'a> SimulationState<'a> {
             return;
         }
         let sizes = self.costs.memory[self.schedule.cell(of_edge.from, of.head.stage)].head;
-        let bytes = sizes.of(of_edge.message) * of_edge.tensors;
+        let bytes = sizes.message(of_edge.message, of_edge.tensors);
         let (from, now) = (of_edge.from, of.offered[at].max(there));
         let waiting = of.waiting[edge].clone();
         let (start, arrival) = self.transfer(from, now, bytes);
