@@ -304,18 +304,13 @@ impl Blueprint {
     }
 
     fn rank_plan(&self, pp: usize, state: &RankState, held: &HeldBytes) -> RankPlan {
-        let mine = self.schedule().stages_of(pp);
-        let names = |s: usize| {
-            self.model.parts[self.parts_of(s)].iter().map(|p| p.name().to_string()).collect()
-        };
-        let slice = self.head.as_ref().and_then(|head| head.slices[pp].clone());
-        let slice = slice.map(|slice| (self.stages.len(), vec![slice.name().to_owned()]));
-        let of_slice = self.head.as_ref().map_or(0, |head| head.parameters(pp));
-        let parameters = mine.iter().map(|s| self.parts.parameters(self.parts_of(*s)));
+        let mine = self.layers_of(self.schedule(), pp);
+        let names = |layers: &[Part]| layers.iter().map(|p| p.name().to_string()).collect();
+        let all = mine.iter().flat_map(|(_, layers)| layers).flat_map(Part::parameters);
         RankPlan {
             pp,
-            stages: mine.iter().map(|s| (*s, names(*s))).chain(slice).collect(),
-            parameters: parameters.sum::<u64>() + of_slice,
+            stages: mine.iter().map(|(stage, layers)| (*stage, names(layers))).collect(),
+            parameters: all.map(|p| p.len() as u64).sum(),
             saved: state.saved(),
             held: *held,
         }
@@ -341,6 +336,14 @@ impl Blueprint {
         let Range { start, end } = self.stages[stage].clone();
         let splits = self.head.is_some() && stage + 1 == self.stages.len();
         start..if splits { end - 1 } else { end }
+    }
+
+    /// The stages of a pipeline rank, with their layers; its slice of a split head is the last.
+    pub(crate) fn layers_of(&self, schedule: &Schedule, pp: usize) -> Vec<(usize, Vec<Part>)> {
+        let layers = |stage| (stage, self.model.parts[self.parts_of(stage)].to_vec());
+        let slice = self.head.as_ref().and_then(|head| head.slices[pp].clone());
+        let slice = slice.map(|slice| (self.stages.len(), vec![Part::Slice(slice)]));
+        schedule.stages_of(pp).into_iter().map(layers).chain(slice).collect()
     }
 
     fn form(&self, stage: usize) -> StageForm {

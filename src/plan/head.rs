@@ -6,7 +6,7 @@ use std::sync::Arc;
 use zeropp_core::layer::{BatchShape, Model, Part};
 use zeropp_core::optimizer::{Role, Shares};
 use zeropp_core::split::ops::{HeadSlice, SplitHead};
-use zeropp_pipeline::head::Head;
+use zeropp_pipeline::head::HeadTree;
 use zeropp_pipeline::memory::{HeadBytes, StageBytes};
 use zeropp_pipeline::simulate::StageCosts;
 use zeropp_plan::bytes::{LayerSizes, StageForm, StageState, stage_bytes};
@@ -38,7 +38,7 @@ impl HeadPlan {
     ) -> Result<Option<HeadPlan>, ConfigError> {
         let Some((blocks, root)) = resolved.head_blocks()? else { return Ok(None) };
         let split = check(resolved, own, model, &blocks)?;
-        let messages = Head::of_slices(&blocks, root).expect("there are ranks");
+        let messages = HeadTree::of_slices(&blocks, root).expect("there are ranks");
         let slice = |rank: usize| {
             let slice = split.slice(messages.blocks_of(rank), messages.own_sums(rank));
             messages.has(rank).then(|| Arc::new(slice))
@@ -93,12 +93,6 @@ impl HeadPlan {
             }
         };
         self.sizes.iter().map(of).collect()
-    }
-
-    /// Parameters of a rank's slice.
-    pub(crate) fn parameters(&self, rank: usize) -> u64 {
-        let of = |slice: &Arc<HeadSlice>| slice.parameters().iter().map(|p| p.len() as u64).sum();
-        self.slices[rank].as_ref().map_or(0, of)
     }
 }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use zeropp_comm::Communicator;
 use zeropp_comm::groups::Groups;
-use zeropp_core::layer::Part;
 use zeropp_core::meter::Meter;
 use zeropp_pipeline::executor::{Executor, Instruments, ModelWorker, WorkerOptions};
 use zeropp_plan::recompute::{Recomputed, redone};
@@ -93,12 +92,7 @@ fn build_executor(
     };
     let pp = groups.coords.pp;
     let schedule = bp.programs.of(groups.coords.dp);
-    let mut mine = schedule.stages_of(pp);
-    let mut parts: Vec<_> = mine.iter().map(|s| bp.model.parts[bp.parts_of(*s)].to_vec()).collect();
-    if let Some(slice) = bp.head.as_ref().and_then(|head| head.slices[pp].clone()) {
-        mine.push(bp.stages.len());
-        parts.push(vec![Part::Slice(slice)]);
-    }
+    let (mine, parts): (Vec<_>, Vec<_>) = bp.layers_of(schedule, pp).into_iter().unzip();
     let mut sharded: Vec<_> = mine
         .iter()
         .zip(&parts)

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::common::{Run, assert_same_bits, llama, run, run_saving_all, text_file, tiny};
 use zeropp::config::{OptimizerSync, Precision, Recompute, Resume};
 use zeropp::meter::MemoryKind;
-use zeropp::pipeline::head::Head;
+use zeropp::pipeline::head::HeadTree;
 use zeropp::pipeline::ir::{Action, HeadMessage};
 use zeropp::{Config, StepMetrics, Trainer};
 
@@ -137,7 +137,7 @@ fn memory_and_messages_of_slices_are_predicted() {
 
 /// Bytes that all ranks send in a step.
 fn message_bytes(config: &Config, schedule: &zeropp::pipeline::ir::Schedule) -> u64 {
-    let head = Head::of(schedule).expect("a split head");
+    let head = HeadTree::of(schedule).expect("a split head");
     let tokens = (config.micro_batch_size * config.seq) as u64;
     let element = if config.precision == Precision::Bf16 { 2 } else { 4 };
     let hidden = tokens * config.hidden as u64;
@@ -229,9 +229,12 @@ fn what_runs_cannot_do_with_slices_is_refused_before_a_rank_starts() {
         ),
         (
             Config { optimizer_sync: OptimizerSync::Late, ..base() },
-            "schedule:head-split = 4,4: runs cannot do it with optimizer-sync = late yet; use barrier",
+            "schedule:head-split = 4,4: runs cannot do it with optimizer-sync = late yet",
         ),
-        (Config { schedule: "gpipe".into(), unit: None, ..base() }, "schedule = gpipe"),
+        (
+            Config { schedule: "gpipe".into(), unit: None, ..base() },
+            "schedule gpipe: its head is always whole",
+        ),
     ] {
         let error = Trainer::new(config).err().expect("refused").to_string();
         assert!(error.starts_with(beginning), "{error}");

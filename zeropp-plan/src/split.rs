@@ -30,9 +30,9 @@ pub struct Split {
     pub step_s: f64,
 }
 
-/// Slices that are worth a try for a head of so many token ids, for ranks that compute so long for a
-/// micro-batch without it, beside a `head` that takes so long: none (a whole head), as many on each
-/// rank, and blocks where there is least to do.
+/// Slices that are worth a try for a head of so many token ids, for ranks that compute so long for
+/// a micro-batch without it, beside a `head` that takes so long: none (a whole head), as many on
+/// each rank, and blocks where there is least to do.
 pub fn candidates(ids: usize, ranks: &[f64], head: f64) -> Vec<Vec<usize>> {
     let (pp, blocks) = (ranks.len(), blocks(ids).len());
     let each = blocks.div_ceil(pp.max(1));

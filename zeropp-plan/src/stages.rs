@@ -8,7 +8,7 @@ use zeropp_model::head::SliceShape;
 use zeropp_model::optimizer::{Cut, Shares};
 use zeropp_model::parts::{DecoderPart, PartKind};
 use zeropp_schedule::costs::Machine;
-use zeropp_schedule::head::Head;
+use zeropp_schedule::head::HeadTree;
 use zeropp_schedule::memory::{HeadBytes, StageBytes};
 use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
 
@@ -166,7 +166,7 @@ impl ModelCosts {
         let head = self.layers.last().expect("a model has a head");
         let (rows, hidden) = (decoder.rows(), decoder.hidden);
         let blocks = slice.first..slice.first + slice.n;
-        let messages = Head::of_slices(slice.all, slice.root).expect("there are ranks");
+        let messages = HeadTree::of_slices(slice.all, slice.root).expect("there are ranks");
         let sums = messages.own_sums(slice.rank);
         let shape = SliceShape { ids: decoder.vocabulary, rows, hidden, blocks, sums };
         let own = if slice.n > 0 { shape.own_rows().len() } else { 0 };

@@ -37,7 +37,7 @@ pub struct Edge {
 
 /// The messages of a split head.
 #[derive(Clone, Debug)]
-pub struct Head {
+pub struct HeadTree {
     /// Its stage, S.
     pub stage: usize,
     /// The rank of the stage before it.
@@ -53,14 +53,14 @@ pub struct Head {
     trains: bool,
 }
 
-impl Head {
+impl HeadTree {
     /// That of `schedule`, if its head is split. With forwards alone there are no messages but
     /// inputs and sums.
-    pub fn of(schedule: &Schedule) -> Option<Head> {
+    pub fn of(schedule: &Schedule) -> Option<HeadTree> {
         let stage = schedule.wide_stage()?;
         let root = *schedule.placement.last()?;
         let trains = !schedule.is_forward_only();
-        let mut head = Head {
+        let mut head = HeadTree {
             stage,
             root,
             slices: schedule.head_blocks.clone(),
@@ -372,13 +372,13 @@ pub(crate) struct End {
     pub(crate) micro_batch: usize,
 }
 
-impl Head {
+impl HeadTree {
     /// That of slices of so many blocks, whose last stage is on rank `root`; none of no ranks.
-    pub fn of_slices(slices: &[usize], root: usize) -> Option<Head> {
+    pub fn of_slices(slices: &[usize], root: usize) -> Option<HeadTree> {
         let pp = slices.len();
         let placement = (0..pp).map(|n| (root + 1 + n) % pp).collect();
         let (ranks, head_blocks) = (vec![Vec::new(); pp], slices.to_vec());
-        Head::of(&Schedule { placement, ranks, head_blocks, ..Schedule::default() })
+        HeadTree::of(&Schedule { placement, ranks, head_blocks, ..Schedule::default() })
     }
 
     /// Sums of gradients that a micro-batch has sent to `rank`.
@@ -392,11 +392,11 @@ impl Head {
 mod tests {
     use super::*;
 
-    fn head(slices: &[usize], root: usize) -> Head {
-        Head::of_slices(slices, root).unwrap()
+    fn head(slices: &[usize], root: usize) -> HeadTree {
+        HeadTree::of_slices(slices, root).unwrap()
     }
 
-    fn pairs(head: &Head, message: HeadMessage) -> Vec<(usize, usize)> {
+    fn pairs(head: &HeadTree, message: HeadMessage) -> Vec<(usize, usize)> {
         let mut of: Vec<_> = head
             .edges
             .iter()

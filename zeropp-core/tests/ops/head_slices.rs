@@ -7,7 +7,6 @@ use burn::tensor::{DType, Device, Int, Tensor};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use zeropp_core::cpu_tensor;
-use zeropp_core::layer::LayerCx;
 use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
 use zeropp_core::split::ops::{
@@ -73,13 +72,11 @@ impl Case {
     fn in_slices(&self, ends: &[usize]) -> Given {
         let n = self.targets.shape().num_elements();
         let starts = [0].into_iter().chain(ends.iter().copied());
-        let slices: Vec<_> = starts
-            .zip(ends)
-            .filter(|(start, end)| start < end)
-            .map(|(start, end)| {
-                self.head.slice(start..*end, branches(self.head.blocks(), start..*end))
-            })
-            .collect();
+        let slice = |(start, end): (usize, &usize)| {
+            self.head.slice(start..*end, branches(self.head.blocks(), start..*end))
+        };
+        let slices: Vec<_> =
+            starts.zip(ends).filter(|(start, end)| start < end).map(slice).collect();
         let meter = Meter::new();
         let mut forwards = Vec::new();
         for slice in &slices {
@@ -88,23 +85,22 @@ impl Case {
             assert_eq!(spec.shape[0], rows.len());
             let (weights, layout) = self.weights(spec, rows.start * self.head.weight.shape[1]);
             let op = OpCx { queue: WQueue::default(), ..self.context(&meter, None) };
-            let cx = LayerCx { weights, op, output_wanted: true };
             let x = Saved::new(self.x.clone(), MemoryKind::Activation, &meter);
-            let (sums, kept) = slice.forward(x, self.targets.clone(), &cx);
-            forwards.push((slice, layout, cx, sums, kept));
+            let (sums, kept) = slice.forward(x, self.targets.clone(), &weights.weight("w"), &op);
+            forwards.push((slice, layout, weights, op, sums, kept));
         }
-        let sums: Vec<_> = forwards.iter().map(|(_, _, _, sums, _)| sums.clone()).collect();
+        let sums: Vec<_> = forwards.iter().map(|(.., sums, _)| sums.clone()).collect();
         let sums = join_sums(&sums, n);
         let masks = Masks { scored: self.scored, ..Masks::default() };
         let element = self.dtype.size();
         let (totals, loss) = self.head.loss(&sums, self.targets.clone(), &masks, element);
         let (mut parts, mut dw) = (Vec::new(), Vec::new());
-        for (slice, layout, cx, _, kept) in forwards {
-            let dx = slice.backward(kept, &totals, SCALE, &cx);
-            cx.weights.free();
+        for (slice, layout, weights, op, _, kept) in forwards {
+            let dx = slice.backward(kept, &totals, SCALE, &weights.weight("w"), &op);
+            weights.free();
             parts.extend(slice.shape().sums.iter().cloned().zip(dx));
             let mut grads = Grads::new(vec![layout.clone()], &Device::flex(), &Meter::new());
-            cx.op.queue.run(&mut grads);
+            op.queue.run(&mut grads);
             let flat = cpu_tensor::into_vec(grads.into_flat().0.remove(0));
             dw.extend(bits(&flat[..layout.params[0].spec.len()]));
         }
@@ -168,7 +164,10 @@ proptest! {
         let targets = rng.ids([2, s], ids);
         let targets = match masked {
             // Every token whose id is odd is left out.
-            true => targets.clone().mask_fill(targets.remainder_scalar(2).equal_scalar(1), NOT_SCORED),
+            true => {
+                let odd = targets.clone().remainder_scalar(2).equal_scalar(1);
+                targets.mask_fill(odd, NOT_SCORED)
+            }
             false => targets,
         };
         let scored = masked.then_some(1.5);

@@ -4,20 +4,18 @@
 //! it: then it waits here, and goes as soon as that has arrived, also while the rank waits for
 //! something else. So whatever a rank waits for while a send is held back, it looks at both.
 
-use std::collections::HashMap;
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use burn::tensor::Tensor;
 use zeropp_comm::CommResult;
-use zeropp_core::cpu_tensor::add_in_place;
-use zeropp_core::meter::{Hold, MemoryKind};
+use zeropp_core::meter::MemoryKind;
 use zeropp_core::split::ops::join_sums;
 use zeropp_failures::tag::head_tag;
 
-use super::{Executor, Flight, IncomingTensor, StepError, Worker};
-use crate::head::{Edge, Head, halves};
-use crate::ir::{Compute, HeadMessage};
+use super::flight::{Flight, IncomingTensor, OfHead, take_one};
+use super::{Executor, StepError, Worker};
+use crate::head::{Edge, HeadTree};
+use crate::ir::{Action, Compute, HeadMessage};
 
 /// Between two looks at what has arrived.
 const PAUSE: Duration = Duration::from_micros(100);
@@ -25,101 +23,8 @@ const PAUSE: Duration = Duration::from_micros(100);
 /// ends the run.
 const LOOKING_MAX: Duration = Duration::from_secs(300);
 
-/// A message, by its place among those of a micro-batch, and the micro-batch.
-type Of = (usize, usize);
-
-/// What there is of a split head's messages on one rank within a step.
-#[derive(Default)]
-pub(super) struct HeadFlight {
-    arriving: HashMap<Of, IncomingTensor>,
-    /// What has arrived, with how many have still to take it. Sums of gradients are in `gradients`.
-    there: HashMap<Of, (Option<Tensor<1>>, usize)>,
-    /// What counts messages to this rank, with the sends and computes of the program after which
-    /// they are no longer counted.
-    holds: HashMap<Of, (Hold, usize)>,
-    /// By micro-batch: the input that this rank's last stage has made.
-    inputs: HashMap<usize, (Tensor<1>, usize)>,
-    /// What counts it until F of the slice takes it.
-    input_holds: HashMap<usize, Hold>,
-    /// The sums of the rank's own blocks.
-    sums: HashMap<usize, Tensor<1>>,
-    /// The totals over all blocks, on the root.
-    totals: HashMap<usize, (Tensor<1>, usize)>,
-    /// Sums of gradients, by micro-batch and the blocks that they are over.
-    gradients: HashMap<(usize, usize, usize), Tensor<1>>,
-    /// What counts the rank's own ones, with the takers that are left.
-    own: HashMap<usize, (Vec<Hold>, usize)>,
-    /// Sends that wait for what they pass on, with their spans.
-    waiting: Vec<(Of, usize)>,
-    /// Micro-batches whose totals the root has not made yet.
-    due: Vec<usize>,
-}
-
-impl HeadFlight {
-    /// One of those that take these messages has come.
-    fn release(&mut self, edges: &[usize], micro_batch: usize) {
-        for at in edges {
-            if let Some((_, left)) = self.holds.get_mut(&(*at, micro_batch)) {
-                *left = left.saturating_sub(1);
-                if *left == 0 {
-                    self.holds.remove(&(*at, micro_batch));
-                }
-            }
-        }
-    }
-
-    /// One of those that take the rank's own sums of gradients has come.
-    fn release_own(&mut self, micro_batch: usize) {
-        if let Some((_, left)) = self.own.get_mut(&micro_batch) {
-            *left -= 1;
-            if *left == 0 {
-                self.own.remove(&micro_batch);
-            }
-        }
-    }
-
-    /// What has arrived, for one of those that take it.
-    fn take(&mut self, of: Of) -> Option<Tensor<1>> {
-        let (tensor, left) = self.there.get_mut(&of).expect("it has arrived");
-        let tensor = tensor.clone();
-        *left = left.saturating_sub(1);
-        if *left == 0 {
-            self.there.remove(&of);
-        }
-        tensor
-    }
-
-    /// The input that the last stage has made, for one of those that take it.
-    fn take_input(&mut self, micro_batch: usize) -> Tensor<1> {
-        take_one(&mut self.inputs, micro_batch).expect("the stage before has made it")
-    }
-
-    /// The sum of gradients over these blocks, of those that are there.
-    fn sum_of(&mut self, micro_batch: usize, blocks: Range<usize>) -> Tensor<1> {
-        if let Some(sum) = self.gradients.remove(&(micro_batch, blocks.start, blocks.end)) {
-            return sum;
-        }
-        let halves = halves(&blocks).expect("a block's own is there");
-        let [left, right] = halves.map(|half| self.sum_of(micro_batch, half));
-        add_in_place(left, right)
-    }
-}
-
-/// A tensor for one of those that take it; with the last one it is gone.
-fn take_one(
-    from: &mut HashMap<usize, (Tensor<1>, usize)>,
-    micro_batch: usize,
-) -> Option<Tensor<1>> {
-    let (tensor, left) = from.get_mut(&micro_batch)?;
-    *left -= 1;
-    if *left > 0 {
-        return Some(tensor.clone());
-    }
-    from.remove(&micro_batch).map(|(tensor, _)| tensor)
-}
-
 impl<W: Worker> Executor<W> {
-    fn head(&self) -> &Head {
+    fn head(&self) -> &HeadTree {
         self.head.as_deref().expect("a program with such actions has a split head")
     }
 
@@ -135,15 +40,34 @@ impl<W: Worker> Executor<W> {
         self.head().edges.iter().filter(|e| e.from == me && e.message == message).count()
     }
 
-    /// Posts the receive of a message.
-    pub(super) fn receive_head(
+    /// A send or a receive of the program.
+    pub(super) fn head_message(
         &mut self,
         f: &mut Flight,
-        (message, micro_batch, peer): (HeadMessage, usize, usize),
+        action: Action,
         span: usize,
-    ) {
+    ) -> Result<(), StepError> {
+        let me = self.pipeline.rank();
+        let edge = |message, from, to| self.head().edge(message, from, to).expect("verified");
+        match action {
+            Action::SendHead { message, micro_batch, peer, .. } => {
+                let of = OfHead { edge: edge(message, me, peer), micro_batch };
+                self.send_head(f, of, span)
+            }
+            Action::RecvHead { message, micro_batch, peer, .. } => {
+                let of = OfHead { edge: edge(message, peer, me), micro_batch };
+                self.receive_head(f, of, span);
+                Ok(())
+            }
+            _ => unreachable!("no message of a split head"),
+        }
+    }
+
+    /// Posts the receive of a message.
+    fn receive_head(&mut self, f: &mut Flight, of: OfHead, span: usize) {
         let (head, me) = (self.head(), self.pipeline.rank());
-        let at = head.edge(message, peer, me).expect("verified");
+        let OfHead { edge: at, micro_batch } = of;
+        let (message, peer) = (head.edges[at].message, head.edges[at].from);
         let (tensors, takers) = (head.edges[at].tensors as usize, head.takers(at));
         let (len, dtype) = self.worker.head_message(message, tensors);
         let tensor = self.pipeline.recv(peer, head_tag(message, micro_batch), len, dtype);
@@ -151,24 +75,19 @@ impl<W: Worker> Executor<W> {
         if takers > 0 && (self.trains || message == HeadMessage::Input || self.head().root != me) {
             let bytes = (len * dtype.size()) as u64;
             let hold = self.meter.hold(MemoryKind::Communication, bytes);
-            f.head.holds.insert((at, micro_batch), (hold, takers));
+            f.head.holds.insert(of, (hold, takers));
         }
-        f.head.arriving.insert((at, micro_batch), IncomingTensor { tensor, span, _hold: None });
+        f.head.arriving.insert(of, IncomingTensor { tensor, span, _hold: None });
     }
 
     /// Sends a message, now or when what it passes on has arrived.
-    pub(super) fn send_head(
-        &mut self,
-        f: &mut Flight,
-        (message, micro_batch, peer): (HeadMessage, usize, usize),
-        span: usize,
-    ) -> Result<(), StepError> {
-        let at = self.head().edge(message, self.pipeline.rank(), peer).expect("verified");
-        f.head.release(&self.head().edges[at].needs, micro_batch);
-        if message == HeadMessage::Gradient {
-            f.head.release_own(micro_batch);
+    fn send_head(&mut self, f: &mut Flight, of: OfHead, span: usize) -> Result<(), StepError> {
+        let edge = &self.head().edges[of.edge];
+        f.head.release(&edge.needs, of.micro_batch);
+        if edge.message == HeadMessage::Gradient {
+            f.head.release_own(of.micro_batch);
         }
-        f.head.waiting.push(((at, micro_batch), span));
+        f.head.waiting.push((of, span));
         self.pass_on(f)
     }
 
@@ -210,10 +129,10 @@ impl<W: Worker> Executor<W> {
             let sums = self.head().sums_to(self.pipeline.rank());
             self.wait_for_head(f, &sums, micro_batch)?;
         }
-        for ((at, micro_batch), _) in f.head.waiting.clone() {
+        for (of, _) in f.head.waiting.clone() {
             // Looked at for long enough: their own time limit ends the run.
-            let needs = self.head().edges[at].needs.clone();
-            self.wait_for_head(f, &needs, micro_batch)?;
+            let needs = self.head().edges[of.edge].needs.clone();
+            self.wait_for_head(f, &needs, of.micro_batch)?;
         }
         self.pass_on(f)
     }
@@ -226,7 +145,7 @@ impl<W: Worker> Executor<W> {
         micro_batch: usize,
     ) -> CommResult<bool> {
         for at in edges {
-            let of = (*at, micro_batch);
+            let of = OfHead { edge: *at, micro_batch };
             if f.head.there.contains_key(&of) {
                 continue;
             }
@@ -240,11 +159,11 @@ impl<W: Worker> Executor<W> {
     }
 
     /// Waits for a message and files it: sums of gradients by the blocks that they are over.
-    fn take_in(&self, f: &mut Flight, of: Of) -> CommResult<()> {
+    fn take_in(&self, f: &mut Flight, of: OfHead) -> CommResult<()> {
         let one = f.head.arriving.remove(&of).expect("a verified program posts every receive");
         let tensor = one.tensor.wait()?;
         f.spans[one.span].end_ns = self.now();
-        let (edge, takers) = (&self.head().edges[of.0], self.head().takers(of.0));
+        let (edge, takers) = (&self.head().edges[of.edge], self.head().takers(of.edge));
         if edge.message != HeadMessage::Gradient {
             f.head.there.insert(of, (Some(tensor), takers));
             return Ok(());
@@ -256,7 +175,7 @@ impl<W: Worker> Executor<W> {
                 1 => tensor.clone(),
                 _ => tensor.clone().slice([i * len..(i + 1) * len]),
             };
-            f.head.gradients.insert((of.1, sum.start, sum.end), part);
+            f.head.gradients.insert((of.micro_batch, sum.start, sum.end), part);
         }
         f.head.there.insert(of, (None, takers));
         Ok(())
@@ -271,7 +190,7 @@ impl<W: Worker> Executor<W> {
     ) -> Result<(), StepError> {
         self.pass_on(f)?;
         for at in edges {
-            let of = (*at, micro_batch);
+            let of = OfHead { edge: *at, micro_batch };
             let arrived = |f: &mut Flight| {
                 let one = f.head.arriving.get_mut(&of);
                 one.is_none_or(|one| one.tensor.is_done())
@@ -286,8 +205,8 @@ impl<W: Worker> Executor<W> {
     }
 
     /// Sends a message if all that it passes on is there.
-    fn try_send(&mut self, f: &mut Flight, (at, micro_batch): Of) -> CommResult<bool> {
-        let edge: Edge = self.head().edges[at].clone();
+    fn try_send(&mut self, f: &mut Flight, of: OfHead) -> CommResult<bool> {
+        let (edge, micro_batch) = (self.head().edges[of.edge].clone(), of.micro_batch);
         let (_, is_root, _) = self.part();
         if edge.message == HeadMessage::Lse && is_root {
             let Some(totals) = take_one(&mut f.head.totals, micro_batch) else { return Ok(false) };
@@ -299,7 +218,9 @@ impl<W: Worker> Executor<W> {
         }
         let tensor = match edge.message {
             HeadMessage::Input | HeadMessage::Lse => match edge.needs.first() {
-                Some(before) => f.head.take((*before, micro_batch)).expect("no gradient"),
+                Some(before) => {
+                    f.head.take(OfHead { edge: *before, micro_batch }).expect("no gradient")
+                }
                 None => f.head.take_input(micro_batch),
             },
             HeadMessage::Sums => self.joined(f, &edge.needs, micro_batch),
@@ -308,7 +229,7 @@ impl<W: Worker> Executor<W> {
                 let mut sums: Vec<_> =
                     sums.map(|sum| f.head.sum_of(micro_batch, sum.clone())).collect();
                 for before in &edge.needs {
-                    f.head.take((*before, micro_batch));
+                    f.head.take(OfHead { edge: *before, micro_batch });
                 }
                 if sums.len() == 1 { sums.remove(0) } else { Tensor::cat(sums, 0) }
             }
@@ -328,7 +249,8 @@ impl<W: Worker> Executor<W> {
         let head = self.head();
         let mut edges = edges.to_vec();
         edges.sort_by_key(|at| head.blocks_of(head.edges[*at].from).start);
-        let take = |at: &usize| f.head.take((*at, micro_batch)).expect("no gradient");
+        let take =
+            |at: &usize| f.head.take(OfHead { edge: *at, micro_batch }).expect("no gradient");
         let mut parts: Vec<_> = edges.iter().map(take).collect();
         parts.extend(f.head.sums.remove(&micro_batch));
         join_sums(&parts, self.worker.head_tokens())
@@ -343,7 +265,9 @@ impl<W: Worker> Executor<W> {
             return Ok(false);
         }
         let sums = self.joined(f, &edges, micro_batch);
-        edges.iter().for_each(|at| drop(f.head.there.remove(&(*at, micro_batch))));
+        for edge in edges {
+            f.head.there.remove(&OfHead { edge, micro_batch });
+        }
         let totals = self.worker.head_totals(micro_batch, sums)?;
         let takers = self.sends_of(HeadMessage::Lse) + usize::from(has_blocks);
         if self.trains {
@@ -378,7 +302,7 @@ impl<W: Worker> Executor<W> {
         let needs = self.head().needs(me, Compute::F, self.head().stage).to_vec();
         self.wait_for_head(f, &needs, micro_batch)?;
         f.head.release(&needs, micro_batch);
-        Ok(f.head.take((needs[0], micro_batch)).expect("no gradient"))
+        Ok(f.head.take(OfHead { edge: needs[0], micro_batch }).expect("no gradient"))
     }
 
     /// F of this rank's slice has made the sums of its blocks.
@@ -403,7 +327,7 @@ impl<W: Worker> Executor<W> {
         if !is_root {
             self.wait_for_head(f, &needs, micro_batch)?;
             f.head.release(&needs, micro_batch);
-            return Ok(f.head.take((needs[0], micro_batch)).expect("no gradient"));
+            return Ok(f.head.take(OfHead { edge: needs[0], micro_batch }).expect("no gradient"));
         }
         if f.head.due.contains(&micro_batch) {
             self.wait_for_head(f, &needs, micro_batch)?;
@@ -441,8 +365,8 @@ impl<W: Worker> Executor<W> {
         f.head.release(&needs, micro_batch);
         f.head.release_own(micro_batch);
         let sum = f.head.sum_of(micro_batch, 0..self.head().blocks());
-        for at in needs {
-            f.head.take((at, micro_batch));
+        for edge in needs {
+            f.head.take(OfHead { edge, micro_batch });
         }
         Ok(self.worker.head_gradient(sum))
     }

@@ -6,15 +6,16 @@
 
 pub mod emulated;
 mod error;
+mod flight;
 mod graph;
 mod head;
 mod model;
 mod not_finite;
+mod record;
 mod status;
 mod tokens;
 mod worker;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -27,12 +28,13 @@ use zeropp_zero3::StepOutcome;
 pub use error::StepError;
 pub use model::{ModelWorker, WorkerOptions};
 pub use not_finite::{NotFinite, Value};
+pub use record::{Redone, StepRecord};
 pub use status::StatusBoard;
 pub use tokens::{TokenSource, Tokens};
 pub use worker::Worker;
 
-use self::head::HeadFlight;
-use crate::head::Head;
+use self::flight::{Collective, Flight, IncomingTensor};
+use crate::head::HeadTree;
 use crate::ir::{Action, Compute, Message, Schedule, Task};
 use crate::timeline::Span;
 
@@ -50,45 +52,10 @@ pub struct ExecutorError {
     pub source: StepError,
 }
 
-/// The results of one rank in one step.
-#[derive(Clone, Debug)]
-pub struct StepRecord {
-    /// One span an action, in program order; times from the executor's epoch.
-    pub spans: Vec<Span>,
-    /// The optimizer's outcome, where the program has it; without a norm where the update was
-    /// early.
-    pub outcome: Option<StepOutcome>,
-    /// The optimizer's outcome in the step before, where that was early and this one has validated
-    /// it.
-    pub validated: Option<StepOutcome>,
-    /// Bytes sent.
-    pub sent_bytes: u64,
-    /// The work that was dropped because the update before was wrong, where it was.
-    pub redone: Option<Redone>,
-}
-
-/// The work that a rank had begun of a step and did again. It is no part of the step's spans and
-/// bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Redone {
-    /// Actions of the program.
-    pub actions: u64,
-    /// From the first of them until the rank was ready to begin again, ns.
-    pub ns: u64,
-    /// Bytes sent.
-    pub sent_bytes: u64,
-}
-
 /// Where a rank goes on in its program.
 enum Next {
     Action,
     FirstAction,
-}
-
-struct IncomingTensor {
-    tensor: Pending<Tensor<1>>,
-    span: usize,
-    _hold: Option<Hold>,
 }
 
 /// The instruments that an executor is measured and watched with.
@@ -109,7 +76,7 @@ pub struct Executor<W> {
     /// Where the stages are; without the programs.
     stages: Schedule,
     /// The messages of a split head, if there is one.
-    head: Option<Arc<Head>>,
+    head: Option<Arc<HeadTree>>,
     /// Whether the program has more than forwards.
     trains: bool,
     pipeline: Arc<dyn Communicator>,
@@ -121,14 +88,6 @@ pub struct Executor<W> {
     pub worker: W,
 }
 
-/// An operation of several ranks that goes on beside the computes, of a stage.
-#[derive(Clone, Copy)]
-enum Collective {
-    Gather(usize),
-    Reduce(usize),
-    ReplicaReduce(usize),
-}
-
 /// What a compute gives.
 enum ComputeOutput {
     Nothing,
@@ -136,36 +95,6 @@ enum ComputeOutput {
     Message(Tensor<1>),
     /// Sums of gradients, of B of a slice of a head.
     Sums(Vec<Tensor<1>>),
-}
-
-/// The data that is under way within a step.
-#[derive(Default)]
-struct Flight {
-    spans: Vec<Span>,
-    arriving: HashMap<Key, IncomingTensor>,
-    /// Produced here: for a stage that lives here too (counted until it is taken), or about to be
-    /// sent.
-    local: HashMap<Key, (Tensor<1>, Option<Hold>)>,
-    sends: Vec<Pending<()>>,
-    gathers: HashMap<usize, usize>,
-    reduces: Vec<(usize, usize)>,
-    /// Collectives that were not yet seen to be done, with their spans.
-    running: Vec<(Collective, usize)>,
-    head: HeadFlight,
-    sent_bytes: u64,
-    outcome: Option<StepOutcome>,
-    validated: Option<StepOutcome>,
-    redone: Option<Redone>,
-}
-
-impl Flight {
-    /// A collective was waited for. Where it was seen to be done before, it ended then.
-    fn end_collective(&mut self, span: usize, now: u64) {
-        if let Some(at) = self.running.iter().position(|(_, running)| *running == span) {
-            self.running.swap_remove(at);
-            self.spans[span].end_ns = now;
-        }
-    }
 }
 
 impl<W: Worker> Executor<W> {
@@ -182,7 +111,7 @@ impl<W: Worker> Executor<W> {
         let program = schedule.ranks[pipeline.rank()].clone();
         let late = program.contains(&Action::Validate);
         let Schedule { kind, placement, units, .. } = schedule.clone();
-        let head = Head::of(schedule).map(Arc::new);
+        let head = HeadTree::of(schedule).map(Arc::new);
         let stages = Schedule { kind, placement, units, ..Schedule::default() };
         let trains = true;
         Self {
@@ -326,12 +255,8 @@ impl<W: Worker> Executor<W> {
                 self.receive(f, (message, stage, micro_batch), span);
                 false
             }
-            Action::SendHead { message, micro_batch, peer, .. } => {
-                self.send_head(f, (message, micro_batch, peer), span)?;
-                false
-            }
-            Action::RecvHead { message, micro_batch, peer, .. } => {
-                self.receive_head(f, (message, micro_batch, peer), span);
+            Action::SendHead { .. } | Action::RecvHead { .. } => {
+                self.head_message(f, action, span)?;
                 false
             }
             Action::AllGather { stage } => {
@@ -345,23 +270,8 @@ impl<W: Worker> Executor<W> {
                 self.pass_on_until(f, |this, _| this.worker.is_gathered(stage))?;
                 self.worker.free(stage).map(|()| true)?
             }
-            Action::ReduceScatter { stage } => {
-                self.retire_reduces(f)?;
-                self.worker.start_reduce(stage);
-                f.sent_bytes += self.worker.reduce_bytes(stage);
-                f.reduces.push((stage, span));
-                f.running.push((Collective::Reduce(stage), span));
-                false
-            }
-            Action::ReplicaReduce { stage } => {
-                // All replicas start these sums in the order of their programs, which one that
-                // still waits for its reduction would change.
-                if f.reduces.iter().any(|(reducing, _)| *reducing != stage) {
-                    self.retire_reduces(f)?;
-                }
-                self.worker.request_replica_reduce(stage);
-                f.sent_bytes += self.worker.replica_bytes(stage);
-                f.running.push((Collective::ReplicaReduce(stage), span));
+            Action::ReduceScatter { .. } | Action::ReplicaReduce { .. } => {
+                self.reduce(f, action, span)?;
                 false
             }
             Action::Retire { .. } => self.retire_reduces(f).map(|()| true)?,
@@ -389,6 +299,31 @@ impl<W: Worker> Executor<W> {
             f.spans[span].end_ns = self.now();
         }
         Ok(Next::Action)
+    }
+
+    /// Starts a reduction: of a stage's gradients, or of its shard over the replicas.
+    fn reduce(&mut self, f: &mut Flight, action: Action, span: usize) -> Result<(), StepError> {
+        match action {
+            Action::ReduceScatter { stage } => {
+                self.retire_reduces(f)?;
+                self.worker.start_reduce(stage);
+                f.sent_bytes += self.worker.reduce_bytes(stage);
+                f.reduces.push((stage, span));
+                f.running.push((Collective::Reduce(stage), span));
+            }
+            Action::ReplicaReduce { stage } => {
+                // All replicas start these sums in the order of their programs, which one that
+                // still waits for its reduction would change.
+                if f.reduces.iter().any(|(reducing, _)| *reducing != stage) {
+                    self.retire_reduces(f)?;
+                }
+                self.worker.request_replica_reduce(stage);
+                f.sent_bytes += self.worker.replica_bytes(stage);
+                f.running.push((Collective::ReplicaReduce(stage), span));
+            }
+            _ => unreachable!("no reduction"),
+        }
+        Ok(())
     }
 
     /// Ends the spans of collectives that are done by now, so that they do not last until someone

@@ -61,7 +61,7 @@ pub trait Worker {
     /// Tokens that the model cannot be given.
     fn head_totals(&mut self, micro_batch: usize, sums: Tensor<1>) -> Result<Tensor<1>, StepError>;
     /// B of this rank's slice of a split head: the sums of gradients over the blocks that its rank
-    /// sums ([`Head::own_sums`](crate::head::Head::own_sums)), in fp32.
+    /// sums ([`HeadTree::own_sums`](crate::head::HeadTree::own_sums)), in fp32.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).

@@ -2,14 +2,14 @@
 //! that makes it, until the compute that takes it, or the send that passes it on.
 
 use super::HeadBytes;
-use crate::head::{Edge, End, Head};
+use crate::head::{Edge, End, HeadTree};
 use crate::ir::{Action, Compute, HeadMessage, Schedule};
 use crate::verify::is_program;
 
 /// The messages that one rank has.
 #[derive(Debug)]
 pub(super) struct HeadLedger {
-    head: Head,
+    head: HeadTree,
     rank: usize,
     micro_batches: usize,
     /// Bytes of each message to this rank that there is, by edge and micro-batch.
@@ -29,7 +29,7 @@ pub(super) struct HeadLedger {
 
 impl HeadLedger {
     pub(super) fn new(schedule: &Schedule, rank: usize) -> Option<HeadLedger> {
-        let head = Head::of(schedule)?;
+        let head = HeadTree::of(schedule)?;
         let micro_batches = schedule.micro_batches();
         let is_sent = |e: &&Edge| e.from == rank && e.message == HeadMessage::Gradient;
         let sends = match is_program(schedule) {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 use zeropp_core::device;
-use zeropp_core::layer::{LayerCx, Part};
+use zeropp_core::layer::Part;
 use zeropp_core::meter::MemoryKind;
 use zeropp_core::split::ops::{HeadSlice, SplitHead, sums_len};
-use zeropp_core::split::{Saved, is_finite};
+use zeropp_core::split::{OpCx, Saved, Weight, is_finite};
 
 use super::super::error::StepError;
 use super::super::not_finite::Value;
@@ -20,8 +20,11 @@ impl ModelWorker {
         self.options.head.as_ref().expect("the program splits the head")
     }
 
-    /// This rank's slice, its stage and the context of its operations.
-    fn slice(&mut self, micro_batch: usize) -> Result<(Arc<HeadSlice>, LayerCx), StepError> {
+    /// This rank's slice, its rows and the context of its operations.
+    fn slice(
+        &mut self,
+        micro_batch: usize,
+    ) -> Result<(Arc<HeadSlice>, Weight<2>, OpCx), StepError> {
         let stage = self.split_head().1;
         let queue = self.queues.entry((stage, micro_batch)).or_default().clone();
         let token = Tensor::<1>::zeros([1], self.gradients_on());
@@ -30,8 +33,8 @@ impl ModelWorker {
         let [Part::Slice(slice)] = &this.parts[..] else {
             unreachable!("the stage of a split head has a slice")
         };
-        let cx = LayerCx { weights: this.weights[0].clone(), op, output_wanted: true };
-        Ok((slice.clone(), cx))
+        let w = this.weights[0].weight(&slice.parameters()[0].name);
+        Ok((slice.clone(), w, op))
     }
 
     pub(super) fn message_of_head(&self, message: HeadMessage, tensors: usize) -> (usize, DType) {
@@ -53,8 +56,8 @@ impl ModelWorker {
         let x = Saved::new(x, MemoryKind::Activation, &self.meter);
         let (source, step) = self.source();
         let (_, targets) = (source.tokens)(step, micro_batch)?;
-        let (slice, cx) = self.slice(micro_batch)?;
-        let (sums, kept) = slice.forward(x, targets.inner(), &cx);
+        let (slice, w, cx) = self.slice(micro_batch)?;
+        let (sums, kept) = slice.forward(x, targets.inner(), &w, &cx);
         if self.evaluated.is_none() {
             self.slices.insert(micro_batch, kept);
         }
@@ -67,8 +70,8 @@ impl ModelWorker {
         totals: &Tensor<1>,
     ) -> Result<Vec<Tensor<1>>, StepError> {
         let kept = self.slices.remove(&micro_batch).expect("B follows its F");
-        let (slice, cx) = self.slice(micro_batch)?;
-        Ok(slice.backward(kept, totals, self.options.loss_scale, &cx))
+        let (slice, w, cx) = self.slice(micro_batch)?;
+        Ok(slice.backward(kept, totals, self.options.loss_scale, &w, &cx))
     }
 
     pub(super) fn loss_of_head(

@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Int, Tensor, bf16 as Half};
 use zeropp_model::head::{SliceShape, blocks};
+use zeropp_model::layer::{BatchShape, LayerCost};
 use zeropp_model::params::ParamSpec;
 
 use super::super::{fast, halves, loss};
@@ -18,10 +19,9 @@ use super::chunks::{ChunkedHead, chunks, forced_chunk};
 use crate::cpu_tensor::{self, CpuTensor};
 use crate::kernels::bf16::{self, Mat, Packed};
 use crate::kernels::head::{BlockLogits, ExpSum, TreeSum, cross_entropy, totals};
-use crate::layer::{BatchShape, LayerCost, LayerCx};
 use crate::meter::{Hold, MemoryKind};
 use crate::split::weight::Side;
-use crate::split::{Masks, Saved, Weight};
+use crate::split::{Masks, OpCx, Saved, Weight};
 
 /// A head that is x·Wᵀ and its cross-entropy, so that its rows can be shared.
 #[derive(Clone, Debug, PartialEq)]
@@ -164,12 +164,13 @@ impl HeadSlice {
         self.shape.cost(batch)
     }
 
-    fn of<'a>(&self, w: &'a Weight<2>, cx: &'a LayerCx, chunk: usize) -> ChunkedHead<'a> {
+    fn of<'a>(&self, w: &'a Weight<2>, cx: &'a OpCx, chunk: usize) -> ChunkedHead<'a> {
         let SliceShape { ids, ref blocks, .. } = self.shape;
-        ChunkedHead { w, ids, own: blocks.clone(), chunk: forced_chunk(chunk), cx: &cx.op }
+        ChunkedHead { w, ids, own: blocks.clone(), chunk: forced_chunk(chunk), cx }
     }
 
-    /// F for `x: [b, s, h]` and `targets: [b, s]`: the sums of its blocks, and what B takes.
+    /// F for `x: [b, s, h]`, `targets: [b, s]` and its rows `w`: the sums of its blocks, and what B
+    /// takes.
     ///
     /// Keeps F→B: x, all logits in fp32 and these sums.
     ///
@@ -179,17 +180,17 @@ impl HeadSlice {
         &self,
         x: Saved<3>,
         targets: Tensor<2, Int>,
-        cx: &LayerCx,
+        w: &Weight<2>,
+        cx: &OpCx,
     ) -> (Tensor<1>, SliceLogits) {
-        let w = cx.weight::<2>(&self.weight.name);
         let plain = x.get();
         let element = plain.dtype().size();
-        let masked = cx.op.masks.scored.is_some();
+        let masked = cx.masks.scored.is_some();
         let targets = loss::known_targets(targets, self.shape.ids, masked);
         let n = targets.len();
-        let head = self.of(&w, cx, self.shape.chunk(n, element, true));
+        let head = self.of(w, cx, self.shape.chunk(n, element, true));
         let bytes = self.shape.logits_bytes(n, element, true);
-        let hold = cx.op.meter.hold(MemoryKind::Activation, bytes as u64);
+        let hold = cx.meter.hold(MemoryKind::Activation, bytes as u64);
         let h = self.shape.hidden;
         let mut made = Vec::new();
         let weight = w.get();
@@ -223,14 +224,15 @@ impl HeadSlice {
         kept: SliceLogits,
         totals: &Tensor<1>,
         scale: f32,
-        cx: &LayerCx,
+        w: &Weight<2>,
+        cx: &OpCx,
     ) -> Vec<Tensor<1>> {
         let SliceLogits { x, chunks, _hold: hold } = kept;
-        let (w, h) = (cx.weight::<2>(&self.weight.name), self.shape.hidden);
+        let h = self.shape.hidden;
         let plain = x.get();
         let (n, element) = (plain.shape().num_elements() / h, plain.dtype().size());
-        let held = cx.op.workspace(self.shape.backward_bytes(n, element, true));
-        let head = self.of(&w, cx, self.shape.chunk(n, element, true));
+        let held = cx.workspace(self.shape.backward_bytes(n, element, true));
+        let head = self.of(w, cx, self.shape.chunk(n, element, true));
         let scale = scale / head.divisor(n) as f32;
         let totals = exp_sums(view(totals).as_slice());
         let mut sums = OwnSums::new(&self.shape.sums, n * h);
@@ -253,11 +255,11 @@ impl HeadSlice {
         drop((held, hold, plain));
         if w.trains() {
             let bytes = n * self.shape.own_ids().len() * element;
-            let held = cx.op.meter.hold(MemoryKind::WeightStash, bytes as u64);
-            let (x, ids) = (cx.op.stash(x.take()), self.shape.ids);
+            let held = cx.meter.hold(MemoryKind::WeightStash, bytes as u64);
+            let (x, ids) = (cx.stash(x.take()), self.shape.ids);
             let (slot, blocks): (_, Vec<_>) = (w.slot(), head.row_blocks().collect());
             let chunk = head.chunk;
-            cx.op.queue.push(move |grads| {
+            cx.queue.push(move |grads| {
                 let (x, _held) = (x.take(), held);
                 let dw = grads.host_mut(slot).expect("on the CPU");
                 for (tokens, slopes) in self::chunks(n, chunk).zip(slopes) {
