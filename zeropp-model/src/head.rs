@@ -98,7 +98,8 @@ impl SliceShape {
     /// The rows of the weight that the slice has: those that are no ids go with the last block.
     pub fn own_rows(&self) -> Range<usize> {
         let ids = self.own_ids();
-        ids.start..if self.blocks.end == blocks(self.ids).len() { self.rows } else { ids.end }
+        let is_last = !self.blocks.is_empty() && self.blocks.end == blocks(self.ids).len();
+        ids.start..if is_last { self.rows } else { ids.end }
     }
 
     /// Tokens that are computed at once, of `n`: as of the whole head.
