@@ -67,6 +67,27 @@ impl Config {
         matches!(extension.as_str(), "csv" | "json").then_some(path)
     }
 
+    /// The row blocks of each rank, where the head is split.
+    ///
+    /// # Errors
+    /// A text that has no number for each rank.
+    pub(crate) fn head_blocks(&self) -> Result<Option<Vec<usize>>, ConfigError> {
+        let Some(text) = self.head_split.as_deref().filter(|text| *text != "off") else {
+            return Ok(None);
+        };
+        let wrong = |problem: String| {
+            let help = format!("give a number for each of the {} ranks, or use off", self.pp);
+            ConfigError::value("head-split", text, problem, help)
+        };
+        let numbers = text.split(',').map(|number| number.trim().parse::<usize>());
+        let blocks: Vec<usize> =
+            numbers.collect::<Result<_, _>>().map_err(|_| wrong("is no list of numbers".into()))?;
+        match blocks.len() == self.pp {
+            true => Ok(Some(blocks)),
+            false => Err(wrong(format!("is for {} ranks", blocks.len()))),
+        }
+    }
+
     /// Stages on each pipeline rank (V): what a cut by hand says, else what the schedule needs,
     /// else 2 where the layers allow it, else 1. A schedule file decides it for itself; until it is
     /// read this says 1.

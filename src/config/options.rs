@@ -145,6 +145,15 @@ options! {
         /// searches again where they become longer. No bit of the training changes.
         "reschedule" "WHEN" reschedule: Reschedule = Reschedule::Off, Same Left
             => "schedule:reschedule";
+        /// How many of the head's row blocks each pipeline rank has, such as 4,4,4,4, or `off`.
+        ///
+        /// A head of a large vocabulary takes as long as several layers. Split, all ranks compute
+        /// some of its rows, and none waits for the last one. The rows are cut into at most 64
+        /// blocks, by their number alone; --dry-run says how many there are where the sum is
+        /// another. For zeropp, 1f1b and zb-h1, on the CPU with engine threads. No bit of the
+        /// training depends on it.
+        "head-split" "BLOCKS" head_split: Option<String> = None, Same Left
+            => "schedule:head-split";
         /// The most memory for activations and weight stashes on a rank, such as 24GiB.
         ///
         /// Schedules that search for an order within a limit, such as auto, keep to it. Any other

@@ -460,6 +460,7 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         recompute_first: Some(2),
         max_gathered: Some(2),
         max_gathers: Some(12),
+        head_split: Some("4,4".into()),
         init_from: path(),
         data_mix: Some("a=1,b=2".into()),
         split: Some("98,2".into()),

@@ -116,6 +116,10 @@ pub fn emulate(
     let config = &Config { without_model: true, ..config.clone() };
     config.validate()?;
     let resolved = Resolved::new(config, None)?;
+    if resolved.head_blocks()?.is_some() {
+        let problem = "emulated runs cannot split a head yet".into();
+        return Err(resolved.wrong_split(problem, "leave the head whole").into());
+    }
     let costs = costs_of("emulate", costs, config, &resolved)?;
     let assumed = match &resolved.costs {
         Some(table) => &costs_of("costs", table, config, &resolved)?,

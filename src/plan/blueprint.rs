@@ -2,6 +2,7 @@
 //! verified program of every rank, predicted memory and bubble.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::config::{Config, DeviceKind, EngineKind, PackWeights, Precision};
 use burn::tensor::DType;
@@ -26,6 +27,7 @@ use zeropp_zero3::checkpoint::Base;
 
 use crate::Error;
 use crate::own::CustomParts;
+use crate::plan::head::HeadPlan;
 use crate::plan::needs::Needs;
 use crate::plan::program::{Resolved, shape};
 use crate::plan::times::ActionTimes;
@@ -53,6 +55,8 @@ pub(crate) struct Blueprint {
     pub(crate) times: ActionTimes,
     pub(crate) plan: Plan,
     pub(crate) own: CustomParts,
+    /// The slices of the head, where it is split.
+    pub(crate) head: Option<Arc<HeadPlan>>,
     /// Where what does not train is from, if the run has looked.
     pub(crate) base: Option<Base>,
 }
@@ -118,13 +122,16 @@ impl Blueprint {
             times: ActionTimes::default(),
             plan: Plan::default(),
             own: own.clone(),
+            head: HeadPlan::new(resolved, own, model, batch)?.map(Arc::new),
             base: None,
         };
         let stages = blueprint.stages.len();
         blueprint.recomputed = Recomputed::before(blueprint.config.recompute, stages);
         let bytes = blueprint.all_bytes();
         let recomputed = &blueprint.recomputed.whole;
-        let estimates = parts.estimates(&blueprint.stages, |s| recomputed.contains(&s));
+        let stages: Vec<_> = (0..stages).map(|stage| blueprint.parts_of(stage)).collect();
+        let mut estimates = parts.estimates(&stages, |s| recomputed.contains(&s));
+        estimates.extend(blueprint.head.iter().flat_map(|head| head.estimates(parts)));
         blueprint.times = ActionTimes::new(&blueprint.config, table, estimates, &bytes)?;
         let costs = resolved.generator_costs(&blueprint.times.costs, &bytes);
         let programs = replicas::programs(resolved, &costs)?;
@@ -300,14 +307,13 @@ impl Blueprint {
     }
 
     fn rank_plan(&self, pp: usize, state: &RankState, held: &HeldBytes) -> RankPlan {
-        let mine = self.schedule().stages_of(pp);
-        let names = |s: usize| {
-            self.model.parts[self.stages[s].clone()].iter().map(|p| p.name().to_string()).collect()
-        };
+        let mine = self.layers_of(self.schedule(), pp);
+        let names = |layers: &[Part]| layers.iter().map(|p| p.name().to_string()).collect();
+        let all = mine.iter().flat_map(|(_, layers)| layers).flat_map(Part::parameters);
         RankPlan {
             pp,
-            stages: mine.iter().map(|s| (*s, names(*s))).collect(),
-            parameters: mine.iter().map(|s| self.parts.parameters(self.stages[*s].clone())).sum(),
+            stages: mine.iter().map(|(stage, layers)| (*stage, names(layers))).collect(),
+            parameters: all.map(|p| p.len() as u64).sum(),
             saved: state.saved(),
             held: *held,
         }
@@ -319,15 +325,33 @@ impl Blueprint {
         let run = self.config.run_state_with(rule);
         let (cut, parts) = (self.cut(), &self.parts);
         let shares = |part: usize| parts.layers()[part].shares(&run, cut, parts.is_tied_head(part));
-        let state = |stage: &Range<usize>| parts.stage_state(stage.clone(), cut, shares);
-        let stages: Vec<_> = self.stages.iter().map(state).collect();
+        let state = |stage: usize| parts.stage_state(self.parts_of(stage), cut, shares);
+        let mut stages: Vec<_> = (0..self.stages.len()).map(state).collect();
+        if let Some(head) = &self.head {
+            stages.extend(head.states(cut.pieces(), |slice| slice.shares(&run, cut, false)));
+        }
         let stages: Vec<&StageState> = stages.iter().collect();
         rank_states(&stages, self.schedule(), cut, run.save)
     }
 
-    fn bytes(&self, stage: usize) -> StageBytes {
+    /// The model's parts of a stage: all of it, but for a head that is split.
+    pub(crate) fn parts_of(&self, stage: usize) -> Range<usize> {
+        let Range { start, end } = self.stages[stage].clone();
+        let splits = self.head.is_some() && stage + 1 == self.stages.len();
+        start..if splits { end - 1 } else { end }
+    }
+
+    /// The stages of a pipeline rank, with their layers; its slice of a split head is the last.
+    pub(crate) fn layers_of(&self, schedule: &Schedule, pp: usize) -> Vec<(usize, Vec<Part>)> {
+        let layers = |stage| (stage, self.model.parts[self.parts_of(stage)].to_vec());
+        let slice = self.head.as_ref().and_then(|head| head.slices[pp].clone());
+        let slice = slice.map(|slice| (self.stages.len(), vec![Part::Slice(slice)]));
+        schedule.stages_of(pp).into_iter().map(layers).chain(slice).collect()
+    }
+
+    fn form(&self, stage: usize) -> StageForm {
         let element_bytes = self.compute.size();
-        let form = StageForm {
+        StageForm {
             cut: self.cut(),
             is_summed: self.mesh.dp > 1,
             selective: self.recomputed.selective.contains(&stage),
@@ -336,13 +360,16 @@ impl Blueprint {
             packed_bytes: self.config.packed_bytes(),
             message: (self.batch.tokens() * self.model.hidden * element_bytes) as u64,
             is_first: stage == 0,
-        };
-        self.parts.stage_bytes(self.stages[stage].clone(), &form)
+        }
     }
 
-    /// Predicted bytes of every stage.
+    /// Predicted bytes of every stage, and behind them of each rank's slice of a split head.
     pub(crate) fn all_bytes(&self) -> Vec<StageBytes> {
-        (0..self.stages.len()).map(|s| self.bytes(s)).collect()
+        let bytes = |s: usize| self.parts.stage_bytes(self.parts_of(s), &self.form(s));
+        let stages = self.stages.len();
+        let (form, tokens) = (self.form(stages), self.batch.tokens());
+        let slices = self.head.iter().flat_map(|head| head.bytes(&form, tokens));
+        (0..stages).map(bytes).chain(slices).collect()
     }
 
     fn simulated(&self, costs: &Costs) -> Timeline {
@@ -351,14 +378,28 @@ impl Blueprint {
 
     /// Simulated time of a step's actions, ns.
     pub(crate) fn step_ns(&self) -> u64 {
-        let memory = vec![StageBytes::default(); self.stages.len()];
+        let memory = vec![StageBytes::default(); self.schedule().cells()];
         self.simulated(&Costs { memory, ..self.times.costs.clone() }).end_ns()
     }
 
     /// The schedule's `bubble` with measured times of each stage, and messages, gathers and
     /// reductions that take none; memory plays no part in it.
-    pub(crate) fn timed_bubble(&self, stages: Vec<StageCosts>) -> f64 {
-        let memory = vec![StageBytes::default(); self.stages.len()];
+    pub(crate) fn timed_bubble(&self, mut stages: Vec<StageCosts>) -> f64 {
+        let blocks = &self.schedule().head_blocks;
+        if !blocks.is_empty() {
+            // The mean over all ranks' slices.
+            let slice = stages.pop().unwrap_or_default();
+            let ranks = blocks.iter().filter(|n| **n > 0).count() as u64;
+            let all = blocks.iter().sum::<usize>().max(1) as u64;
+            let of = |ns: u64, n: usize| ns * ranks * n as u64 / all;
+            stages.extend(blocks.iter().map(|n| StageCosts {
+                f_ns: of(slice.f_ns, *n),
+                b_ns: of(slice.b_ns, *n),
+                w_ns: of(slice.w_ns, *n),
+                ..StageCosts::default()
+            }));
+        }
+        let memory = vec![StageBytes::default(); stages.len()];
         self.simulated(&Costs { stages, memory, ..Costs::default() }).bubble()
     }
 }

@@ -7,6 +7,7 @@ pub(crate) mod costs_file;
 pub(crate) mod cut;
 pub(crate) mod evaluation;
 pub(crate) mod fits;
+pub(crate) mod head;
 pub(crate) mod hints;
 pub(crate) mod limit;
 pub(crate) mod mask_check;

@@ -59,6 +59,7 @@ fn check_parts(parts: &[Part]) -> Result<(), Error> {
         Part::Embedding(_) => i == 0,
         Part::Head(_) => i + 1 == parts.len(),
         Part::Layer(_) => i > 0 && i + 1 < parts.len(),
+        Part::Slice(_) => false,
     };
     if parts.len() < 2 {
         return Err(Error::Model("it needs an embedding, layers and a head".into()));

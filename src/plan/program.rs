@@ -5,7 +5,7 @@ use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, recomputed};
 use zeropp_pipeline::memory::StageBytes;
-use zeropp_pipeline::schedules::{Limits, OrderCosts, Shape};
+use zeropp_pipeline::schedules::{Limits, OrderCosts, Shape, generate_split};
 use zeropp_pipeline::simulate;
 use zeropp_pipeline::verify::{VerifyLimits, verify, verify_issue_order};
 use zeropp_plan::programs::{self, lowered};
@@ -48,11 +48,6 @@ impl Resolved {
         };
         let limits = VerifyLimits { optimizer_step: false, ..VerifyLimits::default() };
         verify(&schedule, &limits).map_err(|e| wrong(e.to_string()))?;
-        if !schedule.head_blocks.is_empty() {
-            let problem = "its head is split over ranks, which runs cannot do yet".to_string();
-            let help = "make the file without --head-split";
-            return Err(ConfigError::value("schedule", &config.schedule, problem, help).into());
-        }
         if schedule.slices_per_sample() > 1 {
             let problem = "its samples are cut into slices, which runs cannot do yet".to_string();
             let help = "make the file without --slices";
@@ -63,6 +58,43 @@ impl Resolved {
         resolved.micro_batches = Some(schedule.micro_batches());
         resolved.unit = Some(schedule.units[0]);
         Ok(Resolved { config: resolved, file: Some(schedule), costs })
+    }
+
+    /// The row blocks of the head that each rank has, and the rank of the last stage, where the
+    /// head is split.
+    ///
+    /// # Errors
+    /// Blocks that are not for these ranks.
+    pub(crate) fn head_blocks(&self) -> Result<Option<(Vec<usize>, usize)>, ConfigError> {
+        let given = self.config.head_blocks()?;
+        let Some(file) = &self.file else {
+            return Ok(given.map(|blocks| (blocks, self.config.pp.saturating_sub(1))));
+        };
+        if given.is_some() {
+            return Err(self.config_wrong_split());
+        }
+        let root = file.placement.last().copied().unwrap_or(0);
+        Ok((!file.head_blocks.is_empty()).then(|| (file.head_blocks.clone(), root)))
+    }
+
+    fn config_wrong_split(&self) -> ConfigError {
+        let value = self.config.head_split.as_deref().unwrap_or_default();
+        let problem = format!("{} says itself whether the head is split", self.config.schedule);
+        ConfigError::value("head-split", value, problem, "leave it out")
+    }
+
+    /// The error that this run's head cannot be split as it is asked for.
+    pub(crate) fn wrong_split(&self, problem: String, help: &str) -> ConfigError {
+        match &self.file {
+            Some(_) => {
+                let problem = format!("its head is split: {problem}");
+                ConfigError::value("schedule", &self.config.schedule, problem, help)
+            }
+            None => {
+                let value = self.config.head_split.as_deref().unwrap_or_default();
+                ConfigError::value("head-split", value, problem, help)
+            }
+        }
     }
 
     /// The same for `n` micro-batches of each rank.
@@ -128,7 +160,12 @@ impl Resolved {
         }
         let compact = match &self.file {
             Some(schedule) => schedule.clone(),
-            None => generate_with_costs(&config.schedule, &shape(config), costs)?,
+            None => match config.head_blocks()? {
+                Some(blocks) => {
+                    generate_split(&config.schedule, &shape(config), &blocks, Some(costs))?
+                }
+                None => generate_with_costs(&config.schedule, &shape(config), costs)?,
+            },
         };
         Ok(lowered(&compact, &options, one_order)?)
     }

@@ -30,7 +30,11 @@ pub(crate) fn watched(
     bp: &Blueprint,
     seen: BTreeMap<(usize, usize), LayerSums>,
 ) -> Vec<LayerWatch> {
-    let part = |(stage, layer): (usize, usize)| bp.stages[stage].start + layer;
+    // A rank's slice of a head is a stage behind them.
+    let head = bp.model.parts.len() - 1;
+    let part = |(stage, layer): (usize, usize)| {
+        bp.stages.get(stage).map_or(head, |stage| stage.start + layer)
+    };
     seen.into_iter().map(|(at, sums)| LayerWatch { part: part(at), sums }).collect()
 }
 

@@ -92,9 +92,7 @@ fn build_executor(
     };
     let pp = groups.coords.pp;
     let schedule = bp.programs.of(groups.coords.dp);
-    let mine = schedule.stages_of(pp);
-    let parts: Vec<_> =
-        mine.iter().map(|s| bp.model.parts[bp.stages[*s].clone()].to_vec()).collect();
+    let (mine, parts): (Vec<_>, Vec<_>) = bp.layers_of(schedule, pp).into_iter().unzip();
     let mut sharded: Vec<_> = mine
         .iter()
         .zip(&parts)
@@ -124,6 +122,7 @@ fn build_executor(
         units: schedule.units.clone(),
         redone: redone(schedule),
         selective: recomputed.selective,
+        head: bp.head.as_ref().map(|head| (head.split.clone(), bp.stages.len())),
     };
     let sampler = match &resumed {
         Some(Resumed { step, position, .. }) => {

@@ -146,7 +146,8 @@ impl Trainer {
         let plan = &self.blueprint.plan;
         let memory = plan.ranks.iter().map(|rank| &rank.held.peaks);
         let at_once = plan.ranks.iter().map(|rank| rank.held.at_once.total());
-        let stages = self.blueprint.stages.len();
+        let split = usize::from(self.blueprint.head.is_some());
+        let stages = self.blueprint.stages.len() + split;
         Summary {
             predicted_bubble: plan.bubble,
             timed_bubble: self.blueprint.timed_bubble(times.costs(stages)),

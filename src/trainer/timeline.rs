@@ -28,7 +28,10 @@ pub(crate) fn timeline(bp: &Blueprint, results: &[RankResult]) -> Timeline {
         let others = exchanged.iter().map(|(_, other)| &*other.program);
         [planned].into_iter().chain(others).map(|program| &program.ranks[rank.pp][..]).collect()
     };
-    trace::follow_memory(&mut timeline, programs, &bp.all_bytes());
+    // What ranks hold of a split head is not followed.
+    if bp.head.is_none() {
+        trace::follow_memory(&mut timeline, programs, &bp.all_bytes());
+    }
     timeline.facts = facts(bp);
     timeline.facts.extend(exchanged.iter().map(|(step, program)| in_words(*step, program)));
     timeline

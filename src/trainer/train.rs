@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use zeropp_comm::Communicator;
+use zeropp_core::layer::Part;
 use zeropp_core::metrics::{Evaluation, StepMetrics, Summary};
 use zeropp_core::params::FlatLayout;
 use zeropp_pipeline::timeline::Timeline;
@@ -203,7 +204,10 @@ pub(super) fn assemble(bp: &Blueprint, results: Vec<RankResult>, pieces: usize) 
     if found.is_empty() {
         return weights;
     }
-    for part in &bp.model.parts {
+    let whole = bp.model.parts.len() - usize::from(bp.head.is_some());
+    let slices = bp.head.iter().flat_map(|head| head.slices.iter().flatten());
+    let slices = slices.map(|slice| Part::Slice(slice.clone()));
+    for part in bp.model.parts[..whole].iter().cloned().chain(slices) {
         let layouts = [FlatLayout::trained, FlatLayout::frozen];
         for (layout, frozen) in layouts.into_iter().zip([false, true]) {
             let layout = layout(part.parameters(), bp.layout_pieces());
@@ -215,8 +219,11 @@ pub(super) fn assemble(bp: &Blueprint, results: Vec<RankResult>, pieces: usize) 
             let piece = |i| found.remove(&key(i)).expect("every piece");
             let flat: Vec<f32> = (0..pieces).flat_map(piece).collect();
             for place in &layout.params {
-                let values = flat[place.offset..][..place.spec.len()].to_vec();
-                weights.insert(place.spec.name.clone(), values);
+                let spec = &place.spec;
+                let all = spec.whole_shape().iter().product();
+                let values = weights.entry(spec.name.clone()).or_insert_with(|| vec![0.0; all]);
+                values[spec.first_element()..][..spec.len()]
+                    .copy_from_slice(&flat[place.offset..][..spec.len()]);
             }
         }
     }

@@ -79,6 +79,7 @@ pub(crate) fn starting_from(
         Part::Embedding(e) => Part::Embedding(Arc::new(Given(e, start.clone()))),
         Part::Layer(l) => Part::Layer(Arc::new(Given(l, start.clone()))),
         Part::Head(h) => Part::Head(Arc::new(Given(h, start.clone()))),
+        Part::Slice(_) => unreachable!("no part of a model"),
     });
     Model { parts: parts.collect(), ..model }
 }

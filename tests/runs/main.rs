@@ -31,5 +31,6 @@ mod own_parts;
 mod recompute;
 mod resume;
 mod same_bits;
+mod split_head;
 mod torch_training;
 mod uneven;

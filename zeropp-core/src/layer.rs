@@ -13,6 +13,7 @@ pub use zeropp_model::slots::{Keeps, Slot};
 use crate::optimizer::Role;
 use crate::params::ParamSpec;
 use crate::past::Past;
+use crate::split::ops::{HeadSlice, SplitHead};
 use crate::split::{LayerWeights, OpCx, Weight};
 
 /// The context of one layer's forward, beside its input.
@@ -106,6 +107,10 @@ pub trait Head: Send + Sync + 'static {
     /// Mean cross-entropy (or another loss) of `x: [b, s, h]` against `targets: [b, s]`, shape
     /// `[1]`.
     fn loss(&self, x: Tensor<3>, targets: Tensor<2, Int>, cx: &LayerCx) -> Tensor<1>;
+    /// The head as a map whose rows ranks can share, if it is one; other heads are always whole.
+    fn split(&self) -> Option<SplitHead> {
+        None
+    }
     /// The logits that the loss is of, `[b, s, V]`, for heads that have them; training never asks.
     fn logits(&self, _x: Tensor<3>, _cx: &LayerCx) -> Option<Tensor<3>> {
         None
@@ -129,6 +134,8 @@ pub enum Part {
     Layer(Arc<dyn Layer>),
     /// The loss.
     Head(Arc<dyn Head>),
+    /// Some rows of a head that ranks share; no part of a model, but of what a rank has of one.
+    Slice(Arc<HeadSlice>),
 }
 
 macro_rules! each {
@@ -137,6 +144,7 @@ macro_rules! each {
             Part::Embedding($l) => $e,
             Part::Layer($l) => $e,
             Part::Head($l) => $e,
+            Part::Slice($l) => $e,
         }
     };
 }
@@ -159,12 +167,17 @@ impl Part {
         match self {
             Part::Layer(l) => l.seq_max(),
             Part::Embedding(l) => l.seq_max(),
-            Part::Head(_) => None,
+            Part::Head(_) | Part::Slice(_) => None,
         }
     }
     /// Whether the forward is made of split operations alone.
     pub fn is_split(&self) -> bool {
-        each!(self, l => l.is_split())
+        match self {
+            Part::Embedding(l) => l.is_split(),
+            Part::Layer(l) => l.is_split(),
+            Part::Head(l) => l.is_split(),
+            Part::Slice(_) => true,
+        }
     }
     /// Whether a stage may begin or end at this part.
     pub fn is_block(&self) -> bool {
@@ -175,8 +188,8 @@ impl Part {
         match self {
             Part::Layer(layer) if layer.is_block() => Role::Hidden,
             Part::Layer(_) => Role::Small,
-            Part::Head(_) if !tied => Role::Head,
-            Part::Embedding(_) | Part::Head(_) => Role::Embedding,
+            Part::Head(_) | Part::Slice(_) if !tied => Role::Head,
+            Part::Embedding(_) | Part::Head(_) | Part::Slice(_) => Role::Embedding,
         }
     }
 }

@@ -6,10 +6,10 @@ pub use zeropp_data::rng::Rng;
 use crate::params::{Init, ParamSpec};
 
 /// Starting values of elements `start..start + out.len()` of a parameter, in row-major order: any
-/// part of it can be drawn alone.
+/// part of it can be drawn alone. Of some rows of a larger one they are what these begin with.
 pub fn initialise(seed: u64, spec: &ParamSpec, start: usize, out: &mut [f32]) {
     let rng = Rng::keyed(seed, &spec.name);
-    let start = start as u64;
+    let start = (spec.first_element() + start) as u64;
     match &spec.init {
         Init::Zeros => out.fill(0.0),
         Init::Ones => out.fill(1.0),

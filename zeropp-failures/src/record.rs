@@ -259,7 +259,7 @@ impl OpEntry {
             return None;
         }
         let tag = self.tag?;
-        Some(match untag(tag) {
+        Some(match untag(tag)? {
             (Message::Activation, stage, micro_batch) => {
                 (stage.checked_sub(1)?, format!("{}F{micro_batch}", stage - 1))
             }

@@ -1,6 +1,6 @@
 //! Tags of the messages between stages: a record's name the message's maker.
 
-use zeropp_schedule::ir::Message;
+use zeropp_schedule::ir::{HeadMessage, Message};
 
 /// Consumer of a message: kind, consuming stage, micro-batch.
 pub type Key = (Message, usize, usize);
@@ -11,8 +11,17 @@ pub fn tag((message, stage, micro_batch): Key) -> u64 {
     message << 62 | (stage as u64) << 32 | micro_batch as u64
 }
 
-/// The message of a tag.
-pub fn untag(tag: u64) -> Key {
-    let message = if tag >> 62 == 0 { Message::Activation } else { Message::Gradient };
-    (message, (tag >> 32 & 0x3fff_ffff) as usize, (tag & u64::from(u32::MAX)) as usize)
+/// The tag of a message of a split head.
+pub fn head_tag(message: HeadMessage, micro_batch: usize) -> u64 {
+    1 << 63 | (message as u64) << 32 | micro_batch as u64
+}
+
+/// The message of a tag; none of a split head's.
+pub fn untag(tag: u64) -> Option<Key> {
+    let message = match tag >> 62 {
+        0 => Message::Activation,
+        1 => Message::Gradient,
+        _ => return None,
+    };
+    Some((message, (tag >> 32 & 0x3fff_ffff) as usize, (tag & u64::from(u32::MAX)) as usize))
 }

@@ -2,6 +2,8 @@
 //! those of all blocks, and the gradient. Each block is computed by itself, and sums over blocks
 //! have one order, so no bit depends on which blocks are computed together.
 
+use std::borrow::Cow;
+
 use super::loss::NOT_SCORED;
 use super::math::{exp, ln};
 use super::reduce::{max, sum};
@@ -32,7 +34,7 @@ impl ExpSum {
 
 /// The logits of some tokens for a few blocks of the vocabulary that follow each other.
 pub struct BlockLogits<'a> {
-    targets: &'a [usize],
+    targets: Cow<'a, [usize]>,
     /// The id of the next block's first column.
     next: usize,
     /// The logit of each token's target, if one of the blocks has it; else 0.
@@ -51,8 +53,9 @@ struct Block {
 impl<'a> BlockLogits<'a> {
     /// For tokens with these targets, ids of the whole vocabulary or [`NOT_SCORED`]; the first
     /// column of the first block is the logit of id `first`.
-    pub fn new(targets: &'a [usize], first: usize) -> Self {
-        Self { targets, next: first, chosen: vec![0.0; targets.len()], blocks: Vec::new() }
+    pub fn new(targets: impl Into<Cow<'a, [usize]>>, first: usize) -> Self {
+        let targets = targets.into();
+        Self { next: first, chosen: vec![0.0; targets.len()], blocks: Vec::new(), targets }
     }
 
     /// Adds the next block: `logits: [tokens, width]`.
@@ -108,7 +111,7 @@ impl<'a> BlockLogits<'a> {
     /// all blocks of the vocabulary.
     pub fn slopes(self, totals: &[ExpSum], scale: f32) -> impl Iterator<Item = Vec<f32>> {
         let targets = self.targets;
-        self.blocks.into_iter().map(move |block| block.slopes(targets, totals, scale))
+        self.blocks.into_iter().map(move |block| block.slopes(&targets, totals, scale))
     }
 }
 

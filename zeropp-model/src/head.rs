@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use crate::layer::{BatchShape, LayerCost};
+
 /// Most blocks of the vocabulary.
 const BLOCKS_MAX: usize = 64;
 /// Rows of a block are whole multiples of this, as products and shards like it.
@@ -66,9 +68,83 @@ pub fn blocks(ids: usize) -> impl ExactSizeIterator<Item = Range<usize>> + Clone
 pub fn workspace_bytes(tokens: usize, ids: usize, hidden: usize, element_bytes: usize) -> usize {
     let (fp32, count) = (size_of::<f32>(), blocks(ids).len());
     // Sums of 2ⁿ blocks, each of another n.
-    let waiting = (0..count).map(usize::count_ones).max().unwrap_or(0) as usize;
+    let waiting = waiting_sums(count);
     let narrow = if element_bytes < fp32 { block_rows(ids).min(ids) * element_bytes } else { 0 };
     tokens * (ids * fp32 + waiting * hidden * fp32 + narrow)
+}
+
+/// Some blocks of a head's rows, which one of several ranks has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceShape {
+    /// Token ids of the whole head.
+    pub ids: usize,
+    /// Rows of its weight, `ids` or more.
+    pub rows: usize,
+    /// Columns of its weight.
+    pub hidden: usize,
+    /// Which blocks, of those of all ids.
+    pub blocks: Range<usize>,
+    /// The blocks of each sum of gradients that is made of them.
+    pub sums: Vec<Range<usize>>,
+}
+
+impl SliceShape {
+    /// The token ids of the slice.
+    pub fn own_ids(&self) -> Range<usize> {
+        let rows = block_rows(self.ids);
+        self.ids.min(self.blocks.start * rows)..self.ids.min(self.blocks.end * rows)
+    }
+
+    /// The rows of the weight that the slice has: those that are no ids go with the last block.
+    pub fn own_rows(&self) -> Range<usize> {
+        let ids = self.own_ids();
+        let is_last = !self.blocks.is_empty() && self.blocks.end == blocks(self.ids).len();
+        ids.start..if is_last { self.rows } else { ids.end }
+    }
+
+    /// Tokens that are computed at once, of `n`: as of the whole head.
+    pub fn chunk(&self, n: usize, element_bytes: usize, on_kernels: bool) -> usize {
+        head_chunk(n, [self.rows, self.hidden], element_bytes, on_kernels)
+    }
+
+    /// Bytes that F keeps for `n` tokens beside its input: all logits in fp32 on the CPU, the sums
+    /// of its blocks and the logits of targets.
+    pub fn logits_bytes(&self, n: usize, element_bytes: usize, on_kernels: bool) -> usize {
+        let logit = if on_kernels { size_of::<f32>() } else { element_bytes };
+        n * (logit * self.own_ids().len() + (2 * self.blocks.len() + 1) * size_of::<f32>())
+    }
+
+    /// Bytes that B takes beside: the sums of gradients that it makes, and those that wait for
+    /// others while it does.
+    pub fn backward_bytes(&self, n: usize, element_bytes: usize, on_kernels: bool) -> usize {
+        let chunk = self.chunk(n, element_bytes, on_kernels);
+        let waiting = self.sums.iter().map(|sum| waiting_sums(sum.len())).max().unwrap_or(0);
+        let of_chunk = waiting + usize::from(chunk < n);
+        (n * self.sums.len() + chunk * of_chunk) * self.hidden * size_of::<f32>()
+    }
+
+    /// The cost of a micro-batch: F, B and W are a product each.
+    pub fn cost(&self, batch: BatchShape) -> LayerCost {
+        let (n, element) = (batch.tokens(), batch.element_bytes);
+        let (ids, on_kernels) = (self.own_ids().len(), batch.on_kernels());
+        let input = n * self.hidden * element;
+        let kept = (input + self.logits_bytes(n, element, on_kernels)) as u64;
+        let packed = self.hidden.next_multiple_of(32) * ids.next_multiple_of(32);
+        LayerCost {
+            forward_flops: 2.0 * (n * ids * self.hidden) as f64,
+            activation_bytes: kept,
+            activation_bytes_selective: kept,
+            stash_bytes: (input + n * ids * element) as u64,
+            workspace_bytes: self.backward_bytes(n, element, on_kernels) as u64,
+            packed_elements: packed as u64,
+            ..LayerCost::default()
+        }
+    }
+}
+
+/// The most sums of branches of a tree over so many blocks that wait for others.
+fn waiting_sums(blocks: usize) -> usize {
+    (0..blocks).map(usize::count_ones).max().unwrap_or(0) as usize
 }
 
 #[cfg(test)]
@@ -131,5 +207,29 @@ mod tests {
         assert_eq!(head_chunk(8192, [128_000, 4096], 4, true), 512);
         assert_eq!(head_chunk(8192, [128_000, 2048], 4, true), 256);
         assert_eq!(head_chunk(8192, [128_000, 256], 4, true), 128);
+    }
+
+    #[test]
+    fn slices_of_a_head_have_all_its_rows_once() {
+        for (ids, rows) in [(1000, 1024), (50_257, 50_304), (128, 128), (300, 300)] {
+            let count = blocks(ids).len();
+            for cut in 0..=count {
+                let slice = |blocks: Range<usize>| SliceShape {
+                    ids,
+                    rows,
+                    hidden: 4,
+                    blocks,
+                    sums: Vec::new(),
+                };
+                let (left, right) = (slice(0..cut), slice(cut..count));
+                assert_eq!(left.own_ids().end, right.own_ids().start);
+                let all = [left.own_rows(), right.own_rows()];
+                let used = all.iter().filter(|rows| !rows.is_empty()).cloned();
+                let used: Vec<_> = used.collect();
+                assert!(used[0].start == 0 && used[used.len() - 1].end == rows);
+                assert_eq!(used.iter().map(ExactSizeIterator::len).sum::<usize>(), rows);
+                assert!(used.iter().all(|rows| rows.start.is_multiple_of(ROWS_MULTIPLE)));
+            }
+        }
     }
 }

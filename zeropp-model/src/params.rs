@@ -1,5 +1,7 @@
 //! A layer's description of its parameters, and where they lie in the layer's flat buffer.
 
+use std::ops::Range;
+
 /// How a parameter starts. Values come from a counter-based generator keyed by (seed, name), so
 /// they do not depend on the layout of the run.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,18 +31,52 @@ pub struct ParamSpec {
     pub decay: bool,
     /// Whether it trains; a frozen one has no gradient, no optimizer state and no reduction.
     pub trains: bool,
+    /// Where it is some rows of a larger parameter of that name, which: then checkpoints have its
+    /// elements at their places in the larger one, and initial values are those of these places.
+    pub rows_of: Option<RowsOf>,
+}
+
+/// Some rows of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowsOf {
+    /// The first of them.
+    pub first: usize,
+    /// Rows of the whole parameter.
+    pub all: usize,
 }
 
 impl ParamSpec {
     /// A parameter; weight decay applies if it has two or more dimensions.
     pub fn new(name: impl Into<String>, shape: &[usize], init: Init) -> Self {
         let (shape, decay) = (shape.to_vec(), shape.len() >= 2);
-        Self { name: name.into(), shape, init, decay, trains: true }
+        Self { name: name.into(), shape, init, decay, trains: true, rows_of: None }
     }
 
     /// The same, which does not train.
     pub fn frozen(self) -> Self {
         Self { trains: false, ..self }
+    }
+
+    /// Rows of it (of its first dimension), as a parameter of their own.
+    pub fn rows(&self, rows: Range<usize>) -> Self {
+        let all = self.shape[0];
+        let shape = [&[rows.len()], &self.shape[1..]].concat();
+        Self { shape, rows_of: Some(RowsOf { first: rows.start, all }), ..self.clone() }
+    }
+
+    /// Dimensions of the parameter that goes by its name: its own, or those of the whole where it
+    /// is some rows of one.
+    pub fn whole_shape(&self) -> Vec<usize> {
+        match self.rows_of {
+            Some(RowsOf { all, .. }) => [&[all], &self.shape[1..]].concat(),
+            None => self.shape.clone(),
+        }
+    }
+
+    /// The place of its first element in that parameter.
+    pub fn first_element(&self) -> usize {
+        let row: usize = self.shape.iter().skip(1).product();
+        self.rows_of.map_or(0, |rows| rows.first * row)
     }
 
     /// Number of elements.
@@ -111,5 +147,20 @@ impl FlatLayout {
                 p.spec.name.strip_suffix(name).is_some_and(|head| head.ends_with('.'))
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_a_parameter_know_their_places_in_it() {
+        let whole = ParamSpec::new("head", &[10, 4], Init::Normal(0.1));
+        let rows = whole.rows(6..10);
+        assert_eq!((rows.len(), rows.first_element()), (16, 24));
+        assert_eq!((rows.shape.clone(), rows.whole_shape()), (vec![4, 4], vec![10, 4]));
+        assert!(rows.decay && rows.trains && rows.name == "head");
+        assert_eq!((whole.first_element(), whole.whole_shape()), (0, vec![10, 4]));
     }
 }

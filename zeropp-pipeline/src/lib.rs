@@ -4,6 +4,6 @@
 pub mod executor;
 
 pub use zeropp_schedule::{
-    ascii, check, costs, draw, exchange, ir, links, lower, memory, metrics, report, schedules,
-    simulate, timeline, verify,
+    ascii, check, costs, draw, exchange, head, ir, links, lower, memory, metrics, report,
+    schedules, simulate, timeline, verify,
 };

@@ -44,7 +44,10 @@ pub fn rank_states(
 ) -> Vec<RankState> {
     let late = program.validates_late();
     let of = |rank| {
-        let mine = program.stages_of(rank);
+        let mut mine = program.stages_of(rank);
+        if program.head_blocks.get(rank).is_some_and(|blocks| *blocks > 0) {
+            mine.push(program.cell(rank, program.stages()));
+        }
         RankState::new(stages, &mine, &program.placement, cut, late, save)
     };
     (0..program.pp()).map(of).collect()

@@ -104,18 +104,26 @@ impl Parts {
             let add = |sum: [f64; 4], part: [f64; 4]| std::array::from_fn(|i| sum[i] + part[i]);
             parts.fold([0.0; 4], add)
         };
-        let all: Vec<[f64; 4]> = stages.iter().enumerate().map(stage).collect();
+        stages.iter().enumerate().map(|one| self.estimate(stage(one))).collect()
+    }
+
+    /// A time in proportion to the operations of F, B, W and R.
+    pub fn estimate(&self, [f, b, w, r]: BlockTimes) -> StageCosts {
         let whole: f64 = (0..self.layers.len()).map(|part| self.flops(part, false)[0]).sum();
         let block = (whole / self.groups.len().max(1) as f64).max(1.0);
         let ns = |flops: f64| (flops / block * BLOCK_NS) as u64;
-        let costs = all.into_iter().map(|[f, b, w, r]| StageCosts {
+        StageCosts {
             f_ns: ns(f).max(1),
             b_ns: ns(b).max(1),
             w_ns: ns(w),
             r_ns: ns(r).max(1),
             ..StageCosts::default()
-        });
-        costs.collect()
+        }
+    }
+
+    /// Tokens of a micro-batch.
+    pub fn tokens(&self) -> usize {
+        self.tokens
     }
 
     /// Bytes of the stage of these parts.

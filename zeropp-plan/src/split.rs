@@ -3,6 +3,7 @@
 //! A few candidates are simulated, the whole head among them, and the shortest step wins; ties go
 //! to the whole head.
 
+use zeropp_model::head::blocks;
 use zeropp_schedule::ir::Schedule;
 use zeropp_schedule::lower::{LowerOptions, lower};
 use zeropp_schedule::schedules::generate_split;
@@ -14,7 +15,7 @@ use crate::exact::end_s;
 use crate::layout::{Job, Layout};
 use crate::programs::generator_costs;
 use crate::shared::{Crowd, contended};
-use crate::stages::{ModelCosts, Stage, rows_of_block, simulator};
+use crate::stages::{ModelCosts, Stage, simulator};
 
 /// A step with a head in these slices.
 #[derive(Clone, Debug)]
@@ -29,11 +30,11 @@ pub struct Split {
     pub step_s: f64,
 }
 
-/// Slices that are worth a try for a head of `rows`, for ranks that compute so long for a
-/// micro-batch without it, beside a `head` that takes so long: none (a whole head), as many on each
-/// rank, and blocks where there is least to do.
-pub fn candidates(rows: usize, ranks: &[f64], head: f64) -> Vec<Vec<usize>> {
-    let (pp, blocks) = (ranks.len(), rows.div_ceil(rows_of_block(rows)));
+/// Slices that are worth a try for a head of so many token ids, for ranks that compute so long for
+/// a micro-batch without it, beside a `head` that takes so long: none (a whole head), as many on
+/// each rank, and blocks where there is least to do.
+pub fn candidates(ids: usize, ranks: &[f64], head: f64) -> Vec<Vec<usize>> {
+    let (pp, blocks) = (ranks.len(), blocks(ids).len());
     let each = blocks.div_ceil(pp.max(1));
     let even = (0..pp).map(|rank| each.min(blocks.saturating_sub(rank * each))).collect();
     let mut poured = vec![0; pp];

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use zeropp_model::head::SliceShape;
 use zeropp_model::optimizer::{Cut, Shares};
 use zeropp_model::parts::{DecoderPart, PartKind};
 use zeropp_schedule::costs::Machine;
-use zeropp_schedule::head::gradients_to as messages_to;
-use zeropp_schedule::ir::BLOCKS_MAX;
+use zeropp_schedule::head::HeadTree;
 use zeropp_schedule::memory::{HeadBytes, StageBytes};
 use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
 
@@ -165,19 +165,22 @@ impl ModelCosts {
         let (decoder, machine) = (&job.model.decoder, &job.machine);
         let head = self.layers.last().expect("a model has a head");
         let (rows, hidden) = (decoder.rows(), decoder.hidden);
-        let of_block = rows_of_block(rows);
-        let own = (slice.n * of_block).min(rows.saturating_sub(slice.first * of_block));
+        let blocks = slice.first..slice.first + slice.n;
+        let messages = HeadTree::of_slices(slice.all, slice.root).expect("there are ranks");
+        let sums = messages.own_sums(slice.rank);
+        let shape = SliceShape { ids: decoder.vocabulary, rows, hidden, blocks, sums };
+        let own = if slice.n > 0 { shape.own_rows().len() } else { 0 };
         let share = own as f64 / rows as f64;
         let batch = job.batch(self.samples);
-        let tokens = batch.tokens();
+        let (tokens, kept) = (batch.tokens(), shape.cost(batch));
         let input = (tokens * hidden * batch.element_bytes) as u64;
-        let logits = (tokens * own * batch.element_bytes) as u64;
         let sums = (4 * tokens * hidden) as u64;
         let (weights, elements) = ((own * hidden * batch.element_bytes) as u64, own * hidden);
         let bytes = StageBytes {
             input,
-            activation: input + logits,
-            stash: input + logits,
+            activation: kept.activation_bytes,
+            stash: kept.stash_bytes,
+            workspace: kept.workspace_bytes,
             weights,
             gradient: 4 * elements as u64,
             gradient_shard: (4 * elements / layout.zero3) as u64,
@@ -185,7 +188,7 @@ impl ModelCosts {
             head: HeadBytes {
                 input,
                 sums: 8 * tokens as u64,
-                lse: 4 * tokens as u64,
+                lse: 8 * tokens as u64,
                 gradient: sums,
             },
             ..StageBytes::default()
@@ -193,7 +196,7 @@ impl ModelCosts {
         let rate = machine.head_flops_per_s.unwrap_or(machine.flops_per_s * machine.flops_share);
         let product = head.flops[..3].iter().sum::<f64>() / 3.0 / rate * share;
         let passes = share * head.traffic / machine.memory_bytes_per_s;
-        let received = messages_to(slice.all, slice.root, slice.rank);
+        let received = messages.gradients_to(slice.rank);
         let adding = (received * 3 * sums) as f64 / machine.memory_bytes_per_s;
         let mut costs = times(&[], machine, &bytes, elements as u64, links, layout);
         costs.f_ns = ns(product + passes);
@@ -247,14 +250,6 @@ impl ModelCosts {
         costs.b_ns += again_ns;
         Stage { costs, again_ns, bytes, ..Stage::default() }
     }
-}
-
-/// Rows that a block has a multiple of.
-const ROWS: usize = 128;
-
-/// Rows of each block of a head of so many, the last block's aside: from sizes alone.
-pub(crate) fn rows_of_block(rows: usize) -> usize {
-    rows.div_ceil(BLOCKS_MAX).div_ceil(ROWS).max(1) * ROWS
 }
 
 /// A rank's blocks of a head's rows, of those of all ranks.

@@ -58,9 +58,9 @@ pub enum Message {
 pub enum HeadMessage {
     /// The head's input, down from the rank of the last stage.
     Input,
-    /// Maxima and sums of exponentials of blocks, up to that rank.
+    /// Maxima and sums of exponentials of blocks, and the logits of targets, up to that rank.
     Sums,
-    /// The logarithms of the sums over all ids, down from it.
+    /// Maximum and sum over all ids, of which the log-sum-exp is made, down from it.
     Lse,
     /// Sums of the blocks' gradients of the input, up to it.
     Gradient,

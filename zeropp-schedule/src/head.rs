@@ -11,47 +11,56 @@
 //! the same.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use crate::action::HeadMessage;
 use crate::ir::{Action, Compute, Schedule};
 
 /// One message that every micro-batch has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Edge {
-    pub(crate) message: HeadMessage,
-    pub(crate) from: usize,
-    pub(crate) to: usize,
+pub struct Edge {
+    /// What it is.
+    pub message: HeadMessage,
+    /// The rank that sends it.
+    pub from: usize,
+    /// The rank that takes it.
+    pub to: usize,
     /// Tensors in it: blocks of sums, or sums of gradients.
-    pub(crate) tensors: u64,
+    pub tensors: u64,
+    /// The blocks that each of its sums of gradients is over, in the order in which they are in it.
+    pub sums: Vec<Range<usize>>,
     /// The compute of its sender that it comes after, by kind and stage, if there is one.
-    pub(crate) after: Option<(Compute, usize)>,
-    /// What else it waits for: messages to its sender.
-    pub(crate) needs: Vec<usize>,
+    pub after: Option<(Compute, usize)>,
+    /// What else it waits for: messages to its sender, by their places among all.
+    pub needs: Vec<usize>,
 }
 
 /// The messages of a split head.
 #[derive(Clone, Debug)]
-pub(crate) struct Head {
+pub struct HeadTree {
     /// Its stage, S.
-    pub(crate) stage: usize,
+    pub stage: usize,
     /// The rank of the stage before it.
-    pub(crate) root: usize,
+    pub root: usize,
     pub(crate) slices: Vec<usize>,
-    pub(crate) edges: Vec<Edge>,
+    /// All messages of a micro-batch.
+    pub edges: Vec<Edge>,
     by_ends: HashMap<(HeadMessage, usize, usize), usize>,
     /// What F and B of each rank's slice take, and B of the stage before.
     f: Vec<Vec<usize>>,
     b: Vec<Vec<usize>>,
     before: Vec<usize>,
+    trains: bool,
 }
 
-impl Head {
+impl HeadTree {
     /// That of `schedule`, if its head is split. With forwards alone there are no messages but
     /// inputs and sums.
-    pub(crate) fn of(schedule: &Schedule) -> Option<Head> {
+    pub fn of(schedule: &Schedule) -> Option<HeadTree> {
         let stage = schedule.wide_stage()?;
         let root = *schedule.placement.last()?;
-        let mut head = Head {
+        let trains = !schedule.is_forward_only();
+        let mut head = HeadTree {
             stage,
             root,
             slices: schedule.head_blocks.clone(),
@@ -60,8 +69,8 @@ impl Head {
             f: vec![Vec::new(); schedule.pp()],
             b: vec![Vec::new(); schedule.pp()],
             before: Vec::new(),
+            trains,
         };
-        let trains = !schedule.is_forward_only();
         head.add_trees(trains);
         if trains {
             head.add_gradients();
@@ -76,8 +85,40 @@ impl Head {
         all.filter(|rank| self.has(*rank))
     }
 
+    /// The blocks of a rank. Those of the rank behind the root are the first, the root's the last.
+    pub fn blocks_of(&self, rank: usize) -> Range<usize> {
+        let before = self.in_order_of_rows().take_while(|other| *other != rank);
+        let start = before.map(|other| self.slices[other]).sum();
+        match self.has(rank) {
+            true => start..start + self.slices[rank],
+            false => start..start,
+        }
+    }
+
+    /// The blocks of all ranks.
+    pub fn blocks(&self) -> usize {
+        self.slices.iter().sum()
+    }
+
+    /// The sums of gradients that a rank makes of its own blocks: those branches of the tree over
+    /// all blocks that are its own, as large as they can be, first blocks first.
+    pub fn own_sums(&self, rank: usize) -> Vec<Range<usize>> {
+        let mut all = Vec::new();
+        branches(0..self.blocks(), &self.blocks_of(rank), &mut all);
+        all
+    }
+
+    /// Messages with sums of blocks to the root, first blocks first.
+    pub fn sums_to(&self, rank: usize) -> Vec<usize> {
+        let is_it =
+            |at: &usize| self.edges[*at].message == HeadMessage::Sums && self.edges[*at].to == rank;
+        let mut all: Vec<usize> = (0..self.edges.len()).filter(is_it).collect();
+        all.sort_by_key(|at| self.blocks_of(self.edges[*at].from).start);
+        all
+    }
+
     /// Whether a rank has blocks.
-    pub(crate) fn has(&self, rank: usize) -> bool {
+    pub fn has(&self, rank: usize) -> bool {
         self.slices.get(rank).is_some_and(|n| *n > 0)
     }
 
@@ -105,6 +146,7 @@ impl Head {
             from,
             to,
             tensors: 1,
+            sums: Vec::new(),
             after: None,
             needs: Vec::new(),
         };
@@ -160,45 +202,49 @@ impl Head {
             .flat_map(|rank| std::iter::repeat_n(rank, self.slices[rank]))
             .collect();
         let Some(last) = owners.last().copied() else { return };
-        let mut into = self.sum(&owners);
+        let all = 0..owners.len();
+        let mut into = self.sum(&owners, all.clone());
         if last != self.root {
-            into = vec![self.gradient(last, self.root, into)];
+            into = vec![self.gradient(last, self.root, all, into)];
         }
         into.sort_unstable();
         into.dedup();
         self.before = into;
     }
 
-    /// The sum over blocks of these owners: the messages to the last one's that it takes.
-    fn sum(&mut self, owners: &[usize]) -> Vec<usize> {
-        if owners.len() < 2 {
-            return Vec::new();
-        }
-        // The left half is the largest power of two below all.
-        let half = owners.len().next_power_of_two() / 2;
-        let (left, right) = owners.split_at(half);
-        let (from, to) = (left[half - 1], right[right.len() - 1]);
-        let mut taken = self.sum(left);
+    /// The sum over these blocks, of those that `owners` says the ranks of: the messages to the
+    /// last one's that it takes.
+    fn sum(&mut self, owners: &[usize], blocks: Range<usize>) -> Vec<usize> {
+        let Some([left, right]) = halves(&blocks) else { return Vec::new() };
+        let (from, to) = (owners[left.end - 1], owners[right.end - 1]);
+        let mut taken = self.sum(owners, left.clone());
         if from != to {
-            taken = vec![self.gradient(from, to, taken)];
+            taken = vec![self.gradient(from, to, left, taken)];
         }
-        taken.extend(self.sum(right));
+        taken.extend(self.sum(owners, right));
         taken
     }
 
-    /// One more sum from one rank to another, which go together.
-    fn gradient(&mut self, from: usize, to: usize, needs: Vec<usize>) -> usize {
+    /// One more sum, over these blocks, from one rank to another, which go together.
+    fn gradient(
+        &mut self,
+        from: usize,
+        to: usize,
+        blocks: Range<usize>,
+        needs: Vec<usize>,
+    ) -> usize {
         let key = (HeadMessage::Gradient, from, to);
         let at = match self.by_ends.get(&key) {
             Some(at) => *at,
             None => {
                 let after = self.has(from).then_some((Compute::B, self.stage));
-                let (message, needs) = (HeadMessage::Gradient, Vec::new());
-                self.add(Edge { message, from, to, tensors: 0, after, needs })
+                let (message, sums, needs) = (HeadMessage::Gradient, Vec::new(), Vec::new());
+                self.add(Edge { message, from, to, tensors: 0, sums, after, needs })
             }
         };
         let edge = &mut self.edges[at];
         edge.tensors += 1;
+        edge.sums.push(blocks);
         edge.needs.extend(needs);
         edge.needs.sort_unstable();
         edge.needs.dedup();
@@ -206,7 +252,7 @@ impl Head {
     }
 
     /// The message between two ranks.
-    pub(crate) fn edge(&self, message: HeadMessage, from: usize, to: usize) -> Option<usize> {
+    pub fn edge(&self, message: HeadMessage, from: usize, to: usize) -> Option<usize> {
         self.by_ends.get(&(message, from, to)).copied()
     }
 
@@ -227,8 +273,23 @@ impl Head {
         Some(edge.map(|edge| End { edge, is_send, micro_batch }).ok_or(()))
     }
 
+    /// Whether gradients come back.
+    pub fn trains(&self) -> bool {
+        self.trains
+    }
+
+    /// How many sends and computes of its receiver take a message.
+    pub fn takers(&self, edge: usize) -> usize {
+        let Edge { to, .. } = self.edges[edge];
+        let sends = self.edges.iter().filter(|e| e.from == to && e.needs.contains(&edge)).count();
+        let before: &[usize] = if to == self.root { &self.before } else { &[] };
+        let slice = if self.has(to) { [&self.f[to][..], &self.b[to]] } else { [&[][..]; 2] };
+        let computes = [slice[0], slice[1], before];
+        sends + computes.iter().filter(|of| of.contains(&edge)).count()
+    }
+
     /// What a compute of `rank` takes from other ranks.
-    pub(crate) fn needs(&self, rank: usize, kind: Compute, stage: usize) -> &[usize] {
+    pub fn needs(&self, rank: usize, kind: Compute, stage: usize) -> &[usize] {
         match kind {
             Compute::F if stage == self.stage => &self.f[rank],
             Compute::B if stage == self.stage => &self.b[rank],
@@ -283,6 +344,26 @@ impl Head {
     }
 }
 
+/// The blocks of the two sums that the sum over these is made of: the first 2ⁿ, as many as are
+/// fewer than all, and the others; none of one block.
+pub fn halves(blocks: &Range<usize>) -> Option<[Range<usize>; 2]> {
+    let half = blocks.len().next_power_of_two() / 2;
+    let middle = blocks.start + half;
+    (blocks.len() > 1).then(|| [blocks.start..middle, middle..blocks.end])
+}
+
+/// Adds the branches of the tree over `all` that are within `own`.
+fn branches(all: Range<usize>, own: &Range<usize>, found: &mut Vec<Range<usize>>) {
+    if all.is_empty() || all.end <= own.start || own.end <= all.start {
+        return;
+    }
+    if own.start <= all.start && all.end <= own.end {
+        return found.push(all);
+    }
+    let halves = halves(&all).expect("of one block all is within or without");
+    halves.into_iter().for_each(|half| branches(half, own, found));
+}
+
 /// One end of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct End {
@@ -291,33 +372,31 @@ pub(crate) struct End {
     pub(crate) micro_batch: usize,
 }
 
-/// Sums of gradients that a micro-batch has sent to `rank` of a head of these slices, whose last
-/// stage is on rank `root`.
-pub fn gradients_to(slices: &[usize], root: usize, rank: usize) -> u64 {
-    let pp = slices.len();
-    let placement = (0..pp).map(|n| (root + 1 + n) % pp).collect();
-    let ranks = vec![Vec::new(); pp];
-    let schedule =
-        Schedule { placement, ranks, head_blocks: slices.to_vec(), ..Schedule::default() };
-    let all = Head::of(&schedule).map(|head| head.edges).unwrap_or_default();
-    let is_to = |e: &&Edge| e.message == HeadMessage::Gradient && e.to == rank;
-    all.iter().filter(is_to).map(|e| e.tensors).sum()
+impl HeadTree {
+    /// That of slices of so many blocks, whose last stage is on rank `root`; none of no ranks.
+    pub fn of_slices(slices: &[usize], root: usize) -> Option<HeadTree> {
+        let pp = slices.len();
+        let placement = (0..pp).map(|n| (root + 1 + n) % pp).collect();
+        let (ranks, head_blocks) = (vec![Vec::new(); pp], slices.to_vec());
+        HeadTree::of(&Schedule { placement, ranks, head_blocks, ..Schedule::default() })
+    }
+
+    /// Sums of gradients that a micro-batch has sent to `rank`.
+    pub fn gradients_to(&self, rank: usize) -> u64 {
+        let is_to = |e: &&Edge| e.message == HeadMessage::Gradient && e.to == rank;
+        self.edges.iter().filter(is_to).map(|e| e.tensors).sum()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn head(slices: &[usize], root: usize) -> Head {
-        let pp = slices.len();
-        let placement = (0..pp).map(|n| (root + 1 + n) % pp).collect();
-        let ranks = vec![Vec::new(); pp];
-        let schedule =
-            Schedule { placement, ranks, head_blocks: slices.to_vec(), ..Schedule::default() };
-        Head::of(&schedule).unwrap()
+    fn head(slices: &[usize], root: usize) -> HeadTree {
+        HeadTree::of_slices(slices, root).unwrap()
     }
 
-    fn pairs(head: &Head, message: HeadMessage) -> Vec<(usize, usize)> {
+    fn pairs(head: &HeadTree, message: HeadMessage) -> Vec<(usize, usize)> {
         let mut of: Vec<_> = head
             .edges
             .iter()
@@ -343,7 +422,7 @@ mod tests {
     fn other_slices_send_more_sums() {
         let sums = |slices: &[usize]| {
             let root = slices.len() - 1;
-            (0..slices.len()).map(|rank| gradients_to(slices, root, rank)).sum::<u64>()
+            (0..slices.len()).map(|rank| head(slices, root).gradients_to(rank)).sum::<u64>()
         };
         assert_eq!(sums(&[21, 21, 22]), 6);
         assert_eq!(sums(&[10, 11, 11, 10, 11, 11]), 11);

@@ -8,8 +8,8 @@
 //!   recomputes, keys and values of a slice from F to R, which makes them again (of forwards alone,
 //!   to the sample's last F); the gradients of a slice's keys and values from the sample's first B,
 //!   that of its last slice, to the B of the slice itself;
-//! * *workspace*: what a forward (or R) takes beside that and gives back at its end counts as
-//!   activation meanwhile;
+//! * *workspace*: what a forward (or R, or the B of a split head's slice) takes beside that and
+//!   gives back at its end counts as activation meanwhile;
 //! * *weight stash*: what B keeps for W; a whole backward is B, then W. Between its beginning and
 //!   its end B may hold more than at either;
 //! * *gathered*: a stage's weights from AG to FREE;
@@ -297,12 +297,12 @@ impl<'a> Ledger<'a> {
         match kind {
             Compute::F if self.forward_only || self.recomputed[place] => {
                 let layerwise = bytes.layerwise.filter(|_| !self.forward_only);
-                let kept = layerwise.map_or(bytes.input, |layers| layers.inputs);
-                self.now.activation += kept + bytes.context + bytes.workspace;
+                let kept = layerwise.map_or(self.input(stage, bytes), |layers| layers.inputs);
+                self.now.activation += kept + bytes.context + self.workspace(stage, bytes);
                 self.pack(stage, &[PACKED_FORWARD]);
             }
             Compute::F => {
-                self.now.activation += bytes.activation + bytes.workspace;
+                self.now.activation += bytes.activation + self.workspace(stage, bytes);
                 self.forward_gradient(stage, micro_batch);
                 self.pack(stage, &[PACKED_FORWARD, PACKED_IN_FORWARD]);
             }
@@ -319,6 +319,9 @@ impl<'a> Ledger<'a> {
             Compute::B | Compute::W | Compute::BW => {}
         }
         self.of_head(|head, _| head.start(kind, stage, micro_batch));
+        if self.is_slice_b(kind, stage) {
+            self.now.activation += bytes.workspace;
+        }
         if matches!(kind, Compute::B | Compute::BW) {
             self.context_gradients(stage, micro_batch);
             self.pack(stage, &[PACKED_BACKWARD]);
@@ -328,6 +331,22 @@ impl<'a> Ledger<'a> {
             self.open(stage, micro_batch);
         }
         self.mark();
+    }
+
+    /// Whether it is the B of a slice of a head, which takes a workspace in place of the F.
+    fn is_slice_b(&self, kind: Compute, stage: usize) -> bool {
+        kind == Compute::B && self.head.is_some() && stage == self.own
+    }
+
+    /// What the F of a stage has that keeps nothing but its input: a slice of a head all logits.
+    fn input(&self, stage: usize, bytes: StageBytes) -> u64 {
+        let is_slice = self.head.is_some() && stage == self.own;
+        if is_slice { bytes.activation } else { bytes.input }
+    }
+
+    /// What the F of a stage takes beside what it keeps.
+    fn workspace(&self, stage: usize, bytes: StageBytes) -> u64 {
+        if self.head.is_some() && stage == self.own { 0 } else { bytes.workspace }
     }
 
     /// The first products since the gather leave these copies of the stage's weights.
@@ -391,14 +410,17 @@ impl<'a> Ledger<'a> {
     pub fn end(&mut self, Task { kind, stage, micro_batch }: Task) {
         let bytes = self.bytes(stage, micro_batch);
         if matches!(kind, Compute::F | Compute::R) {
-            self.now.activation -= bytes.workspace;
+            self.now.activation -= self.workspace(stage, bytes);
             if self.forward_only {
-                self.now.activation -= bytes.input;
+                self.now.activation -= self.input(stage, bytes);
                 let whole = micro_batch % self.slices + 1 == self.slices;
                 let context =
                     if whole { self.sum_to(stage, self.slices, |s| s.context) } else { 0 };
                 self.now.activation -= context;
             }
+        }
+        if self.is_slice_b(kind, stage) {
+            self.now.activation -= bytes.workspace;
         }
         self.of_head(|head, sizes| head.end(kind, stage, micro_batch, sizes));
         let gives = kind.gives(stage, self.own);

@@ -119,7 +119,7 @@ impl LayerShard {
 pub(crate) struct FlatPiece<'a> {
     /// The parameter.
     pub(crate) spec: &'a ParamSpec,
-    /// First element of the piece, within the parameter.
+    /// First element of the piece, within the whole parameter of that name.
     pub(crate) offset: usize,
     /// Number of elements.
     pub(crate) len: usize,
@@ -159,7 +159,7 @@ pub(crate) fn flat_pieces(layout: &FlatLayout, first: usize, len: usize) -> Vec<
             let b = (place.offset + place.spec.len()).min(first + len);
             (a < b).then(|| FlatPiece {
                 spec: &place.spec,
-                offset: a - place.offset,
+                offset: place.spec.first_element() + a - place.offset,
                 len: b - a,
                 at: a - first,
             })

@@ -42,11 +42,11 @@ fn a_bad_schedule_is_reported_with_row_column_and_action() {
 }
 
 #[test]
-fn a_run_refuses_a_schedule_whose_head_is_split() {
+fn a_run_refuses_a_split_head_of_another_number_of_blocks() {
     let dir = tempfile::tempdir().unwrap();
     works(dir.path(), "schedule --pp 2 --unit 4 --head-split 2,2 -o split.csv");
     works(dir.path(), "check split.csv");
-    let problem = "schedule = split.csv: its head is split over ranks, which runs cannot do yet";
+    let problem = "schedule = split.csv: its head is split: has 4 blocks, and a head of ";
     fails(dir.path(), "run --schedule split.csv --pp 2 --layers 4 --steps 1", problem);
 }
 

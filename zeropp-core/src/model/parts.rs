@@ -168,6 +168,10 @@ impl Head for LmHead {
         let weight = cx.weight(&only(&self.0));
         ops::linear_cross_entropy(x, &weight, targets, self.0.decoder.vocabulary, &cx.op)
     }
+    fn split(&self) -> Option<ops::SplitHead> {
+        let (name, ids) = (self.name().into(), self.0.decoder.vocabulary);
+        Some(ops::SplitHead { name, weight: self.parameters().swap_remove(0), ids })
+    }
     fn logits(&self, x: Tensor<3>, cx: &LayerCx) -> Option<Tensor<3>> {
         let weight = cx.weight(&only(&self.0));
         Some(ops::linear_transposed(x, &weight, &cx.op).narrow(2, 0, self.0.decoder.vocabulary))

@@ -106,6 +106,7 @@ impl Whole {
                 Part::Embedding(embedding) => embedding.forward(ids.clone(), cx),
                 Part::Layer(layer) => layer.forward(input(), cx),
                 Part::Head(head) => return logits_of(&**head, input(), cx),
+                Part::Slice(_) => unreachable!("no part of a model"),
             });
         }
         Err(EvaluationError::NoLogits { name: "that the model lacks".into() })
@@ -150,6 +151,7 @@ impl Whole {
                     let last = input(x).narrow(1, ids.len() - 1, 1);
                     return Some(logits_of(&**head, last, cx));
                 }
+                Part::Slice(_) => unreachable!("no part of a model"),
             }
         }
         Some(Err(EvaluationError::NoLogits { name: "that the model lacks".into() }))

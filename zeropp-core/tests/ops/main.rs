@@ -12,6 +12,7 @@ mod documents;
 mod dropout;
 mod experts;
 mod head;
+mod head_slices;
 mod heads;
 #[path = "../common/random.rs"]
 mod random;

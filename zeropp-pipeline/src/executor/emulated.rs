@@ -22,7 +22,7 @@ use zeropp_zero3::StepOutcome;
 
 use super::Worker;
 use super::error::StepError;
-use crate::ir::Message;
+use crate::ir::{HeadMessage, Message};
 use crate::simulate::Costs;
 
 /// Waits end with a spin of at most this long, because a sleeping thread wakes up late: the kernel
@@ -265,6 +265,30 @@ impl Worker for EmulatedWorker {
         self.take(self.costs.stages[stage].w_ns);
     }
 
+    fn head_tokens(&self) -> usize {
+        unreachable!("heads are whole in emulated runs")
+    }
+
+    fn head_message(&self, _: HeadMessage, _: usize) -> (usize, DType) {
+        unreachable!("heads are whole in emulated runs")
+    }
+
+    fn slice_forward(&mut self, _: usize, _: Tensor<1>) -> Result<Tensor<1>, StepError> {
+        unreachable!("heads are whole in emulated runs")
+    }
+
+    fn head_totals(&mut self, _: usize, _: Tensor<1>) -> Result<Tensor<1>, StepError> {
+        unreachable!("heads are whole in emulated runs")
+    }
+
+    fn slice_backward(&mut self, _: usize, _: Tensor<1>) -> Result<Vec<Tensor<1>>, StepError> {
+        unreachable!("heads are whole in emulated runs")
+    }
+
+    fn head_gradient(&self, _: Tensor<1>) -> Tensor<1> {
+        unreachable!("heads are whole in emulated runs")
+    }
+
     fn start_gather(&mut self, stage: usize) {
         let stamp = tensor(encode(self.clock.now()).to_vec());
         self.queue
@@ -401,7 +425,7 @@ impl EmulatedLinks {
 
     /// When a message that is sent now is at its receiver.
     fn arrival(&self, tag: u64) -> u64 {
-        let (message, consumer, _) = untag(tag);
+        let (message, consumer, _) = untag(tag).expect("of a stage: heads are whole here");
         // A gradient has the size of the activation that crosses the same boundary.
         let boundary = if message == Message::Activation { consumer - 1 } else { consumer };
         let link = &self.costs.link;

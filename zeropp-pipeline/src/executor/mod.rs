@@ -6,14 +6,16 @@
 
 pub mod emulated;
 mod error;
+mod flight;
 mod graph;
+mod head;
 mod model;
 mod not_finite;
+mod record;
 mod status;
 mod tokens;
 mod worker;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -26,10 +28,13 @@ use zeropp_zero3::StepOutcome;
 pub use error::StepError;
 pub use model::{ModelWorker, WorkerOptions};
 pub use not_finite::{NotFinite, Value};
+pub use record::{Redone, StepRecord};
 pub use status::StatusBoard;
 pub use tokens::{TokenSource, Tokens};
 pub use worker::Worker;
 
+use self::flight::{Collective, Flight, IncomingTensor};
+use crate::head::HeadTree;
 use crate::ir::{Action, Compute, Message, Schedule, Task};
 use crate::timeline::Span;
 
@@ -47,45 +52,10 @@ pub struct ExecutorError {
     pub source: StepError,
 }
 
-/// The results of one rank in one step.
-#[derive(Clone, Debug)]
-pub struct StepRecord {
-    /// One span an action, in program order; times from the executor's epoch.
-    pub spans: Vec<Span>,
-    /// The optimizer's outcome, where the program has it; without a norm where the update was
-    /// early.
-    pub outcome: Option<StepOutcome>,
-    /// The optimizer's outcome in the step before, where that was early and this one has validated
-    /// it.
-    pub validated: Option<StepOutcome>,
-    /// Bytes sent.
-    pub sent_bytes: u64,
-    /// The work that was dropped because the update before was wrong, where it was.
-    pub redone: Option<Redone>,
-}
-
-/// The work that a rank had begun of a step and did again. It is no part of the step's spans and
-/// bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Redone {
-    /// Actions of the program.
-    pub actions: u64,
-    /// From the first of them until the rank was ready to begin again, ns.
-    pub ns: u64,
-    /// Bytes sent.
-    pub sent_bytes: u64,
-}
-
 /// Where a rank goes on in its program.
 enum Next {
     Action,
     FirstAction,
-}
-
-struct IncomingTensor {
-    tensor: Pending<Tensor<1>>,
-    span: usize,
-    _hold: Hold,
 }
 
 /// The instruments that an executor is measured and watched with.
@@ -105,6 +75,10 @@ pub struct Executor<W> {
     late: bool,
     /// Where the stages are; without the programs.
     stages: Schedule,
+    /// The messages of a split head, if there is one.
+    head: Option<Arc<HeadTree>>,
+    /// Whether the program has more than forwards.
+    trains: bool,
     pipeline: Arc<dyn Communicator>,
     world_rank: usize,
     meter: Arc<Meter>,
@@ -114,41 +88,13 @@ pub struct Executor<W> {
     pub worker: W,
 }
 
-/// An operation of several ranks that goes on beside the computes, of a stage.
-#[derive(Clone, Copy)]
-enum Collective {
-    Gather(usize),
-    Reduce(usize),
-    ReplicaReduce(usize),
-}
-
-/// The data that is under way within a step.
-#[derive(Default)]
-struct Flight {
-    spans: Vec<Span>,
-    arriving: HashMap<Key, IncomingTensor>,
-    /// Produced here: for a stage that lives here too (counted until it is taken), or about to be
-    /// sent.
-    local: HashMap<Key, (Tensor<1>, Option<Hold>)>,
-    sends: Vec<Pending<()>>,
-    gathers: HashMap<usize, usize>,
-    reduces: Vec<(usize, usize)>,
-    /// Collectives that were not yet seen to be done, with their spans.
-    running: Vec<(Collective, usize)>,
-    sent_bytes: u64,
-    outcome: Option<StepOutcome>,
-    validated: Option<StepOutcome>,
-    redone: Option<Redone>,
-}
-
-impl Flight {
-    /// A collective was waited for. Where it was seen to be done before, it ended then.
-    fn end_collective(&mut self, span: usize, now: u64) {
-        if let Some(at) = self.running.iter().position(|(_, running)| *running == span) {
-            self.running.swap_remove(at);
-            self.spans[span].end_ns = now;
-        }
-    }
+/// What a compute gives.
+enum ComputeOutput {
+    Nothing,
+    /// What a neighbouring stage takes; of F of a slice of a head, the sums of its blocks.
+    Message(Tensor<1>),
+    /// Sums of gradients, of B of a slice of a head.
+    Sums(Vec<Tensor<1>>),
 }
 
 impl<W: Worker> Executor<W> {
@@ -165,8 +111,22 @@ impl<W: Worker> Executor<W> {
         let program = schedule.ranks[pipeline.rank()].clone();
         let late = program.contains(&Action::Validate);
         let Schedule { kind, placement, units, .. } = schedule.clone();
+        let head = HeadTree::of(schedule).map(Arc::new);
         let stages = Schedule { kind, placement, units, ..Schedule::default() };
-        Self { program, late, stages, pipeline, world_rank, meter, status, epoch, worker }
+        let trains = true;
+        Self {
+            program,
+            late,
+            stages,
+            head,
+            trains,
+            pipeline,
+            world_rank,
+            meter,
+            status,
+            epoch,
+            worker,
+        }
     }
 
     /// Runs the program once. `step` counts from 1.
@@ -189,8 +149,9 @@ impl<W: Worker> Executor<W> {
         step: u64,
     ) -> Result<StepRecord, ExecutorError> {
         let own = std::mem::replace(&mut self.program, program);
+        self.trains = false;
         let record = self.walk(step);
-        self.program = own;
+        (self.program, self.trains) = (own, true);
         record
     }
 
@@ -227,6 +188,7 @@ impl<W: Worker> Executor<W> {
             let action = self.program[at];
             self.status.set(self.world_rank, step, action);
             self.look_at_collectives(&mut flight);
+            self.pass_on(&mut flight).map_err(|source| self.failed(step, action, source))?;
             let done = self.run_action(&mut flight, action, step);
             match done.map_err(|source| self.failed(step, action, source))? {
                 Next::Action => at += 1,
@@ -234,6 +196,7 @@ impl<W: Worker> Executor<W> {
             }
         }
         let last = self.program.last().copied().unwrap_or(Action::OptimizerStep);
+        self.pass_on_all(&mut flight).map_err(|source| self.failed(step, last, source))?;
         for send in std::mem::take(&mut flight.sends) {
             send.wait().map_err(|source| self.failed(step, last, source.into()))?;
         }
@@ -292,7 +255,10 @@ impl<W: Worker> Executor<W> {
                 self.receive(f, (message, stage, micro_batch), span);
                 false
             }
-            Action::SendHead { .. } | Action::RecvHead { .. } => unreachable!("refused earlier"),
+            Action::SendHead { .. } | Action::RecvHead { .. } => {
+                self.head_message(f, action, span)?;
+                false
+            }
             Action::AllGather { stage } => {
                 self.worker.start_gather(stage);
                 f.sent_bytes += self.worker.gather_bytes(stage);
@@ -300,24 +266,12 @@ impl<W: Worker> Executor<W> {
                 f.running.push((Collective::Gather(stage), span));
                 false
             }
-            Action::Free { stage } => self.worker.free(stage).map(|()| true)?,
-            Action::ReduceScatter { stage } => {
-                self.retire_reduces(f)?;
-                self.worker.start_reduce(stage);
-                f.sent_bytes += self.worker.reduce_bytes(stage);
-                f.reduces.push((stage, span));
-                f.running.push((Collective::Reduce(stage), span));
-                false
+            Action::Free { stage } => {
+                self.pass_on_until(f, |this, _| this.worker.is_gathered(stage))?;
+                self.worker.free(stage).map(|()| true)?
             }
-            Action::ReplicaReduce { stage } => {
-                // All replicas start these sums in the order of their programs, which one that
-                // still waits for its reduction would change.
-                if f.reduces.iter().any(|(reducing, _)| *reducing != stage) {
-                    self.retire_reduces(f)?;
-                }
-                self.worker.request_replica_reduce(stage);
-                f.sent_bytes += self.worker.replica_bytes(stage);
-                f.running.push((Collective::ReplicaReduce(stage), span));
+            Action::ReduceScatter { .. } | Action::ReplicaReduce { .. } => {
+                self.reduce(f, action, span)?;
                 false
             }
             Action::Retire { .. } => self.retire_reduces(f).map(|()| true)?,
@@ -328,6 +282,7 @@ impl<W: Worker> Executor<W> {
                 false
             }
             Action::OptimizerStep => {
+                self.pass_on_all(f)?;
                 self.retire_reduces(f)?;
                 let begin = self.now();
                 let outcome = self.worker.optimizer_step(step, self.late)?;
@@ -344,6 +299,31 @@ impl<W: Worker> Executor<W> {
             f.spans[span].end_ns = self.now();
         }
         Ok(Next::Action)
+    }
+
+    /// Starts a reduction: of a stage's gradients, or of its shard over the replicas.
+    fn reduce(&mut self, f: &mut Flight, action: Action, span: usize) -> Result<(), StepError> {
+        match action {
+            Action::ReduceScatter { stage } => {
+                self.retire_reduces(f)?;
+                self.worker.start_reduce(stage);
+                f.sent_bytes += self.worker.reduce_bytes(stage);
+                f.reduces.push((stage, span));
+                f.running.push((Collective::Reduce(stage), span));
+            }
+            Action::ReplicaReduce { stage } => {
+                // All replicas start these sums in the order of their programs, which one that
+                // still waits for its reduction would change.
+                if f.reduces.iter().any(|(reducing, _)| *reducing != stage) {
+                    self.retire_reduces(f)?;
+                }
+                self.worker.request_replica_reduce(stage);
+                f.sent_bytes += self.worker.replica_bytes(stage);
+                f.running.push((Collective::ReplicaReduce(stage), span));
+            }
+            _ => unreachable!("no reduction"),
+        }
+        Ok(())
     }
 
     /// Ends the spans of collectives that are done by now, so that they do not last until someone
@@ -370,8 +350,9 @@ impl<W: Worker> Executor<W> {
 
     /// At most one reduction is under way: it ends where the program says so, or before a new one
     /// and the optimizer. That fixes when gradient buffers go, whatever the timing.
-    fn retire_reduces(&mut self, f: &mut Flight) -> CommResult<()> {
+    fn retire_reduces(&mut self, f: &mut Flight) -> Result<(), StepError> {
         for (stage, span) in std::mem::take(&mut f.reduces) {
+            self.pass_on_until(f, |this, _| this.worker.is_reduced(stage))?;
             self.worker.finish_reduce(stage)?;
             f.end_collective(span, self.now());
         }
@@ -380,59 +361,114 @@ impl<W: Worker> Executor<W> {
 
     fn compute(&mut self, f: &mut Flight, action: Action, span: usize) -> Result<(), StepError> {
         let mut begun = false;
-        for Task { kind, stage, micro_batch } in action.computes() {
+        for task in action.computes() {
+            let Task { kind, stage, .. } = task;
             if kind != Compute::W {
+                self.pass_on_until(f, |this, _| this.worker.is_gathered(stage))?;
                 self.worker.finish_gather(stage)?;
                 if let Some(gather) = f.gathers.remove(&stage) {
                     f.end_collective(gather, self.now());
                 }
             }
-            let input = match kind {
-                Compute::F => self.input(f, (Message::Activation, stage, micro_batch))?,
-                Compute::B | Compute::BW => {
-                    self.input(f, (Message::Gradient, stage, micro_batch))?
-                }
-                Compute::W | Compute::R => None,
-            };
+            let input = self.taken(f, task)?;
             // The span begins once weights and input are here: waiting is idle time.
             if !begun {
                 f.spans[span].start_ns = self.now();
                 begun = true;
             }
             self.status.set_computing(self.world_rank, true);
-            let output = match kind {
-                Compute::F => self.worker.forward(stage, micro_batch, input),
-                Compute::B => self.worker.backward(stage, micro_batch, input),
-                Compute::R => self.worker.recompute(stage, micro_batch).map(|()| None),
-                Compute::W => {
-                    self.worker.weight(stage, micro_batch);
-                    Ok(None)
-                }
-                Compute::BW => {
-                    let dx = self.worker.backward(stage, micro_batch, input);
-                    if dx.is_ok() {
-                        self.worker.weight(stage, micro_batch);
-                    }
-                    dx
-                }
-            };
+            let output = self.computed(task, input);
             self.status.set_computing(self.world_rank, false);
-            if let Some(output) = output? {
-                let stages = self.stages.stages();
-                let message = kind.gives(stage, stages).expect("it made what a neighbour takes");
-                let to = message.consumer(stage, stages).expect("a neighbour");
-                let here = self.stages.placement[to] == self.pipeline.rank();
-                let kind = MemoryKind::Communication;
-                let hold = here.then(|| self.meter.hold_tensor(kind, &output));
-                f.local.insert((message, to, micro_batch), (output, hold));
+            self.hand_on(f, task, output?)?;
+        }
+        Ok(())
+    }
+
+    /// What a compute takes.
+    fn taken(
+        &mut self,
+        f: &mut Flight,
+        Task { kind, stage, micro_batch }: Task,
+    ) -> Result<Option<Tensor<1>>, StepError> {
+        let (stages, splits) = (self.stages.stages(), self.head.is_some());
+        match kind {
+            Compute::F if stage == stages => self.slice_input(f, micro_batch).map(Some),
+            Compute::F => self.input(f, (Message::Activation, stage, micro_batch)),
+            Compute::B if stage == stages => self.slice_totals(f, micro_batch).map(Some),
+            Compute::B | Compute::BW if splits && stage + 1 == stages => {
+                self.head_gradient(f, micro_batch).map(Some)
+            }
+            Compute::B | Compute::BW => self.input(f, (Message::Gradient, stage, micro_batch)),
+            Compute::W | Compute::R => Ok(None),
+        }
+    }
+
+    fn computed(
+        &mut self,
+        Task { kind, stage, micro_batch }: Task,
+        input: Option<Tensor<1>>,
+    ) -> Result<ComputeOutput, StepError> {
+        let worker = &mut self.worker;
+        let given = |output: Result<Option<Tensor<1>>, StepError>| match output? {
+            Some(output) => Ok(ComputeOutput::Message(output)),
+            None => Ok(ComputeOutput::Nothing),
+        };
+        if stage == self.stages.stages() && matches!(kind, Compute::F | Compute::B) {
+            let input = input.expect("a slice has one");
+            return match kind {
+                Compute::F => worker.slice_forward(micro_batch, input).map(ComputeOutput::Message),
+                _ => worker.slice_backward(micro_batch, input).map(ComputeOutput::Sums),
+            };
+        }
+        match kind {
+            Compute::F => given(worker.forward(stage, micro_batch, input)),
+            Compute::B => given(worker.backward(stage, micro_batch, input)),
+            Compute::R => given(worker.recompute(stage, micro_batch).map(|()| None)),
+            Compute::W => {
+                worker.weight(stage, micro_batch);
+                Ok(ComputeOutput::Nothing)
+            }
+            Compute::BW => {
+                let dx = worker.backward(stage, micro_batch, input);
+                if dx.is_ok() {
+                    worker.weight(stage, micro_batch);
+                }
+                given(dx)
             }
         }
+    }
+
+    /// Puts what a compute gave where others take it.
+    fn hand_on(
+        &mut self,
+        f: &mut Flight,
+        Task { kind, stage, micro_batch }: Task,
+        output: ComputeOutput,
+    ) -> Result<(), StepError> {
+        let stages = self.stages.stages();
+        let output = match output {
+            ComputeOutput::Nothing => return Ok(()),
+            ComputeOutput::Sums(sums) => return self.slice_gradients(f, micro_batch, sums),
+            ComputeOutput::Message(sums) if stage == stages => {
+                return self.slice_output(f, micro_batch, sums);
+            }
+            ComputeOutput::Message(output) => output,
+        };
+        if self.head.is_some() && kind == Compute::F && stage + 1 == stages {
+            self.head_input(f, micro_batch, output);
+            return Ok(());
+        }
+        let message = kind.gives(stage, stages).expect("it made what a neighbour takes");
+        let to = message.consumer(stage, stages).expect("a neighbour");
+        let here = self.stages.placement[to] == self.pipeline.rank();
+        let hold = here.then(|| self.meter.hold_tensor(MemoryKind::Communication, &output));
+        f.local.insert((message, to, micro_batch), (output, hold));
         Ok(())
     }
 
     /// The input of a compute action: nothing at the ends of the pipeline, else what was received
     /// or produced on this rank.
-    fn input(&mut self, f: &mut Flight, key: Key) -> CommResult<Option<Tensor<1>>> {
+    fn input(&mut self, f: &mut Flight, key: Key) -> Result<Option<Tensor<1>>, StepError> {
         let (message, stage, _) = key;
         let end = match message {
             Message::Activation => stage == 0,
@@ -444,6 +480,8 @@ impl<W: Worker> Executor<W> {
         if let Some((tensor, _)) = f.local.remove(&key) {
             return Ok(Some(tensor));
         }
+        let arrived = |f: &mut Flight| f.arriving.get_mut(&key).is_some_and(|a| a.tensor.is_done());
+        self.pass_on_until(f, |_, f| arrived(f))?;
         let arriving = f.arriving.remove(&key).expect("a verified program posts every receive");
         let tensor = arriving.tensor.wait()?;
         f.spans[arriving.span].end_ns = self.now();
@@ -479,6 +517,6 @@ impl<W: Worker> Executor<W> {
         let hold = self.hold_message();
         let from = self.stages.placement[from];
         let tensor = self.pipeline.recv(from, tag(key), len, dtype);
-        f.arriving.insert(key, IncomingTensor { tensor, span, _hold: hold });
+        f.arriving.insert(key, IncomingTensor { tensor, span, _hold: Some(hold) });
     }
 }

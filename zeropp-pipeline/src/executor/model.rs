@@ -12,6 +12,7 @@ use zeropp_core::device;
 use zeropp_core::kernels::balance::{RouterFigures, RouterLosses};
 use zeropp_core::layer::{LayerCx, Part, pieces};
 use zeropp_core::meter::{MemoryKind, Meter};
+use zeropp_core::split::ops::{SliceLogits, SplitHead, input_gradient};
 use zeropp_core::split::{
     ForwardGrads, Grads, LayerWeights, Makers, OpCx, RecordedBy, RouterCx, RouterSums, Saved,
     WQueue, is_finite,
@@ -19,12 +20,14 @@ use zeropp_core::split::{
 use zeropp_zero3::{LayerSums, Optimizer, ParamExport, ShardedStage, StepOutcome};
 
 mod pieces;
+mod slice;
 
 use super::Worker;
 use super::error::StepError;
 use super::graph::{Graph, StageOutput};
 use super::not_finite::{NotFinite, NotFiniteSearch, Value};
 use super::tokens::TokenSource;
+use crate::ir::HeadMessage;
 
 /// The facts that a worker needs besides its stages.
 #[derive(Clone)]
@@ -46,6 +49,8 @@ pub struct WorkerOptions {
     pub routers: RouterLosses,
     /// Stages whose B makes again what is cheap (selective recomputation).
     pub selective: Vec<usize>,
+    /// The head, where it is split over ranks, and its stage.
+    pub head: Option<(SplitHead, usize)>,
 }
 
 struct WorkerStage {
@@ -83,6 +88,8 @@ pub struct ModelWorker {
     inputs: HashMap<(usize, usize), Vec<Option<Saved<3>>>>,
     graphs: HashMap<(usize, usize), Graph>,
     queues: HashMap<(usize, usize), WQueue>,
+    /// What F of this rank's slice of a head keeps, by micro-batch.
+    slices: HashMap<usize, SliceLogits>,
     losses: Vec<(usize, Tensor<1>)>,
     /// The figures of the step's routers, by stage, and by layer in it and micro-batch.
     routers: BTreeMap<usize, Arc<Mutex<BTreeMap<(usize, usize), RouterFigures>>>>,
@@ -122,6 +129,7 @@ impl ModelWorker {
             inputs: HashMap::new(),
             graphs: HashMap::new(),
             queues: HashMap::new(),
+            slices: HashMap::new(),
             losses: Vec::new(),
             routers,
             evaluated: None,
@@ -260,6 +268,7 @@ impl ModelWorker {
                     check_shape(part.name(), loss.dims(), [1])?;
                     return Ok(StageOutput::Loss(loss));
                 }
+                Part::Slice(_) => unreachable!("its computes are of another kind"),
             }
             if let Some(y) = &x {
                 check_shape(part.name(), y.dims(), self.options.dims)?;
@@ -305,7 +314,8 @@ impl ModelWorker {
         token: Tensor<1>,
     ) -> Result<OpCx, DataError> {
         let (source, step) = self.source();
-        let masks = source.masks(step, micro_batch, self.has_head(stage))?;
+        let is_slice = self.options.head.as_ref().is_some_and(|(_, of)| *of == stage);
+        let masks = source.masks(step, micro_batch, is_slice || self.has_head(stage))?;
         Ok(OpCx {
             queue,
             meter: self.meter.clone(),
@@ -447,6 +457,35 @@ impl Worker for ModelWorker {
         }
     }
 
+    fn head_tokens(&self) -> usize {
+        let [samples, seq, _] = self.options.dims;
+        samples * seq
+    }
+
+    fn head_message(&self, message: HeadMessage, tensors: usize) -> (usize, DType) {
+        self.message_of_head(message, tensors)
+    }
+
+    fn slice_forward(&mut self, micro_batch: usize, x: Tensor<1>) -> Result<Tensor<1>, StepError> {
+        self.forward_of_slice(micro_batch, x)
+    }
+
+    fn head_totals(&mut self, micro_batch: usize, sums: Tensor<1>) -> Result<Tensor<1>, StepError> {
+        self.loss_of_head(micro_batch, &sums)
+    }
+
+    fn slice_backward(
+        &mut self,
+        micro_batch: usize,
+        totals: Tensor<1>,
+    ) -> Result<Vec<Tensor<1>>, StepError> {
+        self.backward_of_slice(micro_batch, &totals)
+    }
+
+    fn head_gradient(&self, sum: Tensor<1>) -> Tensor<1> {
+        input_gradient(sum, self.options.compute)
+    }
+
     fn start_gather(&mut self, stage: usize) {
         self.shard(stage).start_gather();
     }
@@ -501,6 +540,7 @@ impl Worker for ModelWorker {
         self.inputs.clear();
         self.graphs.clear();
         self.queues.clear();
+        self.slices.clear();
         self.losses.clear();
         // A head's forwards have begun gradients.
         self.stages.values_mut().for_each(|stage| stage.grads.clear());

@@ -5,6 +5,7 @@ use zeropp_comm::CommResult;
 use zeropp_zero3::StepOutcome;
 
 use super::error::StepError;
+use crate::ir::HeadMessage;
 
 /// The stages of one rank. The executor calls it in the order of the program; every message is a
 /// flat tensor of [`message_shape`](Worker::message_shape).
@@ -43,6 +44,34 @@ pub trait Worker {
     ) -> Result<Option<Tensor<1>>, StepError>;
     /// W: adds the queued weight gradients to the stage's buffer.
     fn weight(&mut self, stage: usize, micro_batch: usize);
+
+    /// Tokens of a micro-batch, where the head is split.
+    fn head_tokens(&self) -> usize;
+    /// Elements and type of a split head's message of so many tensors.
+    fn head_message(&self, message: HeadMessage, tensors: usize) -> (usize, DType);
+    /// F of this rank's slice of a split head: the sums of its blocks.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    fn slice_forward(&mut self, micro_batch: usize, x: Tensor<1>) -> Result<Tensor<1>, StepError>;
+    /// Takes the loss of a micro-batch from the sums of all blocks of a split head; the totals over
+    /// them.
+    ///
+    /// # Errors
+    /// Tokens that the model cannot be given.
+    fn head_totals(&mut self, micro_batch: usize, sums: Tensor<1>) -> Result<Tensor<1>, StepError>;
+    /// B of this rank's slice of a split head: the sums of gradients over the blocks that its rank
+    /// sums ([`HeadTree::own_sums`](crate::head::HeadTree::own_sums)), in fp32.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    fn slice_backward(
+        &mut self,
+        micro_batch: usize,
+        totals: Tensor<1>,
+    ) -> Result<Vec<Tensor<1>>, StepError>;
+    /// The gradient for the last stage from its sum over all blocks of a split head.
+    fn head_gradient(&self, sum: Tensor<1>) -> Tensor<1>;
 
     /// AG: starts gathering.
     fn start_gather(&mut self, stage: usize);

@@ -128,7 +128,7 @@ fn busy(
 ) -> (Vec<usize>, Vec<f64>, f64) {
     let pp = layout.pp;
     let each = 63usize.div_ceil(pp);
-    let n = job.model.decoder.rows().div_ceil(rows_of_block(job.model.decoder.rows()));
+    let n = zeropp_model::head::blocks(job.model.decoder.vocabulary).len();
     let even: Vec<usize> = (0..pp).map(|r| each.min(n.saturating_sub(r * each))).collect();
     let stages = model.with_slices(job, layout, blocks, &even);
     let of = |stage: &Stage| (stage.costs.f_ns + stage.costs.b_ns + stage.costs.w_ns) as f64;
@@ -138,9 +138,7 @@ fn busy(
 }
 
 #[test]
-fn blocks_come_from_the_rows_alone() {
-    assert_eq!((rows_of_block(128_256), rows_of_block(256_000)), (2048, 4096));
-    assert_eq!((rows_of_block(1), rows_of_block(128 * 64), rows_of_block(8193)), (128, 128, 256));
+fn the_emptiest_rank_has_most_blocks() {
     // The emptiest rank has most, and none is left out.
     let all = candidates(128 * 64, &[3.0, 1.0, 3.0, 3.0], 2.0);
     assert_eq!(all, [vec![], vec![16; 4], vec![0, 64, 0, 0]]);

@@ -1,7 +1,7 @@
 //! Where a rank sends and receives what a split head's slices give each other.
 
 use super::Inserts;
-use crate::head::{Edge, End, Head};
+use crate::head::{Edge, End, HeadTree};
 use crate::ir::{Action, Compute, HeadMessage, Schedule};
 
 /// Places of a rank's computes that a split head's messages stand at, by micro-batch.
@@ -17,7 +17,7 @@ struct Computes {
 
 /// Where a split head's messages are in the programs.
 pub(super) struct Places {
-    head: Head,
+    head: HeadTree,
     micro_batches: usize,
     ranks: Vec<Computes>,
 }
@@ -25,7 +25,7 @@ pub(super) struct Places {
 impl Places {
     /// Those of `programs`, if the schedule's head is split.
     pub(super) fn new(schedule: &Schedule, programs: &[Vec<Action>]) -> Option<Places> {
-        let head = Head::of(schedule)?;
+        let head = HeadTree::of(schedule)?;
         let micro_batches = schedule.micro_batches();
         let of_rank = |program: &Vec<Action>| {
             let none = || vec![0; micro_batches];

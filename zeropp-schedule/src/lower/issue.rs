@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use crate::action::Partners;
-use crate::head::{End, Head};
+use crate::head::{End, HeadTree};
 use crate::ir::{Action, Schedule, Task};
 use crate::links::Named;
 
@@ -36,7 +36,7 @@ pub fn in_issue_order(program: &Schedule) -> Schedule {
 
 /// The moments of all actions of all ranks.
 struct Moments {
-    head: Option<Head>,
+    head: Option<HeadTree>,
     /// By rank, of each action: the computes before it.
     clocks: Vec<Vec<usize>>,
     /// Of each message.
@@ -46,7 +46,7 @@ struct Moments {
 impl Moments {
     /// Walks all ranks' programs with computes that take one each; messages take nothing.
     fn new(program: &Schedule) -> Moments {
-        let head = Head::of(program);
+        let head = HeadTree::of(program);
         let mut passed_on = PassedOn::new(head.as_ref());
         let mut clocks: Vec<Vec<usize>> = vec![Vec::new(); program.pp()];
         let mut now = vec![0usize; program.pp()];
@@ -158,15 +158,15 @@ impl Moments {
 
 /// What a split head passes on when it has come.
 struct PassedOn<'a> {
-    head: Option<&'a Head>,
+    head: Option<&'a HeadTree>,
     waiting: Vec<Vec<usize>>,
     /// Where senders have come to messages, by edge and micro-batch.
     offered: HashMap<(usize, usize), Moment>,
 }
 
 impl<'a> PassedOn<'a> {
-    fn new(head: Option<&'a Head>) -> PassedOn<'a> {
-        let waiting = head.map(Head::waiting).unwrap_or_default();
+    fn new(head: Option<&'a HeadTree>) -> PassedOn<'a> {
+        let waiting = head.map(HeadTree::waiting).unwrap_or_default();
         PassedOn { head, waiting, offered: HashMap::new() }
     }
 
@@ -203,13 +203,18 @@ impl<'a> PassedOn<'a> {
     }
 }
 
-fn key(head: &Head, edge: usize, micro_batch: usize) -> MessageKey {
+fn key(head: &HeadTree, edge: usize, micro_batch: usize) -> MessageKey {
     let of = &head.edges[edge];
     (Named::Head(of.message, micro_batch), Some((of.from, of.to)))
 }
 
 /// The messages that an action's computes take from other ranks.
-fn taken(program: &Schedule, head: Option<&Head>, rank: usize, action: &Action) -> Vec<MessageKey> {
+fn taken(
+    program: &Schedule,
+    head: Option<&HeadTree>,
+    rank: usize,
+    action: &Action,
+) -> Vec<MessageKey> {
     let mut all = Vec::new();
     for Task { kind, stage, micro_batch } in action.computes() {
         if let Some(head) = head {

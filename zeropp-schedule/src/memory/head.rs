@@ -2,20 +2,25 @@
 //! that makes it, until the compute that takes it, or the send that passes it on.
 
 use super::HeadBytes;
-use crate::head::{Edge, End, Head};
+use crate::head::{Edge, End, HeadTree};
 use crate::ir::{Action, Compute, HeadMessage, Schedule};
 use crate::verify::is_program;
 
 /// The messages that one rank has.
 #[derive(Debug)]
 pub(super) struct HeadLedger {
-    head: Head,
+    head: HeadTree,
     rank: usize,
     micro_batches: usize,
     /// Bytes of each message to this rank that there is, by edge and micro-batch.
     there: Vec<u64>,
-    /// By micro-batch: the input that the last stage has made, and the rank's own sum of gradients.
+    /// The sends and computes of this rank that have not taken it yet.
+    takers: Vec<usize>,
+    /// By micro-batch: the input that the last stage has made, and the rank's own sums of
+    /// gradients.
     own: [Vec<u64>; 2],
+    /// How many sums of gradients the rank makes of its own blocks.
+    own_sums: u64,
     /// Sends of gradients that are left, by micro-batch.
     sends: Vec<usize>,
     /// All bytes.
@@ -24,16 +29,20 @@ pub(super) struct HeadLedger {
 
 impl HeadLedger {
     pub(super) fn new(schedule: &Schedule, rank: usize) -> Option<HeadLedger> {
-        let head = Head::of(schedule)?;
+        let head = HeadTree::of(schedule)?;
         let micro_batches = schedule.micro_batches();
         let is_sent = |e: &&Edge| e.from == rank && e.message == HeadMessage::Gradient;
         let sends = match is_program(schedule) {
             true => head.edges.iter().filter(is_sent).count(),
             false => 0,
         };
+        let takers = (0..head.edges.len()).map(|edge| head.takers(edge));
+        let takers = takers.flat_map(|n| std::iter::repeat_n(n, micro_batches)).collect();
         Some(HeadLedger {
             there: vec![0; head.edges.len() * micro_batches],
+            takers,
             own: [(); 2].map(|()| vec![0; micro_batches]),
+            own_sums: head.own_sums(rank).len() as u64,
             sends: vec![sends; micro_batches],
             head,
             rank,
@@ -47,10 +56,14 @@ impl HeadLedger {
         self.held += bytes;
     }
 
+    /// One of those that take these messages: with the last one they are gone.
     fn take(&mut self, edges: &[usize], micro_batch: usize) {
         for edge in edges {
             let at = edge * self.micro_batches + micro_batch;
-            self.held -= std::mem::take(&mut self.there[at]);
+            self.takers[at] = self.takers[at].saturating_sub(1);
+            if self.takers[at] == 0 {
+                self.held -= std::mem::take(&mut self.there[at]);
+            }
         }
     }
 
@@ -63,8 +76,7 @@ impl HeadLedger {
         self.held -= std::mem::take(&mut self.own[which][micro_batch]);
     }
 
-    /// A send or a receive. Sums that are passed on are gone then; an input stays for F, and a
-    /// log-sum-exp for B.
+    /// A send or a receive. What is passed on is gone with the last send or compute that takes it.
     pub(super) fn message(&mut self, action: &Action, sizes: &HeadBytes) {
         let Some(Ok(end)) = self.head.end(self.rank, action) else { return };
         let End { edge, is_send, micro_batch } = end;
@@ -72,17 +84,13 @@ impl HeadLedger {
         if !is_send {
             // A validation loss takes its sums at once.
             let is_last = message == HeadMessage::Sums && self.rank == self.head.root;
-            if is_last && self.head.needs(self.rank, Compute::B, self.head.stage).is_empty() {
+            if is_last && !self.head.trains() {
                 return;
             }
-            return self.put(edge, micro_batch, sizes.of(message) * tensors);
+            return self.put(edge, micro_batch, sizes.message(message, tensors));
         }
-        // A rank without blocks has no B that would take its sums.
-        let ends = message == HeadMessage::Lse && !self.head.has(self.rank);
-        if ends || matches!(message, HeadMessage::Sums | HeadMessage::Gradient) {
-            let needs = needs.clone();
-            self.take(&needs, micro_batch);
-        }
+        let needs = needs.clone();
+        self.take(&needs, micro_batch);
         if message == HeadMessage::Gradient {
             self.sends[micro_batch] -= 1;
             if self.sends[micro_batch] == 0 {
@@ -118,7 +126,7 @@ impl HeadLedger {
         }
         let is_kept = self.rank == self.head.root || self.sends[micro_batch] > 0;
         if kind == Compute::B && is_slice && is_kept {
-            self.put_own(GRADIENT, micro_batch, sizes.gradient);
+            self.put_own(GRADIENT, micro_batch, sizes.gradient * self.own_sums);
         }
     }
 }

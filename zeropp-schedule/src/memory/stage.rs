@@ -33,7 +33,7 @@ pub struct StageBytes {
     pub packed_backward: u64,
     /// The same for those of them that F makes along with a part of the gradient: a head's.
     pub packed_in_forward: u64,
-    /// What a forward takes beside that, and gives back at its end.
+    /// What a forward takes beside that, and gives back at its end; of a slice of a head, its B.
     pub workspace: u64,
     /// The whole fp32 gradient.
     pub gradient: u64,
@@ -62,15 +62,22 @@ pub struct StageBytes {
 pub struct HeadBytes {
     /// The head's input.
     pub input: u64,
-    /// Maxima and sums of one block.
+    /// Maxima and sums of one block. A message of them has the logits of the targets beside, which
+    /// are half as large.
     pub sums: u64,
-    /// The logarithms of the sums over all ids.
+    /// Maxima and sums over all ids.
     pub lse: u64,
     /// One sum of gradients of the input.
     pub gradient: u64,
 }
 
 impl HeadBytes {
+    /// A message of so many tensors.
+    pub fn message(&self, message: HeadMessage, tensors: u64) -> u64 {
+        let targets = if message == HeadMessage::Sums { self.sums / 2 } else { 0 };
+        self.of(message).saturating_mul(tensors).saturating_add(targets)
+    }
+
     /// One tensor of a message.
     pub fn of(&self, message: HeadMessage) -> u64 {
         match message {

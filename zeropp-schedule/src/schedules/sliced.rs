@@ -12,7 +12,7 @@ use std::collections::BinaryHeap;
 
 use super::timing::duration;
 use super::{OrderCosts, ScheduleError, Shape};
-use crate::head::Head;
+use crate::head::HeadTree;
 use crate::ir::{Action, BLOCKS_MAX, Compute, Schedule, Task};
 
 /// Micro-batches of a slice that have had F and not yet W, at most.
@@ -102,7 +102,7 @@ struct Clock<'a> {
     base: &'a Schedule,
     costs: &'a OrderCosts,
     quarters: u64,
-    head: Head,
+    head: HeadTree,
     waiting: Vec<Vec<usize>>,
     micro_batches: usize,
     ranks: Vec<Rank>,
@@ -117,7 +117,7 @@ struct Clock<'a> {
 
 impl<'a> Clock<'a> {
     fn new(base: &'a Schedule, costs: &'a OrderCosts, quarters: u64) -> Clock<'a> {
-        let head = Head::of(base).expect("it is given slices");
+        let head = HeadTree::of(base).expect("it is given slices");
         let micro_batches = base.micro_batches();
         let is_w = |a: &Action| a.computes().all(|t| t.kind == Compute::W);
         let rank = |actions: &Vec<Action>| Rank {

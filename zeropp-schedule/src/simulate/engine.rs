@@ -1,6 +1,6 @@
 //! The run itself: every rank goes as far as its messages let it, then waits for a peer.
 
-use crate::head::{End, Head};
+use crate::head::{End, HeadTree};
 use crate::ir::{Action, Compute, Message, Schedule, Task};
 use crate::memory::{Ledger, MemoryBytes};
 use crate::timeline::{MemoryPoint, RankTimeline, Span, Timeline};
@@ -88,7 +88,7 @@ fn placement(schedule: &Schedule) -> Vec<usize> {
 
 /// A split head's messages on their way.
 struct HeadWorld {
-    head: Head,
+    head: HeadTree,
     /// The messages that wait for each one.
     waiting: Vec<Vec<usize>>,
     /// The messages that come after each compute, by rank: F of the last stage and of the slice, B
@@ -100,7 +100,7 @@ struct HeadWorld {
 }
 
 /// Which of the computes that a split head's messages come after.
-fn after_which(head: &Head, kind: Compute, stage: usize) -> Option<usize> {
+fn after_which(head: &HeadTree, kind: Compute, stage: usize) -> Option<usize> {
     match kind {
         Compute::F if stage + 1 == head.stage => Some(0),
         Compute::F if stage == head.stage => Some(1),
@@ -110,7 +110,7 @@ fn after_which(head: &Head, kind: Compute, stage: usize) -> Option<usize> {
 }
 
 impl HeadWorld {
-    fn new(head: Head, schedule: &Schedule, program: bool) -> HeadWorld {
+    fn new(head: HeadTree, schedule: &Schedule, program: bool) -> HeadWorld {
         let micro_batches = schedule.micro_batches();
         let mut after: Vec<[Vec<usize>; 3]> = vec![Default::default(); schedule.pp()];
         let mut offered = vec![NEVER; head.edges.len() * micro_batches];
@@ -148,7 +148,7 @@ impl<'a> SimulationState<'a> {
     fn new(schedule: &'a Schedule, costs: &'a Costs, validated: u64) -> SimulationState<'a> {
         let micro_batches = schedule.micro_batches();
         let program = is_program(schedule);
-        let head = Head::of(schedule).map(|head| HeadWorld::new(head, schedule, program));
+        let head = HeadTree::of(schedule).map(|head| HeadWorld::new(head, schedule, program));
         let edges = head.as_ref().map_or(0, |of| of.head.edges.len());
         // More links than actions are never used.
         let links = |rank: &Vec<Action>| {
@@ -214,7 +214,7 @@ impl<'a> SimulationState<'a> {
             return;
         }
         let sizes = self.costs.memory[self.schedule.cell(of_edge.from, of.head.stage)].head;
-        let bytes = sizes.of(of_edge.message) * of_edge.tensors;
+        let bytes = sizes.message(of_edge.message, of_edge.tensors);
         let (from, now) = (of_edge.from, of.offered[at].max(there));
         let waiting = of.waiting[edge].clone();
         let (start, arrival) = self.transfer(from, now, bytes);

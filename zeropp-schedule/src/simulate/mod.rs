@@ -107,7 +107,7 @@ impl Costs {
         }
         let transfer = |m: &StageBytes| {
             let blocks = schedule.head_blocks.iter().sum::<usize>() as u64;
-            let of_head = m.head.longest().saturating_mul(blocks);
+            let of_head = m.head.longest().saturating_mul(blocks.saturating_add(1));
             self.link.transfer_ns(m.message.max(of_head))
         };
         let longest = self.stages.iter().flat_map(|s| {

@@ -3,7 +3,7 @@
 use super::order::producer;
 use super::tables::Tables;
 use super::{Stuck, VerifyError, is_program, place};
-use crate::head::{Edge, End, Head};
+use crate::head::{Edge, End, HeadTree};
 use crate::ir::{Compute, Schedule, Task};
 
 /// What a rank waits for: the rank it comes from, the index there that releases it, and the compute
@@ -59,7 +59,7 @@ pub(super) fn check(schedule: &Schedule, tables: &Tables) -> Result<(), VerifyEr
 
 /// What the computes of a split head wait for.
 struct Awaited<'a> {
-    head: &'a Head,
+    head: &'a HeadTree,
     /// By compute: F and B of each rank's slice, B of the stage before; all messages that have to
     /// be sent for it.
     f: Vec<Vec<usize>>,
@@ -71,13 +71,13 @@ struct Awaited<'a> {
 /// A message of a split head that has to be sent, or the compute that it takes in a schedule
 /// without messages.
 struct Of<'a> {
-    head: &'a Head,
+    head: &'a HeadTree,
     edge: usize,
     micro_batch: usize,
 }
 
 impl<'a> Awaited<'a> {
-    fn new(head: &'a Head, schedule: &Schedule) -> Awaited<'a> {
+    fn new(head: &'a HeadTree, schedule: &Schedule) -> Awaited<'a> {
         let all = |kind, stage| {
             let needs = |rank| head.with_all_before(head.needs(rank, kind, stage));
             (0..schedule.pp()).map(needs).collect::<Vec<_>>()
@@ -89,7 +89,7 @@ impl<'a> Awaited<'a> {
     }
 
     fn waits(&self, rank: usize, task: Task) -> impl Iterator<Item = Of<'_>> {
-        let Head { stage, .. } = *self.head;
+        let HeadTree { stage, .. } = *self.head;
         let needs: &[usize] = match task.kind {
             Compute::F if task.stage == stage => &self.f[rank],
             Compute::B if task.stage == stage => &self.b[rank],

@@ -3,7 +3,7 @@
 
 use super::tables::Tables;
 use super::{Enough, Fault, Faults, VerifyError, fault};
-use crate::head::{End, Head};
+use crate::head::{End, HeadTree};
 use crate::ir::{Action, Compute, Message, Schedule, Task};
 use crate::links::Named;
 
@@ -115,9 +115,9 @@ fn both_ends(
 
 /// Both ends of all messages of a split head.
 fn all_ends<'a>(
-    head: &'a Head,
+    head: &'a HeadTree,
     schedule: &Schedule,
-) -> impl Iterator<Item = (&'a Head, End)> + use<'a> {
+) -> impl Iterator<Item = (&'a HeadTree, End)> + use<'a> {
     let micro_batches = schedule.micro_batches();
     (0..head.edges.len()).flat_map(move |edge| {
         (0..micro_batches).flat_map(move |micro_batch| {
@@ -131,7 +131,7 @@ fn all_ends<'a>(
 fn head_sent(
     schedule: &Schedule,
     tables: &Tables,
-    head: &Head,
+    head: &HeadTree,
     end: End,
     rank: usize,
     index: usize,

@@ -2,7 +2,7 @@
 
 use super::{Enough, Fault, Faults, VerifyError, fault};
 use crate::action::{ACTIONS, ActionKind, Operand};
-use crate::head::{End, Head};
+use crate::head::{End, HeadTree};
 use crate::ir::{Action, Compute, Message, Schedule};
 
 const NOWHERE: u32 = u32::MAX;
@@ -13,7 +13,7 @@ pub(super) struct Tables {
     /// A table for each kind of action, by its row.
     index: Vec<Vec<u32>>,
     /// The messages of a split head.
-    pub(super) head: Option<Head>,
+    pub(super) head: Option<HeadTree>,
     /// Where each is sent, and where it is received.
     head_ends: [Vec<u32>; 2],
 }
@@ -38,7 +38,7 @@ impl Tables {
     ) -> Result<Tables, Enough> {
         // A table costs nothing until its kind occurs.
         let index = vec![Vec::new(); ACTIONS.len()];
-        let (head, micro_batches) = (Head::of(schedule), schedule.micro_batches());
+        let (head, micro_batches) = (HeadTree::of(schedule), schedule.micro_batches());
         let edges = head.as_ref().map_or(0, |head| head.edges.len());
         let head_ends = [(); 2].map(|()| vec![NOWHERE; edges * micro_batches]);
         let mut tables = Tables { micro_batches, index, head, head_ends };

@@ -20,6 +20,9 @@ use crate::split::{ForwardGrads, OpCx, Saved, Weight};
 
 mod blocks;
 mod chunks;
+mod slice;
+
+pub use slice::{HeadSlice, SliceLogits, SplitHead, input_gradient, join_sums, sums_len};
 
 /// Mean over all tokens of −log `softmax(x·Wᵀ)[target]` for `x: [b, s, h]`, `w: [V, h]` and
 /// `targets: [b, s]`; fp32, shape `[1]`. Only the first `ids` rows of W take part.

@@ -41,7 +41,10 @@ pub use embedding::{embedding, position_embedding};
 pub use experts::{Routed, Routing, experts, route};
 #[doc(hidden)]
 pub use head::force_head_chunk;
-pub use head::{head_chunk, linear_cross_entropy};
+pub use head::{
+    HeadSlice, SliceLogits, SplitHead, head_chunk, input_gradient, join_sums, linear_cross_entropy,
+    sums_len,
+};
 pub use head_norm::{HeadNorms, head_norm};
 pub use join::{add, add_last, join};
 pub use linear::{linear, linear_transposed};

@@ -1,10 +1,11 @@
 //! The head by the CPU's kernels, in blocks of the vocabulary: a product for each block, whose
 //! shape follows from sizes alone, and sums over blocks in one order.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use burn::tensor::{Int, Tensor, bf16 as Half};
-use zeropp_model::head::{block_rows, blocks, workspace_bytes};
+use zeropp_model::head::{block_rows, workspace_bytes};
 
 use super::super::linear::row_block;
 use super::super::{fast, halves, loss};
@@ -34,33 +35,25 @@ impl ChunkedHead<'_> {
         targets: &[usize],
         mut grads: Option<HostGrads>,
     ) -> Tensor<1> {
-        let ([_, h], ids, n) = (self.w.shape(), self.ids, targets.len());
+        let ([_, h], n) = (self.w.shape(), targets.len());
         let w = self.w.get();
         let w = fast(&w).expect("as x");
         let w = w.as_slice();
-        let rows_of =
-            |block: &Range<usize>| MatRef::new(&w[block.start * h..block.end * h], block.len(), h);
         let _held = self.chunk_workspace(size_of::<f32>());
         let mut sum = 0.0;
         for tokens in self.chunks(n) {
             let (c, targets) = (tokens.len(), &targets[tokens.clone()]);
             let x = &x[tokens.start * h..tokens.end * h];
-            let mut logits = BlockLogits::new(targets, 0);
-            for block in blocks(ids) {
-                logits.push(product(1.0, MatRef::new(x, c, h), rows_of(&block).t()));
-            }
+            let logits = self.logits_of(w, x, Cow::Borrowed(targets));
             let totals = totals(logits.sums());
             sum += cross_entropy(&totals, logits.chosen(), targets);
             let Some(grads) = &mut grads else { continue };
             let mut dx = TreeSum::default();
-            for (block, slope) in blocks(ids).zip(logits.slopes(&totals, grads.weight)) {
-                let (slope, w) = (&slope[..], rows_of(&block));
-                dx.add(c * h, |dx| {
-                    let slope = MatRef::new(slope, c, block.len());
-                    gemm(MatMut::new(dx, c, h), StoreMode::Set, 1.0, slope, w);
-                });
+            for (block, slope) in self.row_blocks().zip(logits.slopes(&totals, grads.weight)) {
+                self.add_input_gradient(&mut dx, w, block.clone(), &slope, c);
                 if let Some(dw) = &mut grads.dw {
-                    self.add_weight_gradient(&mut dw[block.start * h..block.end * h], slope, x);
+                    let dw = &mut dw[block.start * h..block.end * h];
+                    add_weight_gradient(dw, &slope, x, [self.ids, h]);
                 }
             }
             match c == n {
@@ -71,17 +64,40 @@ impl ChunkedHead<'_> {
         loss::mean(sum, self.divisor(n))
     }
 
-    /// Adds a block's slopeᵀ·x to `dw: [rows, h]`, for `slope: [c, rows]` and `x: [c, h]`.
-    fn add_weight_gradient(&self, dw: &mut [f32], slope: &[f32], x: &[f32]) {
-        let [_, h] = self.w.shape();
-        let rows = dw.len() / h;
-        // As many tokens at a time as stay in the cache, as for any weight.
-        let tokens = row_block(self.ids * h);
-        for (x, slope) in x.chunks(tokens * h).zip(slope.chunks(tokens * rows)) {
-            let n = x.len() / h;
-            let (x, slope) = (MatRef::new(x, n, h), MatRef::new(slope, n, rows));
-            gemm(MatMut::new(dw, rows, h), StoreMode::Add, 1.0, slope.t(), x);
+    /// The logits of a chunk of tokens `x: [c, h]` for its own blocks.
+    pub(super) fn logits_of<'t>(
+        &self,
+        w: &[f32],
+        x: &[f32],
+        targets: Cow<'t, [usize]>,
+    ) -> BlockLogits<'t> {
+        let (c, [_, h]) = (targets.len(), self.w.shape());
+        let mut logits = BlockLogits::new(targets, self.first_id());
+        for block in self.row_blocks() {
+            let rows = MatRef::new(&w[block.start * h..block.end * h], block.len(), h);
+            logits.push(product(1.0, MatRef::new(x, c, h), rows.t()));
         }
+        logits
+    }
+
+    /// Adds the next block's gradient of the input, for its `slope: [c, rows]`.
+    pub(super) fn add_input_gradient(
+        &self,
+        sum: &mut TreeSum,
+        w: &[f32],
+        block: Range<usize>,
+        slope: &[f32],
+        c: usize,
+    ) {
+        let [_, h] = self.w.shape();
+        let w = MatRef::new(&w[block.start * h..block.end * h], block.len(), h);
+        let slope = MatRef::new(slope, c, block.len());
+        sum.add(c * h, |dx| gemm(MatMut::new(dx, c, h), StoreMode::Set, 1.0, slope, w));
+    }
+
+    /// The first id of its own blocks.
+    pub(super) fn first_id(&self) -> usize {
+        self.id_blocks().next().map_or(0, |block| block.start)
     }
 
     /// The same in bf16: logits, loss and sums in fp32, the factors of products in bf16.
@@ -92,22 +108,17 @@ impl ChunkedHead<'_> {
         sink: Option<&ForwardGrads>,
     ) -> (Tensor<1>, Option<Saved<3>>) {
         let (dims, targets) = (x.dims(), self.known(targets));
-        let ([_, h], ids, n) = (self.w.shape(), self.ids, targets.len());
+        let ([_, h], n) = (self.w.shape(), targets.len());
         let (x, w) = (halves(x).expect("checked by the caller"), self.w.get());
         let (x, w) = (x.as_slice(), halves(&w).expect("as x"));
-        let w = &w.as_slice()[..ids * h];
+        let w = &w.as_slice()[..self.rows() * h];
         let _held = self.chunk_workspace(size_of::<Half>());
         let held = sink.map(|_| self.cx.workspace(size_of_val(x)));
         let (mut sum, mut dx) = (0.0, Vec::new());
         for tokens in self.chunks(n) {
             let (c, targets) = (tokens.len(), &targets[tokens.clone()]);
             let x = Mat::new(&x[tokens.start * h..tokens.end * h], c, h);
-            let mut logits = BlockLogits::new(targets, 0);
-            self.each_block(Side::Forward, w, |block, w| {
-                let mut of_block = vec![0.0; c * block.len()];
-                bf16::product_set(&mut of_block, block.len(), x, w);
-                logits.push(of_block);
-            });
+            let logits = self.logits_of_halves(w, x, Cow::Borrowed(targets));
             let totals = totals(logits.sums());
             sum += cross_entropy(&totals, logits.chosen(), targets);
             let Some(sink) = sink else { continue };
@@ -131,9 +142,36 @@ impl ChunkedHead<'_> {
         (loss::mean(sum, self.divisor(n)), dx)
     }
 
+    /// The logits of a chunk of tokens `x: [c, h]` for its own blocks.
+    pub(super) fn logits_of_halves<'t>(
+        &self,
+        w: &[Half],
+        x: Mat,
+        targets: Cow<'t, [usize]>,
+    ) -> BlockLogits<'t> {
+        let c = targets.len();
+        let mut logits = BlockLogits::new(targets, self.first_id());
+        self.each_block(Side::Forward, w, |block, w| {
+            let mut of_block = vec![0.0; c * block.len()];
+            bf16::product_set(&mut of_block, block.len(), x, w);
+            logits.push(of_block);
+        });
+        logits
+    }
+
+    /// Rows of the weight that are token ids.
+    pub(super) fn rows(&self) -> usize {
+        self.row_blocks().map(|block| block.len()).sum()
+    }
+
     /// Calls `f` with each block of the bf16 weight, in order, and how products on `side` read its
     /// rows: kept, or packed anew each time.
-    fn each_block(&self, side: Side, w: &[Half], mut f: impl FnMut(Range<usize>, &Packed)) {
+    pub(super) fn each_block(
+        &self,
+        side: Side,
+        w: &[Half],
+        mut f: impl FnMut(Range<usize>, &Packed),
+    ) {
         let [_, h] = self.w.shape();
         let rows = block_rows(self.ids);
         let pack = |rows: &[Half]| {
@@ -144,7 +182,7 @@ impl ChunkedHead<'_> {
             .w
             .keeps_packed()
             .then(|| self.w.packed(side, || w.chunks(rows * h).map(pack).collect()));
-        for (i, block) in blocks(self.ids).enumerate() {
+        for (i, block) in self.row_blocks().enumerate() {
             match &kept {
                 Some(kept) => f(block, &kept[i]),
                 None => f(block.clone(), &pack(&w[block.start * h..block.end * h])),
@@ -156,5 +194,19 @@ impl ChunkedHead<'_> {
     fn chunk_workspace(&self, element_bytes: usize) -> Hold {
         let hidden = self.w.shape()[1];
         self.cx.workspace(workspace_bytes(self.chunk, self.ids, hidden, element_bytes))
+    }
+}
+
+/// Adds a block's slopeᵀ·x to `dw: [rows, h]`, for `slope: [c, rows]` and `x: [c, h]`, of a head of
+/// so many ids and columns.
+pub(super) fn add_weight_gradient(dw: &mut [f32], slope: &[f32], x: &[f32], of: [usize; 2]) {
+    let [ids, h] = of;
+    let rows = dw.len() / h;
+    // As many tokens at a time as stay in the cache, as for any weight.
+    let tokens = row_block(ids * h);
+    for (x, slope) in x.chunks(tokens * h).zip(slope.chunks(tokens * rows)) {
+        let n = x.len() / h;
+        let (x, slope) = (MatRef::new(x, n, h), MatRef::new(slope, n, rows));
+        gemm(MatMut::new(dw, rows, h), StoreMode::Add, 1.0, slope.t(), x);
     }
 }

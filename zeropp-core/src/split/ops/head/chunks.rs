@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use burn::tensor::{Int, Tensor};
-use zeropp_model::head::head_chunk;
+use zeropp_model::head::{blocks, head_chunk};
 
 use super::super::{halves, is_fast, loss};
 use crate::split::{OpCx, Weight};
@@ -19,10 +19,14 @@ pub fn force_head_chunk(tokens: Option<usize>) {
     CHUNK.set(tokens);
 }
 
-/// The map, and how it is cut.
+/// The map, or some blocks of its rows, and how it is cut.
 pub(super) struct ChunkedHead<'a> {
+    /// The weight, of these rows alone.
     pub(super) w: &'a Weight<2>,
+    /// Token ids of the whole map.
     pub(super) ids: usize,
+    /// Which of the blocks of all ids.
+    pub(super) own: Range<usize>,
     pub(super) chunk: usize,
     pub(super) cx: &'a OpCx,
 }
@@ -34,8 +38,18 @@ impl<'a> ChunkedHead<'a> {
         assert!(ids <= shape[0], "{ids} token ids, but the head has {} rows", shape[0]);
         let on_kernels = is_fast(x) || halves(x).is_some();
         let chunk = head_chunk(b * s, shape, x.dtype().size(), on_kernels);
-        let chunk = CHUNK.get().unwrap_or(chunk);
-        Self { w, ids, chunk, cx }
+        Self { w, ids, own: 0..blocks(ids).len(), chunk: forced_chunk(chunk), cx }
+    }
+
+    /// Its own blocks, by their ids.
+    pub(super) fn id_blocks(&self) -> impl ExactSizeIterator<Item = Range<usize>> + Clone {
+        blocks(self.ids).skip(self.own.start).take(self.own.len())
+    }
+
+    /// The same by the rows of the weight.
+    pub(super) fn row_blocks(&self) -> impl ExactSizeIterator<Item = Range<usize>> + Clone {
+        let first = self.id_blocks().next().map_or(0, |block| block.start);
+        self.id_blocks().map(move |ids| ids.start - first..ids.end - first)
     }
 
     /// The divisor of the loss of `n` tokens.
@@ -49,7 +63,17 @@ impl<'a> ChunkedHead<'a> {
 
     /// The chunks of `n` tokens, first tokens first.
     pub(super) fn chunks(&self, n: usize) -> impl Iterator<Item = Range<usize>> {
-        let chunk = self.chunk.max(1);
-        (0..n.div_ceil(chunk)).map(move |i| i * chunk..n.min((i + 1) * chunk))
+        chunks(n, self.chunk)
     }
+}
+
+/// `n` tokens, so many at a time.
+pub(super) fn chunks(n: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> {
+    let chunk = chunk.max(1);
+    (0..n.div_ceil(chunk)).map(move |i| i * chunk..n.min((i + 1) * chunk))
+}
+
+/// `chunk`, or as many tokens as this thread is made to take.
+pub(super) fn forced_chunk(chunk: usize) -> usize {
+    CHUNK.get().unwrap_or(chunk)
 }

@@ -1,0 +1,172 @@
+//! A head that is split over pipeline ranks: what each of them has of it, and what runs cannot do
+//! with one yet.
+
+use std::sync::Arc;
+
+use zeropp_core::layer::{BatchShape, Model, Part};
+use zeropp_core::optimizer::{Role, Shares};
+use zeropp_core::split::ops::{HeadSlice, SplitHead};
+use zeropp_pipeline::head::HeadTree;
+use zeropp_pipeline::memory::{HeadBytes, StageBytes};
+use zeropp_pipeline::simulate::StageCosts;
+use zeropp_plan::bytes::{LayerSizes, StageForm, StageState, stage_bytes};
+use zeropp_plan::parts::Parts;
+
+use crate::config::{Config, ConfigError, DeviceKind, EngineKind, OptimizerSync, Reschedule};
+use crate::own::CustomParts;
+use crate::plan::program::Resolved;
+
+/// The slices of a split head.
+pub(crate) struct HeadPlan {
+    pub(crate) split: SplitHead,
+    /// The slice of each rank that has one.
+    pub(crate) slices: Vec<Option<Arc<HeadSlice>>>,
+    /// The same as predictions see them.
+    sizes: Vec<Option<LayerSizes>>,
+}
+
+impl HeadPlan {
+    /// That of a run of `model`; none where its head is whole.
+    ///
+    /// # Errors
+    /// What cannot be done with a split head.
+    pub(crate) fn new(
+        resolved: &Resolved,
+        own: &CustomParts,
+        model: &Model,
+        batch: BatchShape,
+    ) -> Result<Option<HeadPlan>, ConfigError> {
+        let Some((blocks, root)) = resolved.head_blocks()? else { return Ok(None) };
+        let split = check(resolved, own, model, &blocks)?;
+        let messages = HeadTree::of_slices(&blocks, root).expect("there are ranks");
+        let slice = |rank: usize| {
+            let slice = split.slice(messages.blocks_of(rank), messages.own_sums(rank));
+            messages.has(rank).then(|| Arc::new(slice))
+        };
+        let slices: Vec<_> = (0..blocks.len()).map(slice).collect();
+        let sizes = |slice: &Option<Arc<HeadSlice>>| {
+            let slice = slice.as_ref()?;
+            Some(LayerSizes::new(slice.parameters(), Role::Head, slice.cost(batch)))
+        };
+        let sizes = slices.iter().map(sizes).collect();
+        Ok(Some(HeadPlan { split, slices, sizes }))
+    }
+
+    /// Times of each rank's slice in proportion to its operations.
+    pub(crate) fn estimates(&self, parts: &Parts) -> impl Iterator<Item = StageCosts> {
+        let of = |sizes: &Option<LayerSizes>| match sizes {
+            Some(sizes) => parts.estimate(sizes.flops(parts.tokens(), false)),
+            None => StageCosts::default(),
+        };
+        self.sizes.iter().map(of)
+    }
+
+    /// Bytes of each rank's slice, for micro-batches of so many tokens.
+    pub(crate) fn bytes(
+        &self,
+        form: &StageForm,
+        tokens: usize,
+    ) -> impl Iterator<Item = StageBytes> {
+        let hidden = form.message / (tokens * form.element_bytes).max(1) as u64;
+        let head = HeadBytes {
+            input: form.message,
+            sums: 8 * tokens as u64,
+            lse: 8 * tokens as u64,
+            gradient: 4 * tokens as u64 * hidden,
+        };
+        self.sizes.iter().map(move |sizes| StageBytes { head, ..stage_bytes(sizes.iter(), form) })
+    }
+
+    /// What ranks have of each slice from step to step.
+    pub(crate) fn states(
+        &self,
+        pieces: usize,
+        shares: impl Fn(&LayerSizes) -> Shares,
+    ) -> Vec<StageState> {
+        let of = |sizes: &Option<LayerSizes>| {
+            let Some(sizes) = sizes else { return StageState::default() };
+            StageState {
+                elements: sizes.elements(pieces),
+                trained: sizes.trained(pieces),
+                shares: shares(sizes),
+                tied: None,
+            }
+        };
+        self.sizes.iter().map(of).collect()
+    }
+}
+
+/// The head of `model`, if this run can split it into these blocks.
+fn check(
+    resolved: &Resolved,
+    own: &CustomParts,
+    model: &Model,
+    blocks: &[usize],
+) -> Result<SplitHead, ConfigError> {
+    let config = &resolved.config;
+    let asked = |problem: String, help: &str| resolved.wrong_split(problem, help);
+    let whole = "leave the head whole";
+    let head = match model.parts.last() {
+        Some(Part::Head(head)) => head.split(),
+        _ => None,
+    };
+    let Some(split) = head else {
+        let problem = "the program's own head or loss computes with all rows at once";
+        return Err(asked(problem.into(), whole));
+    };
+    if model.is_tied() {
+        let problem = "this model's head shares its weight with the embedding, and runs cannot \
+                       split such a head yet";
+        return Err(asked(problem.into(), whole));
+    }
+    if !split.weight.trains {
+        let problem = "this run does not train its head, and runs cannot split such a head yet";
+        return Err(asked(problem.into(), whole));
+    }
+    let (sum, all) = (blocks.iter().sum::<usize>(), split.blocks());
+    if sum != all {
+        let problem = format!("has {sum} blocks, and a head of {} ids has {all}", split.ids);
+        return Err(asked(problem, &format!("give numbers whose sum is {all}")));
+    }
+    let parameters = own.parameters(config);
+    let of_head = parameters.parameter(&split.weight, Role::Head);
+    if parameters.rule.whole(&of_head).is_some() {
+        let rule = parameters.rule.name();
+        let problem = format!("{rule} updates the head's weight as a whole");
+        return Err(asked(problem, "use another optimizer, such as adamw"));
+    }
+    check_settings(config, &asked)?;
+    Ok(split)
+}
+
+/// What else runs cannot do with a split head yet.
+fn check_settings(
+    config: &Config,
+    asked: &dyn Fn(String, &str) -> ConfigError,
+) -> Result<(), ConfigError> {
+    let refused = |what: &str, value: &dyn std::fmt::Display, works: &str| {
+        let problem = format!("runs cannot do it with {what} = {value} yet");
+        Err(asked(problem, &format!("use {works}, or leave the head whole")))
+    };
+    if config.engine != EngineKind::Threads {
+        return refused("engine", &config.engine, "threads");
+    }
+    if config.device != DeviceKind::Cpu {
+        return refused("device", &config.device, "cpu");
+    }
+    if config.optimizer_sync == OptimizerSync::Late {
+        return refused("optimizer-sync", &config.optimizer_sync, "barrier");
+    }
+    if config.reschedule != Reschedule::Off {
+        return refused("reschedule", &config.reschedule, "off");
+    }
+    if config.deal().fewer().is_some() {
+        let batch = config.global_batch.as_deref().unwrap_or_default();
+        return refused("global-batch", &batch, "a batch that the replicas divide evenly");
+    }
+    if let Some(costs) = config.costs.as_ref().or(config.save_costs.as_ref()) {
+        let field = if config.costs.is_some() { "costs" } else { "save-costs" };
+        return refused(field, &costs.display(), "no file of costs");
+    }
+    Ok(())
+}

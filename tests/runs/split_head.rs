@@ -1,0 +1,245 @@
+//! A head that is split over pipeline ranks changes no bit, and takes the messages and the memory
+//! that are predicted.
+
+use std::path::Path;
+
+use crate::common::{Run, assert_same_bits, llama, run, run_saving_all, text_file, tiny};
+use zeropp::config::{OptimizerSync, Precision, Recompute, Resume};
+use zeropp::meter::MemoryKind;
+use zeropp::pipeline::head::HeadTree;
+use zeropp::pipeline::ir::{Action, HeadMessage};
+use zeropp::{Config, StepMetrics, Trainer};
+
+/// Rows of the head: eight blocks, of which the last one is short.
+const IDS: usize = 1000;
+const BLOCKS: usize = 8;
+
+fn small() -> Config {
+    Config { vocab: Some(IDS), layers: 4, steps: 4, ..tiny() }
+}
+
+/// The same with slices of so many blocks, one for each pipeline rank.
+fn split(config: Config, blocks: &[usize]) -> Config {
+    let text: Vec<String> = blocks.iter().map(usize::to_string).collect();
+    Config { pp: blocks.len(), head_split: Some(text.join(",")), ..config }
+}
+
+/// Blocks of `pp` ranks at random, also none on some.
+fn random_blocks(pp: usize, numbers: &mut impl FnMut(usize) -> usize) -> Vec<usize> {
+    let mut cuts: Vec<usize> = (1..pp).map(|_| numbers(BLOCKS + 1)).collect();
+    cuts.sort_unstable();
+    let ends = cuts.iter().copied().chain([BLOCKS]);
+    let starts = [0].into_iter().chain(cuts.iter().copied());
+    starts.zip(ends).map(|(start, end)| end - start).collect()
+}
+
+fn numbers() -> impl FnMut(usize) -> usize {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let seed = std::env::var("SPLIT_SEED").ok().and_then(|seed| seed.parse().ok());
+    let mut state: u64 = seed.unwrap_or(now.as_nanos() as u64);
+    println!("SPLIT_SEED={state}");
+    move |n| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as usize % n
+    }
+}
+
+fn check(reference: &Run, config: Config) {
+    let what = format!(
+        "{} pp {} virtual {:?} zero3 {} dp {} {} slices {:?} recompute {}",
+        config.model,
+        config.pp,
+        config.virtual_stages,
+        config.zero3,
+        config.dp,
+        config.schedule,
+        config.head_split,
+        config.recompute
+    );
+    assert_same_bits(reference, &run(config), &what);
+}
+
+#[test]
+fn any_slices_on_any_layout_have_the_bits_of_the_whole_head() {
+    let mut numbers = numbers();
+    for base in [small(), llama(small())] {
+        let reference = run(base.clone());
+        for (pp, v) in [(1, 1), (2, 1), (2, 2), (3, 1), (4, 1)] {
+            let base = Config { virtual_stages: Some(v), ..base.clone() };
+            let blocks = random_blocks(pp, &mut numbers);
+            check(&reference, split(base, &blocks));
+        }
+    }
+    let reference = run(small());
+    for blocks in [[4, 4], [0, 8], [8, 0], [3, 5]] {
+        check(&reference, split(small(), &blocks));
+    }
+}
+
+#[test]
+fn shards_and_replicas_of_slices_have_the_bits_of_the_whole_head() {
+    for (zero3, dp, zero1) in [(2, 1, false), (1, 2, false), (2, 2, true)] {
+        let base = Config { zero3, dp, zero1, ..small() };
+        let reference = run(base.clone());
+        let gradients = |config: Config| Trainer::new(config).unwrap().first_gradients().unwrap().1;
+        let slices = split(base.clone(), &[3, 5]);
+        assert!(gradients(base) == gradients(slices.clone()), "gradients of the first step");
+        check(&reference, slices);
+    }
+}
+
+#[test]
+fn other_kinds_bf16_dropout_and_recomputation_have_the_bits_of_the_whole_head() {
+    let bf16 = Config { precision: Precision::Bf16, ..small() };
+    let dropout = Config { dropout: 0.1, ..small() };
+    for base in [bf16, dropout] {
+        check(&run(base.clone()), split(base, &[2, 6]));
+    }
+    let base = Config { virtual_stages: Some(2), ..small() };
+    let reference = run(base.clone());
+    for recompute in [Recompute::Selective, Recompute::Full] {
+        check(&reference, split(Config { recompute, ..base.clone() }, &[4, 4]));
+    }
+    let base = Config { unit: Some(6), ..small() };
+    let reference = run(base.clone());
+    for schedule in ["1f1b", "zb-h1"] {
+        let base = Config { schedule: schedule.into(), unit: None, ..base.clone() };
+        check(&reference, split(base, &[3, 4, 1]));
+    }
+}
+
+/// Peaks of every kind, and the bytes of all messages of a step.
+#[test]
+fn memory_and_messages_of_slices_are_predicted() {
+    for (base, blocks) in [
+        (small(), vec![4, 4]),
+        (small(), vec![3, 2, 3]),
+        (Config { virtual_stages: Some(2), ..small() }, vec![8, 0]),
+        (Config { virtual_stages: Some(2), zero3: 2, ..small() }, vec![1, 7]),
+        (Config { precision: Precision::Bf16, ..small() }, vec![4, 4]),
+    ] {
+        let config = Config { steps: 2, ..split(base, &blocks) };
+        let trainer = Trainer::new(config.clone()).unwrap();
+        let messages = message_bytes(&config, trainer.schedule());
+        let run = run(config.clone());
+        let what = format!("{blocks:?} {:?} {}", config.virtual_stages, config.precision);
+        for kind in MemoryKind::ALL {
+            let measured = run.summary.peak_bytes.get(kind);
+            let predicted = run.summary.predicted_bytes.get(kind);
+            assert_eq!(measured, predicted, "{what}: {kind:?} measured, then predicted");
+        }
+        let [measured, predicted] =
+            [run.summary.at_once_bytes, run.summary.predicted_at_once_bytes];
+        assert_eq!(measured, predicted, "{what}: at once");
+        // With shards there are gathers and reductions beside.
+        if config.zero3 == 1 {
+            assert_eq!(run.steps[1].comm_bytes, messages, "{what}");
+        }
+    }
+}
+
+/// Bytes that all ranks send in a step.
+fn message_bytes(config: &Config, schedule: &zeropp::pipeline::ir::Schedule) -> u64 {
+    let head = HeadTree::of(schedule).expect("a split head");
+    let tokens = (config.micro_batch_size * config.seq) as u64;
+    let element = if config.precision == Precision::Bf16 { 2 } else { 4 };
+    let hidden = tokens * config.hidden as u64;
+    let bytes = |(rank, action): (usize, &Action)| match *action {
+        Action::Send { .. } => hidden * element,
+        Action::SendHead { message, peer, .. } => {
+            let edge = &head.edges[head.edge(message, rank, peer).unwrap()];
+            match message {
+                HeadMessage::Input => hidden * element,
+                HeadMessage::Sums => tokens * (8 * edge.tensors + 4),
+                HeadMessage::Lse => tokens * 8,
+                HeadMessage::Gradient => hidden * 4 * edge.tensors,
+            }
+        }
+        _ => 0,
+    };
+    let ranks = schedule.ranks.iter().enumerate();
+    ranks.flat_map(|(rank, actions)| actions.iter().map(move |a| (rank, a))).map(bytes).sum()
+}
+
+#[test]
+fn a_checkpoint_of_slices_goes_on_with_a_whole_head_and_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Config { zero3: 2, steps: 6, save_every: 3, ..small() };
+    let layouts = [base.clone(), split(base.clone(), &[3, 5]), split(base.clone(), &[2, 4, 2])];
+    for (i, first) in layouts.iter().enumerate() {
+        let then = &layouts[(i + 1) % layouts.len()];
+        let [saved, copy] = ["saved", "copy"].map(|name| dir.path().join(format!("{name}{i}")));
+        let whole = run_saving_all(Config { save: Some(saved.clone()), ..first.clone() });
+        let half = Run { steps: whole.steps[3..].to_vec(), ..whole };
+        std::fs::create_dir_all(copy.join("step-000003")).unwrap();
+        for file in std::fs::read_dir(saved.join("step-000003")).unwrap() {
+            let file = file.unwrap();
+            std::fs::copy(file.path(), copy.join("step-000003").join(file.file_name())).unwrap();
+        }
+        let rest = run(Config { save: Some(copy), resume: Resume::Newest, ..then.clone() });
+        assert_same_bits(&half, &rest, &format!("{:?} to {:?}", first.head_split, then.head_split));
+    }
+}
+
+#[test]
+fn a_validation_loss_of_slices_has_the_bits_of_the_whole_head() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = text_file(&dir, 4000);
+    let validated = |data: &Path| Config {
+        data: Some(data.into()),
+        split: Some("9,1".into()),
+        eval_every: 2,
+        eval_steps: 2,
+        ..small()
+    };
+    let losses = |run: &Run| -> Vec<(u64, u64)> {
+        let of = |s: &StepMetrics| Some((s.step, s.eval?.loss.to_bits()));
+        run.steps.iter().filter_map(of).collect()
+    };
+    let reference = run(validated(&text));
+    assert!(!losses(&reference).is_empty());
+    for blocks in [vec![5, 3], vec![8, 0], vec![2, 3, 3]] {
+        let run = run(split(validated(&text), &blocks));
+        assert_eq!(losses(&run), losses(&reference), "{blocks:?}");
+        assert_same_bits(&reference, &run, &format!("{blocks:?}"));
+    }
+}
+
+/// Each names the field, the value, what is wrong and what would work.
+#[test]
+fn what_runs_cannot_do_with_slices_is_refused_before_a_rank_starts() {
+    let base = || split(small(), &[4, 4]);
+    for (config, beginning) in [
+        (
+            split(small(), &[4, 5]),
+            "schedule:head-split = 4,5: has 9 blocks, and a head of 1000 ids has 8",
+        ),
+        (
+            Config { pp: 3, ..base() },
+            "schedule:head-split = 4,4: is for 2 ranks; give a number for each",
+        ),
+        (
+            Config { head_split: Some("x".into()), ..small() },
+            "schedule:head-split = x: is no list of numbers; give a number for each",
+        ),
+        (
+            Config { tied: true, ..base() },
+            "schedule:head-split = 4,4: this model's head shares its weight",
+        ),
+        (
+            Config { lora_rank: 2, ..base() },
+            "schedule:head-split = 4,4: this run does not train its head",
+        ),
+        (
+            Config { optimizer_sync: OptimizerSync::Late, ..base() },
+            "schedule:head-split = 4,4: runs cannot do it with optimizer-sync = late yet",
+        ),
+        (
+            Config { schedule: "gpipe".into(), unit: None, ..base() },
+            "schedule gpipe: its head is always whole",
+        ),
+    ] {
+        let error = Trainer::new(config).err().expect("refused").to_string();
+        assert!(error.starts_with(beginning), "{error}");
+    }
+}

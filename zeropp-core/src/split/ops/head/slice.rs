@@ -1,0 +1,401 @@
+//! Some blocks of a head's rows, computed apart from the others by the CPU's kernels. A slice sees
+//! rows, never ranks: with those of all slices in order, each bit is that of the whole head.
+//!
+//! Shapes: n = b·s tokens, h hidden. Messages are flat and in fp32: `sums` of k blocks are the
+//! logits of the targets (0 where no block of them has it) `[n]`, and for each block the largest
+//! logits `[n]` and the sums of exponentials `[n]`; `totals` are these two for all blocks.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use burn::tensor::{DType, Int, Tensor, bf16 as Half};
+use zeropp_model::head::{SliceShape, blocks};
+use zeropp_model::layer::{BatchShape, LayerCost};
+use zeropp_model::params::ParamSpec;
+
+use super::super::{fast, halves, loss};
+use super::blocks::add_weight_gradient;
+use super::chunks::{ChunkedHead, chunks, forced_chunk};
+use crate::cpu_tensor::{self, CpuTensor};
+use crate::kernels::bf16::{self, Mat, Packed};
+use crate::kernels::head::{BlockLogits, ExpSum, TreeSum, cross_entropy, totals};
+use crate::meter::{Hold, MemoryKind};
+use crate::split::weight::Side;
+use crate::split::{Masks, OpCx, Saved, Weight};
+
+/// A head that is x·Wᵀ and its cross-entropy, so that its rows can be shared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SplitHead {
+    /// Its name in the model.
+    pub name: String,
+    /// Its weight, `[V, h]`.
+    pub weight: ParamSpec,
+    /// How many of the rows are token ids, from the first on.
+    pub ids: usize,
+}
+
+impl SplitHead {
+    /// The blocks that its rows are cut into.
+    pub fn blocks(&self) -> usize {
+        blocks(self.ids).len()
+    }
+
+    /// Some of them, which make a sum of gradients for each of `sums`.
+    pub fn slice(&self, blocks: Range<usize>, sums: Vec<Range<usize>>) -> HeadSlice {
+        let [rows, hidden] = self.weight.shape[..] else { panic!("a head's weight is a matrix") };
+        let shape = SliceShape { ids: self.ids, rows, hidden, blocks, sums };
+        let weight = self.weight.rows(shape.own_rows());
+        let Range { start, end } = shape.own_rows();
+        HeadSlice { name: format!("{}[{start}..{end}]", self.name), weight, shape }
+    }
+
+    /// From the sums of all blocks: the totals, and the loss, shape `[1]`, of `targets: [b, s]`.
+    pub fn loss(
+        &self,
+        sums: &Tensor<1>,
+        targets: Tensor<2, Int>,
+        masks: &Masks,
+        element_bytes: usize,
+    ) -> (Tensor<1>, Tensor<1>) {
+        let targets = loss::known_targets(targets, self.ids, masks.scored.is_some());
+        let (n, values) = (targets.len(), view(sums));
+        let (chosen, of_blocks) = values.as_slice().split_at(n);
+        let of_blocks: Vec<_> = of_blocks.chunks(2 * n).map(exp_sums).collect();
+        let totals = totals(of_blocks.iter().map(|sums| &sums[..]));
+        let shape = self.slice(0..0, Vec::new()).shape;
+        let chunk = forced_chunk(shape.chunk(n, element_bytes, true));
+        let mut sum = 0.0;
+        for tokens in chunks(n, chunk) {
+            let (totals, chosen) = (&totals[tokens.clone()], &chosen[tokens.clone()]);
+            sum += cross_entropy(totals, chosen, &targets[tokens]);
+        }
+        let loss = loss::mean(sum, masks.scored.unwrap_or(n as f64));
+        let mut flat = Vec::with_capacity(2 * n);
+        put_exp_sums(&mut flat, &totals);
+        (cpu_tensor::from_vec(flat, [2 * n]), loss)
+    }
+}
+
+/// The sums of the blocks of all `parts`, of `n` tokens each: those of the first blocks come first.
+pub fn join_sums(parts: &[Tensor<1>], n: usize) -> Tensor<1> {
+    let parts: Vec<_> = parts.iter().map(view).collect();
+    let mut chosen = vec![0.0; n];
+    let mut all = Vec::with_capacity(parts.iter().map(|part| part.as_slice().len()).sum());
+    for part in &parts {
+        // One block has a token's target, and its logit is 0 in all others.
+        crate::kernels::add(&mut chosen, &part.as_slice()[..n]);
+    }
+    all.extend(chosen);
+    parts.iter().for_each(|part| all.extend(&part.as_slice()[n..]));
+    let len = all.len();
+    cpu_tensor::from_vec(all, [len])
+}
+
+/// Elements of the sums of so many blocks, for `n` tokens.
+pub fn sums_len(n: usize, blocks: usize) -> usize {
+    n * (2 * blocks + 1)
+}
+
+/// The gradient of x from its sum over all blocks, in the type of x.
+pub fn input_gradient(sum: Tensor<1>, dtype: DType) -> Tensor<1> {
+    if dtype == DType::F32 {
+        return sum;
+    }
+    let halves = bf16::convert::narrow(view(&sum).as_slice());
+    let len = halves.len();
+    cpu_tensor::from_halves(halves, [len])
+}
+
+fn view(t: &Tensor<1>) -> CpuTensor {
+    cpu_tensor::on_cpu(t).expect("a split head is on the CPU")
+}
+
+/// Of `[2, n]`: largest logits, then sums.
+fn exp_sums(flat: &[f32]) -> Vec<ExpSum> {
+    let (tops, sums) = flat.split_at(flat.len() / 2);
+    tops.iter().zip(sums).map(|(top, sum)| ExpSum { top: *top, sum: *sum }).collect()
+}
+
+fn put_exp_sums(flat: &mut Vec<f32>, sums: &[ExpSum]) {
+    flat.extend(sums.iter().map(|of| of.top));
+    flat.extend(sums.iter().map(|of| of.sum));
+}
+
+/// Some blocks of a head.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HeadSlice {
+    name: String,
+    /// Its own rows.
+    weight: ParamSpec,
+    shape: SliceShape,
+}
+
+/// What F of a slice keeps for its B.
+pub struct SliceLogits {
+    x: Saved<3>,
+    chunks: Vec<BlockLogits<'static>>,
+    _hold: Hold,
+}
+
+/// The gradients of a chunk's logits, a block after the other, as the products take them.
+enum Slopes {
+    Fp32(Vec<Vec<f32>>),
+    Bf16(Vec<Vec<Half>>),
+}
+
+impl HeadSlice {
+    /// The head's name and its rows.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its rows of the head's weight.
+    pub fn parameters(&self) -> Vec<ParamSpec> {
+        vec![self.weight.clone()]
+    }
+
+    /// What it has of the head.
+    pub fn shape(&self) -> &SliceShape {
+        &self.shape
+    }
+
+    /// The cost of a micro-batch.
+    pub fn cost(&self, batch: BatchShape) -> LayerCost {
+        self.shape.cost(batch)
+    }
+
+    fn of<'a>(&self, w: &'a Weight<2>, cx: &'a OpCx, chunk: usize) -> ChunkedHead<'a> {
+        let SliceShape { ids, ref blocks, .. } = self.shape;
+        ChunkedHead { w, ids, own: blocks.clone(), chunk: forced_chunk(chunk), cx }
+    }
+
+    /// F for `x: [b, s, h]`, `targets: [b, s]` and its rows `w`: the sums of its blocks, and what B
+    /// takes.
+    ///
+    /// Keeps F→B: x, all logits in fp32 and these sums.
+    ///
+    /// # Panics
+    /// Panics off the CPU, and if a target that is scored is not below the head's ids.
+    pub fn forward(
+        &self,
+        x: Saved<3>,
+        targets: Tensor<2, Int>,
+        w: &Weight<2>,
+        cx: &OpCx,
+    ) -> (Tensor<1>, SliceLogits) {
+        let plain = x.get();
+        let element = plain.dtype().size();
+        let masked = cx.masks.scored.is_some();
+        let targets = loss::known_targets(targets, self.shape.ids, masked);
+        let n = targets.len();
+        let head = self.of(w, cx, self.shape.chunk(n, element, true));
+        let bytes = self.shape.logits_bytes(n, element, true);
+        let hold = cx.meter.hold(MemoryKind::Activation, bytes as u64);
+        let h = self.shape.hidden;
+        let mut made = Vec::new();
+        let weight = w.get();
+        for tokens in head.chunks(n) {
+            let owned: Cow<'static, [usize]> = Cow::Owned(targets[tokens.clone()].to_vec());
+            let at = tokens.start * h..tokens.end * h;
+            made.push(match fast(&plain) {
+                Some(x) => {
+                    let w = fast(&weight).expect("as x");
+                    head.logits_of(w.as_slice(), &x.as_slice()[at], owned)
+                }
+                None => {
+                    let x = halves(&plain).expect("a split head is on the CPU");
+                    let w = halves(&weight).expect("as x");
+                    let x = Mat::new(&x.as_slice()[at], tokens.len(), h);
+                    head.logits_of_halves(&w.as_slice()[..head.rows() * h], x, owned)
+                }
+            });
+        }
+        let sums = own_sums(&made, n, self.shape.blocks.len());
+        (sums, SliceLogits { x, chunks: made, _hold: hold })
+    }
+
+    /// B: the gradients of x, `[n, h]` in fp32, summed over the blocks of each of the shape's
+    /// `sums`, for `totals` of all blocks and `scale` as the factor of the loss. What W does is
+    /// queued.
+    ///
+    /// Keeps B→W: x and the gradients of the logits, in the type of x.
+    pub fn backward(
+        &self,
+        kept: SliceLogits,
+        totals: &Tensor<1>,
+        scale: f32,
+        w: &Weight<2>,
+        cx: &OpCx,
+    ) -> Vec<Tensor<1>> {
+        let SliceLogits { x, chunks, _hold: hold } = kept;
+        let h = self.shape.hidden;
+        let plain = x.get();
+        let (n, element) = (plain.shape().num_elements() / h, plain.dtype().size());
+        let held = cx.workspace(self.shape.backward_bytes(n, element, true));
+        let head = self.of(w, cx, self.shape.chunk(n, element, true));
+        let scale = scale / head.divisor(n) as f32;
+        let totals = exp_sums(view(totals).as_slice());
+        let mut sums = OwnSums::new(&self.shape.sums, n * h);
+        let weight = w.get();
+        let mut slopes = Vec::with_capacity(chunks.len());
+        for (tokens, logits) in head.chunks(n).zip(chunks) {
+            let of_blocks = logits.slopes(&totals[tokens.clone()], scale);
+            slopes.push(match (fast(&weight), halves(&weight)) {
+                (Some(w), _) => {
+                    let w = w.as_slice();
+                    Slopes::Fp32(head.backward_of(w, of_blocks, tokens.len(), &mut sums))
+                }
+                (_, Some(w)) => {
+                    let w = &w.as_slice()[..head.rows() * h];
+                    Slopes::Bf16(head.backward_of_halves(w, of_blocks, tokens.len(), &mut sums))
+                }
+                (None, None) => unreachable!("a split head is on the CPU"),
+            });
+        }
+        drop((held, hold, plain));
+        if w.trains() {
+            let bytes = n * self.shape.own_ids().len() * element;
+            let held = cx.meter.hold(MemoryKind::WeightStash, bytes as u64);
+            let (x, ids) = (cx.stash(x.take()), self.shape.ids);
+            let (slot, blocks): (_, Vec<_>) = (w.slot(), head.row_blocks().collect());
+            let chunk = head.chunk;
+            cx.queue.push(move |grads| {
+                let (x, _held) = (x.take(), held);
+                let dw = grads.host_mut(slot).expect("on the CPU");
+                for (tokens, slopes) in self::chunks(n, chunk).zip(slopes) {
+                    add_weights(dw, &blocks, &x, tokens, slopes, [ids, h]);
+                }
+            });
+        }
+        sums.done()
+    }
+}
+
+/// The message of a slice's own sums.
+fn own_sums(chunks: &[BlockLogits], n: usize, blocks: usize) -> Tensor<1> {
+    let len = sums_len(n, blocks);
+    let mut flat = vec![0.0; len];
+    let mut first = 0;
+    for logits in chunks {
+        let chosen = logits.chosen();
+        flat[first..first + chosen.len()].copy_from_slice(chosen);
+        for (block, sums) in logits.sums().enumerate() {
+            let tops = n * (2 * block + 1) + first;
+            for (i, of) in sums.iter().enumerate() {
+                flat[tops + i] = of.top;
+                flat[tops + n + i] = of.sum;
+            }
+        }
+        first += chosen.len();
+    }
+    cpu_tensor::from_vec(flat, [len])
+}
+
+/// Adds the gradients of a chunk's `tokens` to `dw`, a block of its rows after the other.
+fn add_weights(
+    dw: &mut [f32],
+    blocks: &[Range<usize>],
+    x: &Tensor<3>,
+    tokens: Range<usize>,
+    slopes: Slopes,
+    [ids, h]: [usize; 2],
+) {
+    let at = tokens.start * h..tokens.end * h;
+    match slopes {
+        Slopes::Fp32(slopes) => {
+            let x = fast(x).expect("as in F");
+            for (block, slope) in blocks.iter().zip(slopes) {
+                let dw = &mut dw[block.start * h..block.end * h];
+                add_weight_gradient(dw, &slope, &x.as_slice()[at.clone()], [ids, h]);
+            }
+        }
+        Slopes::Bf16(slopes) => {
+            let (x, c) = (halves(x).expect("as in F"), tokens.len());
+            let x = Packed::new(Mat::new(&x.as_slice()[at], c, h));
+            for (block, slope) in blocks.iter().zip(slopes) {
+                let slope = Mat::new(&slope, c, block.len());
+                bf16::add_product(&mut dw[block.start * h..block.end * h], h, slope.t(), &x);
+            }
+        }
+    }
+}
+
+/// Sums of gradients over some blocks each, which are made of one chunk of tokens after the other.
+struct OwnSums {
+    /// How many blocks each is of: together all of the slice, in order.
+    blocks: Vec<usize>,
+    /// Elements of each.
+    len: usize,
+    values: Vec<Vec<f32>>,
+    /// Which one is made, of how many of its blocks so far.
+    at: usize,
+    added: usize,
+    sum: TreeSum,
+}
+
+impl OwnSums {
+    fn new(sums: &[Range<usize>], len: usize) -> Self {
+        let blocks = sums.iter().map(ExactSizeIterator::len).collect();
+        let values = vec![Vec::new(); sums.len()];
+        Self { blocks, len, values, at: 0, added: 0, sum: TreeSum::default() }
+    }
+
+    /// Lets `add` add the next block of the chunk, or the first one of the next chunk.
+    fn add(&mut self, add: impl FnOnce(&mut TreeSum)) {
+        add(&mut self.sum);
+        self.added += 1;
+        if self.added < self.blocks[self.at] {
+            return;
+        }
+        let (sum, values) = (std::mem::take(&mut self.sum).done(), &mut self.values[self.at]);
+        match sum.len() == self.len {
+            true => *values = sum,
+            false => {
+                values.reserve_exact(self.len - values.len());
+                values.extend(sum);
+            }
+        }
+        (self.at, self.added) = ((self.at + 1) % self.blocks.len(), 0);
+    }
+
+    fn done(self) -> Vec<Tensor<1>> {
+        let len = self.len;
+        self.values.into_iter().map(|values| cpu_tensor::from_vec(values, [len])).collect()
+    }
+}
+
+impl ChunkedHead<'_> {
+    /// Adds a chunk of `c` tokens to `sums`; gives the gradients of its logits.
+    fn backward_of(
+        &self,
+        w: &[f32],
+        slopes: impl Iterator<Item = Vec<f32>>,
+        c: usize,
+        sums: &mut OwnSums,
+    ) -> Vec<Vec<f32>> {
+        let blocks = self.row_blocks().zip(slopes);
+        let add = |(block, slope): (Range<usize>, Vec<f32>)| {
+            sums.add(|sum| self.add_input_gradient(sum, w, block, &slope, c));
+            slope
+        };
+        blocks.map(add).collect()
+    }
+
+    /// The same in bf16.
+    fn backward_of_halves(
+        &self,
+        w: &[Half],
+        mut slopes: impl Iterator<Item = Vec<f32>>,
+        c: usize,
+        sums: &mut OwnSums,
+    ) -> Vec<Vec<Half>> {
+        let ([_, h], mut kept) = (self.w.shape(), Vec::new());
+        self.each_block(Side::Backward, w, |block, w| {
+            let slope = bf16::convert::narrow(&slopes.next().expect("one of each block"));
+            let of_block = Mat::new(&slope, c, block.len());
+            sums.add(|sum| sum.add(c * h, |dx| bf16::product_set(dx, h, of_block, w)));
+            kept.push(slope);
+        });
+        kept
+    }
+}

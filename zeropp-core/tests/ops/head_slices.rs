@@ -1,0 +1,186 @@
+//! Slices of a head, each computed apart, have the bits of the whole one.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device, Int, Tensor};
+use parking_lot::Mutex;
+use proptest::prelude::*;
+use zeropp_core::cpu_tensor;
+use zeropp_core::meter::{MemoryKind, Meter};
+use zeropp_core::params::{FlatLayout, Init, ParamSpec};
+use zeropp_core::split::ops::{
+    SplitHead, force_head_chunk, input_gradient, join_sums, linear_cross_entropy,
+};
+use zeropp_core::split::{
+    ForwardGrads, Grads, LayerWeights, Masks, NOT_SCORED, OpCx, Saved, WQueue, seed_backward,
+};
+
+use crate::cases::cases;
+use crate::common::*;
+
+/// A head and a micro-batch.
+struct Case {
+    head: SplitHead,
+    w: Vec<f32>,
+    x: Tensor<3>,
+    targets: Tensor<2, Int>,
+    scored: Option<f64>,
+    dtype: DType,
+}
+
+const SCALE: f32 = 0.25;
+
+/// Loss, dX and dW.
+type Given = (u32, Vec<u32>, Vec<u32>);
+
+impl Case {
+    fn weights(&self, spec: ParamSpec, first: usize) -> (LayerWeights, Arc<FlatLayout>) {
+        let (n, layout) = (spec.len(), Arc::new(FlatLayout::new(vec![spec], 1)));
+        let weights = LayerWeights::new("head", 0, layout.clone());
+        let mut flat = vec![0.0; layout.len];
+        flat[..n].copy_from_slice(&self.w[first..first + n]);
+        weights.set(cpu_tensor::from_vec(flat, [layout.len]).cast(self.dtype));
+        (weights, layout)
+    }
+
+    fn context(&self, meter: &Arc<Meter>, grads: Option<Arc<Mutex<Grads>>>) -> OpCx {
+        let masks = Masks { scored: self.scored, ..Masks::default() };
+        let forward_grads = grads.map(|grads| ForwardGrads { grads, loss_scale: SCALE });
+        OpCx { forward_grads, masks, ..context(meter, false, false) }
+    }
+
+    fn whole(&self) -> Given {
+        let (weights, layout) = self.weights(self.head.weight.clone(), 0);
+        let grads = Grads::new(vec![layout], &Device::flex(), &Meter::new());
+        let grads = Arc::new(Mutex::new(grads));
+        let mut cx = self.context(&Meter::new(), Some(grads.clone()));
+        cx.token = leaf(&cx.token);
+        let x = self.x.clone().autodiff().require_grad();
+        let (w, ids) = (weights.weight("w"), self.head.ids);
+        let loss = linear_cross_entropy(x.clone(), &w, self.targets.clone(), ids, &cx);
+        let value = values(&loss.clone().inner())[0].to_bits();
+        let mut graph = seed_backward(loss).backward(cpu_tensor::from_vec(vec![SCALE], [1]));
+        let dx = x.grad_remove(&mut graph).expect("a gradient");
+        drop(cx);
+        let dw = flat_of(grads);
+        let n = self.w.len();
+        (value, bits(&values(&dx.cast(DType::F32))), bits(&dw[..n]))
+    }
+
+    /// The same by slices that end at these blocks.
+    fn in_slices(&self, ends: &[usize]) -> Given {
+        let n = self.targets.shape().num_elements();
+        let starts = [0].into_iter().chain(ends.iter().copied());
+        let slice = |(start, end): (usize, &usize)| {
+            self.head.slice(start..*end, branches(self.head.blocks(), start..*end))
+        };
+        let slices: Vec<_> =
+            starts.zip(ends).filter(|(start, end)| start < end).map(slice).collect();
+        let meter = Meter::new();
+        let mut forwards = Vec::new();
+        for slice in &slices {
+            let rows = slice.shape().own_rows();
+            let spec = slice.parameters().remove(0);
+            assert_eq!(spec.shape[0], rows.len());
+            let (weights, layout) = self.weights(spec, rows.start * self.head.weight.shape[1]);
+            let op = OpCx { queue: WQueue::default(), ..self.context(&meter, None) };
+            let x = Saved::new(self.x.clone(), MemoryKind::Activation, &meter);
+            let (sums, kept) = slice.forward(x, self.targets.clone(), &weights.weight("w"), &op);
+            forwards.push((slice, layout, weights, op, sums, kept));
+        }
+        let sums: Vec<_> = forwards.iter().map(|(.., sums, _)| sums.clone()).collect();
+        let sums = join_sums(&sums, n);
+        let masks = Masks { scored: self.scored, ..Masks::default() };
+        let element = self.dtype.size();
+        let (totals, loss) = self.head.loss(&sums, self.targets.clone(), &masks, element);
+        let (mut parts, mut dw) = (Vec::new(), Vec::new());
+        for (slice, layout, weights, op, _, kept) in forwards {
+            let dx = slice.backward(kept, &totals, SCALE, &weights.weight("w"), &op);
+            weights.free();
+            parts.extend(slice.shape().sums.iter().cloned().zip(dx));
+            let mut grads = Grads::new(vec![layout.clone()], &Device::flex(), &Meter::new());
+            op.queue.run(&mut grads);
+            let flat = cpu_tensor::into_vec(grads.into_flat().0.remove(0));
+            dw.extend(bits(&flat[..layout.params[0].spec.len()]));
+        }
+        assert_eq!(meter.now().total(), 0, "nothing is kept in the end");
+        let dx = input_gradient(sum(&parts, 0..self.head.blocks()), self.dtype);
+        (values(&loss)[0].to_bits(), bits(&values(&dx.cast(DType::F32))), dw)
+    }
+}
+
+fn flat_of(grads: Arc<Mutex<Grads>>) -> Vec<f32> {
+    let grads = Arc::into_inner(grads).expect("nothing else holds it").into_inner();
+    cpu_tensor::into_vec(grads.into_flat().0.remove(0))
+}
+
+/// The two halves of a branch of the tree over blocks.
+fn halves(of: &Range<usize>) -> [Range<usize>; 2] {
+    let middle = of.start + of.len().next_power_of_two() / 2;
+    [of.start..middle, middle..of.end]
+}
+
+/// The largest branches of the tree over `all` blocks that are within `own`.
+fn branches(all: usize, own: Range<usize>) -> Vec<Range<usize>> {
+    fn add(of: Range<usize>, own: &Range<usize>, found: &mut Vec<Range<usize>>) {
+        if of.end <= own.start || own.end <= of.start {
+            return;
+        }
+        if own.start <= of.start && of.end <= own.end {
+            return found.push(of);
+        }
+        halves(&of).into_iter().for_each(|half| add(half, own, found));
+    }
+    let mut found = Vec::new();
+    add(0..all, &own, &mut found);
+    found
+}
+
+fn sum(parts: &[(Range<usize>, Tensor<1>)], of: Range<usize>) -> Tensor<1> {
+    if let Some((_, sum)) = parts.iter().find(|(blocks, _)| *blocks == of) {
+        return sum.clone();
+    }
+    let [left, right] = halves(&of);
+    cpu_tensor::add_in_place(sum(parts, left), sum(parts, right))
+}
+
+proptest! {
+    #![proptest_config(cases(40))]
+
+    /// Whatever the slices, the chunks of tokens, the type, the tokens that are scored, and the
+    /// rows that are no ids.
+    #[test]
+    fn slices_have_the_bits_of_the_whole_head(
+        s in 1..70_usize, h in 1..24_usize, ids in 1..1500_usize, padding in 0..40_usize,
+        chunk in 1..150_usize, cuts in prop::collection::vec(0..13_usize, 0..4), halves: bool,
+        masked: bool, seed: u64,
+    ) {
+        let mut rng = Random(seed);
+        let weight = ParamSpec::new("w", &[ids + padding, h], Init::Zeros);
+        let dtype = if halves { DType::BF16 } else { DType::F32 };
+        let w = rng.normals((ids + padding) * h);
+        let x = rng.tensor([2, s, h]).cast(dtype);
+        let targets = rng.ids([2, s], ids);
+        let targets = match masked {
+            // Every token whose id is odd is left out.
+            true => {
+                let odd = targets.clone().remainder_scalar(2).equal_scalar(1);
+                targets.mask_fill(odd, NOT_SCORED)
+            }
+            false => targets,
+        };
+        let scored = masked.then_some(1.5);
+        let head = SplitHead { name: "head".into(), weight, ids };
+        let mut ends: Vec<_> = cuts.into_iter().map(|cut| cut.min(head.blocks())).collect();
+        ends.push(head.blocks());
+        ends.sort_unstable();
+        let case = Case { head, w, x, targets, scored, dtype };
+        force_head_chunk(Some(chunk));
+        let (whole, slices) = (case.whole(), case.in_slices(&ends));
+        force_head_chunk(None);
+        prop_assert_eq!(whole.0, slices.0, "loss");
+        prop_assert!(whole.1 == slices.1, "dx");
+        prop_assert!(whole.2 == slices.2, "dw");
+    }
+}

@@ -1,0 +1,157 @@
+//! What is under way within a step, between ranks and between the computes of one.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use burn::tensor::Tensor;
+use zeropp_comm::Pending;
+use zeropp_core::cpu_tensor::add_in_place;
+use zeropp_core::meter::Hold;
+use zeropp_failures::tag::Key;
+use zeropp_zero3::StepOutcome;
+
+use super::record::Redone;
+use crate::head::halves;
+use crate::timeline::Span;
+
+pub(super) struct IncomingTensor {
+    pub(super) tensor: Pending<Tensor<1>>,
+    pub(super) span: usize,
+    pub(super) _hold: Option<Hold>,
+}
+
+/// An operation of several ranks that goes on beside the computes, of a stage.
+#[derive(Clone, Copy)]
+pub(super) enum Collective {
+    Gather(usize),
+    Reduce(usize),
+    ReplicaReduce(usize),
+}
+
+/// The data that is under way within a step.
+#[derive(Default)]
+pub(super) struct Flight {
+    pub(super) spans: Vec<Span>,
+    pub(super) arriving: HashMap<Key, IncomingTensor>,
+    /// Produced here: for a stage that lives here too (counted until it is taken), or about to be
+    /// sent.
+    pub(super) local: HashMap<Key, (Tensor<1>, Option<Hold>)>,
+    pub(super) sends: Vec<Pending<()>>,
+    pub(super) gathers: HashMap<usize, usize>,
+    pub(super) reduces: Vec<(usize, usize)>,
+    /// Collectives that were not yet seen to be done, with their spans.
+    pub(super) running: Vec<(Collective, usize)>,
+    pub(super) head: HeadFlight,
+    pub(super) sent_bytes: u64,
+    pub(super) outcome: Option<StepOutcome>,
+    pub(super) validated: Option<StepOutcome>,
+    pub(super) redone: Option<Redone>,
+}
+
+impl Flight {
+    /// A collective was waited for. Where it was seen to be done before, it ended then.
+    pub(super) fn end_collective(&mut self, span: usize, now: u64) {
+        if let Some(at) = self.running.iter().position(|(_, running)| *running == span) {
+            self.running.swap_remove(at);
+            self.spans[span].end_ns = now;
+        }
+    }
+}
+
+/// A message, by its place among those of a micro-batch, and the micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct OfHead {
+    pub(super) edge: usize,
+    pub(super) micro_batch: usize,
+}
+
+/// What there is of a split head's messages on one rank within a step.
+#[derive(Default)]
+pub(super) struct HeadFlight {
+    pub(super) arriving: HashMap<OfHead, IncomingTensor>,
+    /// What has arrived, with how many have still to take it. Sums of gradients are in `gradients`.
+    pub(super) there: HashMap<OfHead, (Option<Tensor<1>>, usize)>,
+    /// What counts messages to this rank, with the sends and computes of the program after which
+    /// they are no longer counted.
+    pub(super) holds: HashMap<OfHead, (Hold, usize)>,
+    /// By micro-batch: the input that this rank's last stage has made.
+    pub(super) inputs: HashMap<usize, (Tensor<1>, usize)>,
+    /// What counts it until F of the slice takes it.
+    pub(super) input_holds: HashMap<usize, Hold>,
+    /// The sums of the rank's own blocks.
+    pub(super) sums: HashMap<usize, Tensor<1>>,
+    /// The totals over all blocks, on the root.
+    pub(super) totals: HashMap<usize, (Tensor<1>, usize)>,
+    /// Sums of gradients, by micro-batch and the blocks that they are over.
+    pub(super) gradients: HashMap<(usize, usize, usize), Tensor<1>>,
+    /// What counts the rank's own ones, with the takers that are left.
+    pub(super) own: HashMap<usize, (Vec<Hold>, usize)>,
+    /// Sends that wait for what they pass on, with their spans.
+    pub(super) waiting: Vec<(OfHead, usize)>,
+    /// Micro-batches whose totals the root has not made yet.
+    pub(super) due: Vec<usize>,
+}
+
+impl HeadFlight {
+    /// One of those that take these messages has come.
+    pub(super) fn release(&mut self, edges: &[usize], micro_batch: usize) {
+        for at in edges {
+            let of = OfHead { edge: *at, micro_batch };
+            if let Some((_, left)) = self.holds.get_mut(&of) {
+                *left = left.saturating_sub(1);
+                if *left == 0 {
+                    self.holds.remove(&of);
+                }
+            }
+        }
+    }
+
+    /// One of those that take the rank's own sums of gradients has come.
+    pub(super) fn release_own(&mut self, micro_batch: usize) {
+        if let Some((_, left)) = self.own.get_mut(&micro_batch) {
+            *left -= 1;
+            if *left == 0 {
+                self.own.remove(&micro_batch);
+            }
+        }
+    }
+
+    /// What has arrived, for one of those that take it.
+    pub(super) fn take(&mut self, of: OfHead) -> Option<Tensor<1>> {
+        let (tensor, left) = self.there.get_mut(&of).expect("it has arrived");
+        let tensor = tensor.clone();
+        *left = left.saturating_sub(1);
+        if *left == 0 {
+            self.there.remove(&of);
+        }
+        tensor
+    }
+
+    /// The input that the last stage has made, for one of those that take it.
+    pub(super) fn take_input(&mut self, micro_batch: usize) -> Tensor<1> {
+        take_one(&mut self.inputs, micro_batch).expect("the stage before has made it")
+    }
+
+    /// The sum of gradients over these blocks, of those that are there.
+    pub(super) fn sum_of(&mut self, micro_batch: usize, blocks: Range<usize>) -> Tensor<1> {
+        if let Some(sum) = self.gradients.remove(&(micro_batch, blocks.start, blocks.end)) {
+            return sum;
+        }
+        let halves = halves(&blocks).expect("a block's own is there");
+        let [left, right] = halves.map(|half| self.sum_of(micro_batch, half));
+        add_in_place(left, right)
+    }
+}
+
+/// A tensor for one of those that take it; with the last one it is gone.
+pub(super) fn take_one(
+    from: &mut HashMap<usize, (Tensor<1>, usize)>,
+    micro_batch: usize,
+) -> Option<Tensor<1>> {
+    let (tensor, left) = from.get_mut(&micro_batch)?;
+    *left -= 1;
+    if *left > 0 {
+        return Some(tensor.clone());
+    }
+    from.remove(&micro_batch).map(|(tensor, _)| tensor)
+}
