@@ -75,6 +75,7 @@ impl Head {
             output_wanted: true,
             forward_grads: Some(forward_grads),
             masks: Masks::default(),
+            routers: None,
         };
         let (x, targets) = (self.x.clone().autodiff().require_grad(), self.targets.clone());
         let w = self.weights.weight("w");

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::{Arg, ArgMatches};
 use zeropp::Config;
-use zeropp::config::EngineKind;
+use zeropp::config::{EngineKind, Recompute};
 use zeropp_plan::layout::{Fixed, Job};
 use zeropp_plan::model::ModelSizes;
 use zeropp_plan::{machines, text};
