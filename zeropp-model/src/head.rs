@@ -20,6 +20,10 @@ const CPU_SHARE: usize = 8;
 pub const BYTES_MAX: usize = 512 << 20;
 /// Chunks are whole multiples of this, as products like it.
 const CHUNK_MULTIPLE: usize = 64;
+/// Tokens of the grid on which the CPU's kernels sum over tokens (`zeropp_kernels::tokens::GRID`):
+/// their chunks are multiples of it, or half of it, however many tokens there are, so that those of
+/// a slice of a sample are those of the sample.
+const GRID: usize = 256;
 
 /// Tokens whose logits are there at once, of `n` in the micro-batch, for a weight of `[V, hidden]`.
 /// It follows from sizes, type and the path of the operations alone, as the order of sums follows
@@ -36,10 +40,16 @@ pub fn head_chunk(
         false => BYTES_MAX,
     };
     let most = bytes_max / (vocabulary * logit_bytes(element_bytes, on_kernels)).max(1);
-    let most = (most / CHUNK_MULTIPLE * CHUNK_MULTIPLE).max(2 * CHUNK_MULTIPLE);
+    let least = 2 * CHUNK_MULTIPLE;
+    let multiple = match on_kernels {
+        true if most >= GRID => GRID,
+        true => least,
+        false => CHUNK_MULTIPLE,
+    };
+    let most = (most / multiple * multiple).max(least);
     // Even chunks: a short last one would pay as much for the weight as a whole one.
     let chunks = n.div_ceil(most).max(1);
-    n.div_ceil(chunks).next_multiple_of(CHUNK_MULTIPLE).min(n)
+    n.div_ceil(chunks).next_multiple_of(multiple).min(n)
 }
 
 /// Bytes that a logit takes while its chunk is there: the kernels make it in fp32, and turn its

@@ -6,13 +6,13 @@ use std::ops::Range;
 use burn::tensor::{Int, Tensor, bf16 as Half};
 use zeropp_model::head::{block_rows, blocks, workspace_bytes};
 
-use super::super::linear::row_block;
 use super::super::{fast, halves, loss};
 use super::chunks::ChunkedHead;
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
-use crate::kernels::gemm::{MatMut, MatRef, StoreMode, gemm, product};
+use crate::kernels::gemm::{MatMut, MatRef, StoreMode, add_by_blocks, gemm, product};
 use crate::kernels::head::{BlockLogits, TreeSum, cross_entropy, totals};
+use crate::kernels::tokens;
 use crate::meter::Hold;
 use crate::split::weight::Side;
 use crate::split::{ForwardGrads, Saved};
@@ -50,7 +50,7 @@ impl ChunkedHead<'_> {
                 logits.push(product(1.0, MatRef::new(x, c, h), rows_of(&block).t()));
             }
             let totals = totals(logits.sums());
-            sum += cross_entropy(&totals, logits.chosen(), targets);
+            sum = cross_entropy(sum, &totals, logits.chosen(), targets);
             let Some(grads) = &mut grads else { continue };
             let mut dx = TreeSum::default();
             for (block, slope) in blocks(ids).zip(logits.slopes(&totals, grads.weight)) {
@@ -71,17 +71,14 @@ impl ChunkedHead<'_> {
         loss::mean(sum, self.divisor(n))
     }
 
-    /// Adds a block's slopeᵀ·x to `dw: [rows, h]`, for `slope: [c, rows]` and `x: [c, h]`.
+    /// Adds a block's slopeᵀ·x to `dw: [rows, h]`, for `slope: [c, rows]` and `x: [c, h]`: the first
+    /// tokens first, as F comes.
     fn add_weight_gradient(&self, dw: &mut [f32], slope: &[f32], x: &[f32]) {
         let [_, h] = self.w.shape();
         let rows = dw.len() / h;
-        // As many tokens at a time as stay in the cache, as for any weight.
-        let tokens = row_block(self.ids * h);
-        for (x, slope) in x.chunks(tokens * h).zip(slope.chunks(tokens * rows)) {
-            let n = x.len() / h;
-            let (x, slope) = (MatRef::new(x, n, h), MatRef::new(slope, n, rows));
-            gemm(MatMut::new(dw, rows, h), StoreMode::Add, 1.0, slope.t(), x);
-        }
+        let n = x.len() / h;
+        let (x, slope) = (MatRef::new(x, n, h), MatRef::new(slope, n, rows));
+        add_by_blocks(dw, slope, x, tokens::blocks(n));
     }
 
     /// The same in bf16: logits, loss and sums in fp32, the factors of products in bf16.
@@ -109,7 +106,7 @@ impl ChunkedHead<'_> {
                 logits.push(of_block);
             });
             let totals = totals(logits.sums());
-            sum += cross_entropy(&totals, logits.chosen(), targets);
+            sum = cross_entropy(sum, &totals, logits.chosen(), targets);
             let Some(sink) = sink else { continue };
             let weight = sink.loss_scale / self.divisor(n) as f32;
             let right = self.w.trains().then(|| Packed::new(x));
