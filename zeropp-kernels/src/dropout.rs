@@ -100,7 +100,7 @@ fn blocks(first: [u64; LANES], rest: [u32; 3], mut key: [u32; 2]) -> [[u64; LANE
     state
 }
 
-/// Where rows lie: which sample the first is of, and how many rows a sample, or a slice of one, has.
+/// Where rows lie: which sample the first is of, and how many rows each has.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleRows {
     /// Number of the first sample; the others follow.

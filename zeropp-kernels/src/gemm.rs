@@ -140,8 +140,8 @@ pub fn gemm(c: MatMut<'_>, store: StoreMode, scale: f32, a: MatRef<'_>, b: MatRe
     });
 }
 
-/// `c += aᵀ·b` for `a: [n, rows of c]` and `b: [n, columns of c]`: a product for each of `blocks` of
-/// the n rows, in their order.
+/// `c += aᵀ·b` for `a: [n, rows of c]` and `b: [n, columns of c]`: a product for each of `blocks`
+/// of the n rows, in their order.
 ///
 /// # Panics
 /// Panics if the sizes do not match, or a block lies outside.

@@ -158,8 +158,8 @@ pub fn totals<'a>(mut blocks: impl Iterator<Item = &'a [ExpSum]>) -> Vec<ExpSum>
     totals
 }
 
-/// `sum`, that of earlier tokens, and the cross-entropies of these, added in f64, first token first.
-/// `chosen`: the logit of each one's target.
+/// `sum`, that of earlier tokens, and the cross-entropies of these, added in f64, first token
+/// first. `chosen`: the logit of each one's target.
 pub fn cross_entropy(sum: f64, totals: &[ExpSum], chosen: &[f32], targets: &[usize]) -> f64 {
     let tokens = totals.iter().zip(chosen).zip(targets);
     let scored = tokens.filter(|(_, target)| **target != NOT_SCORED);

@@ -113,6 +113,18 @@ mod tests {
     }
 
     #[test]
+    fn chunks_of_a_slice_end_where_those_of_the_sample_may() {
+        for shape in [[50_257, 768], [128_000, 4096], [256, 1 << 20], [128_000, 256], [90_000, 8]] {
+            let blocks = if head_chunk(1 << 20, shape, 4, true) < GRID { GRID / 2 } else { GRID };
+            for n in (1..40).map(|blocks| blocks * GRID) {
+                let chunk = head_chunk(n, shape, 4, true);
+                assert!(chunk.is_multiple_of(blocks), "{chunk} of {n}, {shape:?}");
+                assert!(blocks == GRID || chunk == blocks, "{chunk} of {n}, {shape:?}");
+            }
+        }
+    }
+
+    #[test]
     fn chunks_follow_from_shapes_and_hold_little() {
         let cases = [
             (8192, [131_072, 4096], 2),

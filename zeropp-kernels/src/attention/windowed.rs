@@ -26,8 +26,8 @@ pub fn first_key(row: usize, window: usize) -> usize {
     (row + 1).saturating_sub(window)
 }
 
-/// The keys and values that a slice's queries see of one group, from token `first` of the sample on:
-/// where they lie, or a copy where there are earlier slices.
+/// The keys and values that a slice's queries see of one group, from token `first` of the sample
+/// on: where they lie, or a copy where there are earlier slices.
 struct SeenKeys<'a> {
     first: usize,
     width: usize,

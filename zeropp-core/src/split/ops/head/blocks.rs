@@ -71,7 +71,7 @@ impl ChunkedHead<'_> {
         loss::mean(sum, self.divisor(n))
     }
 
-    /// Adds a block's slopeᵀ·x to `dw: [rows, h]`, for `slope: [c, rows]` and `x: [c, h]`: the first
+    /// Adds a block's slopeᵀ·x to `dw: [rows, h]`, for `slope: [c, rows]` and `x: [c, h]`: first
     /// tokens first, as F comes.
     fn add_weight_gradient(&self, dw: &mut [f32], slope: &[f32], x: &[f32]) {
         let [_, h] = self.w.shape();
