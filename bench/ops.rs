@@ -111,6 +111,7 @@ fn time<const D: usize, const DY: usize>(
             output_wanted: true,
             forward_grads: None,
             masks: Masks::default(),
+            routers: None,
         };
         let leaf = x.clone().autodiff().require_grad();
         let (f, y) = seconds(|| op(leaf, &weights, &cx));

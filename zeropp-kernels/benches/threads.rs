@@ -120,7 +120,7 @@ fn rows(threads: usize, rounds: usize) {
     let (t, h, inner) = (TOKENS, HIDDEN, 4 * HIDDEN);
     let (x, y, gamma) = (numbers(t * h), numbers(t * inner), numbers(h));
     let (mut dy_a, mut dy_b, mut db) = (y.clone(), x.clone(), vec![0.0; inner]);
-    let mut logits = numbers(t * VOCABULARY);
+    let (mut logits, mut norm_sums) = (numbers(t * VOCABULARY), vec![0.0; 2 * h]);
     let targets: Vec<usize> = (0..t).map(|i| i * 191).collect();
     let (_, means, rstds) = norm::layer_norm(&x, &gamma, &gamma, 1e-5);
     let n = 1 << 23;
@@ -137,7 +137,9 @@ fn rows(threads: usize, rounds: usize) {
         ("layer norm", Box::new(|| drop(norm::layer_norm(&x, &gamma, &gamma, 1e-5)))),
         (
             "layer norm, backward",
-            Box::new(|| drop(norm::layer_norm_backward(&mut dy_b, &x, &gamma, &means, &rstds))),
+            Box::new(|| {
+                norm::layer_norm_backward(&mut dy_b, &x, &gamma, &means, &rstds, &mut norm_sums);
+            }),
         ),
         ("bias gradient", Box::new(|| reduce::add_rows(&mut db, &y))),
         ("AdamW, 8 M", Box::new(|| adamw(&mut p, &mut m, &mut v, &g, &SCALARS))),

@@ -100,11 +100,13 @@ fn blocks(first: [u64; LANES], rest: [u32; 3], mut key: [u32; 2]) -> [[u64; LANE
     state
 }
 
-/// Where rows lie: which sample the first is of, and how many rows a sample has.
+/// Where rows lie: which sample the first is of, and how many rows each has.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleRows {
     /// Number of the first sample; the others follow.
     pub first: usize,
+    /// Which token of its sample a sample's first row is: that of a slice, else 0.
+    pub token: usize,
     /// Rows of a sample.
     pub rows: usize,
 }
@@ -125,8 +127,8 @@ pub(crate) fn each_group<T: Send>(
             || {
                 for (j, row) in x.chunks_exact_mut(width).enumerate() {
                     let at = i * n + j;
-                    let (sample, row_there) =
-                        (samples.first + at / samples.rows, at % samples.rows);
+                    let sample = samples.first + at / samples.rows;
+                    let row_there = samples.token + at % samples.rows;
                     for (group, x) in row.chunks_mut(GROUP).enumerate() {
                         let factors = dropout.group(sample, row_there, group);
                         f(x, &factors[..x.len()]);
@@ -188,7 +190,7 @@ mod tests {
     #[test]
     fn parts_are_those_of_the_whole() {
         let dropout = DropoutRule::new([3, 4], 5, 0.3);
-        let samples = SampleRows { first: 7, rows: 3 };
+        let samples = SampleRows { first: 7, token: 0, rows: 3 };
         let width = 200;
         let whole = factors(5, width, samples, dropout);
         for first in [0, 1, 63, 64, 65, 130] {

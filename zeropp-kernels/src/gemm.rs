@@ -140,6 +140,24 @@ pub fn gemm(c: MatMut<'_>, store: StoreMode, scale: f32, a: MatRef<'_>, b: MatRe
     });
 }
 
+/// `c += aᵀ·b` for `a: [n, rows of c]` and `b: [n, columns of c]`: a product for each of `blocks`
+/// of the n rows, in their order.
+///
+/// # Panics
+/// Panics if the sizes do not match, or a block lies outside.
+pub fn add_by_blocks(
+    c: &mut [f32],
+    a: MatRef<'_>,
+    b: MatRef<'_>,
+    blocks: impl Iterator<Item = Range<usize>>,
+) {
+    for block in blocks {
+        assert!(block.end <= a.rows.min(b.rows), "rows {block:?} of {} and {}", a.rows, b.rows);
+        let (a, b) = (a.part(block.clone(), 0..a.cols), b.part(block, 0..b.cols));
+        gemm(MatMut::new(c, a.cols, b.cols), StoreMode::Add, 1.0, a.t(), b);
+    }
+}
+
 /// The product `scale·a·b` in a fresh vector, row-major.
 ///
 /// # Panics

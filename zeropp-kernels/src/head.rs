@@ -161,12 +161,12 @@ pub fn totals<'a>(mut blocks: impl Iterator<Item = &'a [ExpSum]>) -> Vec<ExpSum>
     totals
 }
 
-/// The cross-entropies of tokens, summed in f64, first token first. `chosen`: the logit of each
-/// one's target.
-pub fn cross_entropy(totals: &[ExpSum], chosen: &[f32], targets: &[usize]) -> f64 {
+/// `sum`, that of earlier tokens, and the cross-entropies of these, added in f64, first token
+/// first. `chosen`: the logit of each one's target.
+pub fn cross_entropy(sum: f64, totals: &[ExpSum], chosen: &[f32], targets: &[usize]) -> f64 {
     let tokens = totals.iter().zip(chosen).zip(targets);
     let scored = tokens.filter(|(_, target)| **target != NOT_SCORED);
-    scored.fold(0.0, |sum, ((all, chosen), _)| sum + f64::from(all.top - chosen + ln(all.sum)))
+    scored.fold(sum, |sum, ((all, chosen), _)| sum + f64::from(all.top - chosen + ln(all.sum)))
 }
 
 /// A sum over blocks as a binary tree: of the first 2ⁿ of them, as many as are fewer than all, and

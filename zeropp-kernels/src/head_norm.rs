@@ -60,7 +60,8 @@ pub fn head_norm(qkv: &[f32], at: HeadRow, q: &[f32], k: &[f32], eps: f32) -> (V
     (out.done(), rrms.done())
 }
 
-/// Turns `dy` into the gradient of qkv in [`head_norm`] in place; returns those of `q` and `k`.
+/// Turns `dy` into the gradient of qkv in [`head_norm`] in place; adds that of `q` and, behind it,
+/// that of `k` to `sums: [2·d]`, the last rows first.
 pub fn head_norm_backward(
     dy: &mut [f32],
     qkv: &[f32],
@@ -68,13 +69,14 @@ pub fn head_norm_backward(
     q: &[f32],
     k: &[f32],
     rrms: &[f32],
-) -> (Vec<f32>, Vec<f32>) {
+    sums: &mut [f32],
+) {
     let (d, width) = (q.len(), at.width(q.len()));
-    assert_eq!((dy.len(), k.len()), (qkv.len(), d));
+    assert_eq!((dy.len(), k.len(), sums.len()), (qkv.len(), d, 2 * d));
     let elements = dy.len();
     let blocks = dy.chunks_mut(BLOCK * width).zip(qkv.chunks(BLOCK * width));
     let blocks = blocks.zip(rrms.chunks(BLOCK * at.normed()));
-    let mut sums = sum_blocks(2 * d, blocks, elements, |((dy, qkv), rrms), sums| {
+    sum_blocks(sums, blocks, elements, |((dy, qkv), rrms), sums| {
         let (dq, dk) = sums.split_at_mut(d);
         simd(
             #[inline(always)]
@@ -99,6 +101,4 @@ pub fn head_norm_backward(
             },
         );
     });
-    let dk = sums.split_off(d);
-    (sums, dk)
 }

@@ -30,6 +30,7 @@ pub mod routing;
 pub mod sgd;
 pub mod threads;
 mod tile;
+pub mod tokens;
 
 pub use elementwise::{add, lerp};
 pub(crate) use elementwise::{map, map2, update, update_two};

@@ -45,20 +45,23 @@ pub fn layer_norm(
     (out.done(), means.done(), rstds.done())
 }
 
-/// Turns `dy` into the input gradient of [`layer_norm`] in place; returns dγ and dβ.
+/// Turns `dy` into the input gradient of [`layer_norm`] in place; adds dγ and, behind it, dβ to
+/// `sums: [2·h]`, the last rows first.
 pub fn layer_norm_backward(
     dy: &mut [f32],
     x: &[f32],
     gamma: &[f32],
     means: &[f32],
     rstds: &[f32],
-) -> (Vec<f32>, Vec<f32>) {
+    sums: &mut [f32],
+) {
     let h = gamma.len();
+    assert_eq!(sums.len(), 2 * h);
     assert_eq!(dy.len(), x.len());
     let elements = dy.len();
     let blocks = dy.chunks_mut(BLOCK * h).zip(x.chunks(BLOCK * h));
     let blocks = blocks.zip(means.chunks(BLOCK).zip(rstds.chunks(BLOCK)));
-    let mut sums = sum_blocks(2 * h, blocks, elements, |((dy, x), (means, rstds)), sums| {
+    sum_blocks(sums, blocks, elements, |((dy, x), (means, rstds)), sums| {
         let (dgamma, dbeta) = sums.split_at_mut(h);
         let mut hat = vec![0.0; h];
         simd(
@@ -85,8 +88,6 @@ pub fn layer_norm_backward(
             },
         );
     });
-    let dbeta = sums.split_off(h);
-    (sums, dbeta)
 }
 
 /// RMSNorm of every row of `x`: the output and the inverse root mean squares.
@@ -114,13 +115,15 @@ pub fn rms_norm(x: &[f32], gamma: &[f32], eps: f32) -> (Vec<f32>, Vec<f32>) {
     (out.done(), rrms.done())
 }
 
-/// Turns `dy` into the input gradient of [`rms_norm`] in place; returns dγ.
-pub fn rms_norm_backward(dy: &mut [f32], x: &[f32], gamma: &[f32], rrms: &[f32]) -> Vec<f32> {
+/// Turns `dy` into the input gradient of [`rms_norm`] in place; adds dγ to `sums: [h]`, the last
+/// rows first.
+pub fn rms_norm_backward(dy: &mut [f32], x: &[f32], gamma: &[f32], rrms: &[f32], sums: &mut [f32]) {
     let h = gamma.len();
+    assert_eq!(sums.len(), h);
     assert_eq!(dy.len(), x.len());
     let elements = dy.len();
     let blocks = dy.chunks_mut(BLOCK * h).zip(x.chunks(BLOCK * h)).zip(rrms.chunks(BLOCK));
-    sum_blocks(h, blocks, elements, |((dy, x), rrms), dgamma| {
+    sum_blocks(sums, blocks, elements, |((dy, x), rrms), dgamma| {
         simd(
             #[inline(always)]
             || {
@@ -137,5 +140,5 @@ pub fn rms_norm_backward(dy: &mut [f32], x: &[f32], gamma: &[f32], rrms: &[f32])
                 }
             },
         );
-    })
+    });
 }

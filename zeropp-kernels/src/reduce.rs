@@ -1,6 +1,6 @@
 //! Sums and maxima in a fixed order.
 
-use super::{GRAIN, threads};
+use super::{GRAIN, threads, tokens};
 
 /// Partial sums kept in parallel; four 16-lane registers hide the latency of addition.
 const LANES: usize = 64;
@@ -68,20 +68,21 @@ pub fn max(x: &[f32]) -> f32 {
     fold(lanes, larger)
 }
 
-/// Adds every row of `x: [rows, sums.len()]` to `sums`, first row first.
+/// Adds every row of `x: [rows, sums.len()]` to `sums`, as [`add_columns`] does.
 pub fn add_rows(sums: &mut [f32], x: &[f32]) {
     let width = sums.len();
     add_columns(sums, x, width, 0);
 }
 
-/// Adds the columns from `column` on of every row of `x: [rows, width]` to `sums`, first row first.
+/// Adds the columns from `column` on of every row of `x: [rows, width]` to `sums`: from the last
+/// block of the grid of tokens to the first, and in each its first row first.
 pub fn add_columns(sums: &mut [f32], x: &[f32], width: usize, column: usize) {
     columns_apart(sums, x.len() / width.max(1), |from, sums| {
         let from = column + from;
         super::simd(
             #[inline(always)]
             || {
-                for row in x.chunks_exact(width.max(1)) {
+                for row in rows_by_block(x, width.max(1)) {
                     let row = &row[from..from + sums.len()];
                     sums.iter_mut().zip(row).for_each(|(s, x)| *s += *x);
                 }
@@ -90,24 +91,38 @@ pub fn add_columns(sums: &mut [f32], x: &[f32], width: usize, column: usize) {
     });
 }
 
+/// The rows of `x: [rows, width]`, from the last block of the grid to the first, and in each its
+/// first row first.
+#[inline(always)]
+pub(crate) fn rows_by_block<T>(x: &[T], width: usize) -> impl Iterator<Item = &[T]> {
+    let blocks = tokens::blocks(x.len() / width).rev();
+    blocks.flat_map(
+        #[inline(always)]
+        move |rows| x[rows.start * width..rows.end * width].chunks_exact(width),
+    )
+}
+
 /// Calls `f` with parts of `sums` and their first columns, for sums over so many rows.
 pub(crate) fn columns_apart(sums: &mut [f32], rows: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
     let piece = threads::piece(sums.len(), 64, GRAIN.div_ceil(rows.max(1)));
     threads::each(sums.chunks_mut(piece).enumerate(), |(i, sums)| f(i * piece, sums));
 }
 
-/// Rows of a block: sums over rows that are made beside other results are those of its rows first,
-/// and then of the blocks, so that threads share the blocks and no bit depends on who had which.
+/// Rows of a block, of which the grid of tokens has a whole number: sums over rows that are made
+/// beside other results are those of its rows first, and then of the blocks, from the last to the
+/// first, so that threads share the blocks and no bit depends on who had which.
 pub(crate) const BLOCK: usize = 32;
+const _: () = assert!(tokens::GRID.is_multiple_of(BLOCK));
 
-/// Sums of `width` columns over blocks of rows, of which `f` adds those of one to zeros. There is
-/// an item for each block, and `elements` in all of them.
+/// Adds sums of columns over blocks of rows to `sums`, the last block first. `f` adds those of one
+/// block to zeros. There is an item for each block, and `elements` in all of them.
 pub(crate) fn sum_blocks<T: Send>(
-    width: usize,
+    sums: &mut [f32],
     items: impl ExactSizeIterator<Item = T> + Send,
     elements: usize,
     f: impl Fn(T, &mut [f32]) + Sync,
-) -> Vec<f32> {
+) {
+    let width = sums.len();
     let mut of_blocks = vec![0.0; items.len() * width];
     let items = items.zip(of_blocks.chunks_mut(width.max(1)));
     if elements < 2 * GRAIN {
@@ -115,11 +130,9 @@ pub(crate) fn sum_blocks<T: Send>(
     } else {
         threads::each(items, |(item, sums)| f(item, sums));
     }
-    let mut sums = vec![0.0; width];
-    for block in of_blocks.chunks_exact(width.max(1)) {
+    for block in of_blocks.chunks_exact(width.max(1)).rev() {
         sums.iter_mut().zip(block).for_each(|(sum, x)| *sum += *x);
     }
-    sums
 }
 
 #[cfg(test)]

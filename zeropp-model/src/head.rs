@@ -22,6 +22,10 @@ const CPU_SHARE: usize = 8;
 pub const BYTES_MAX: usize = 512 << 20;
 /// Chunks are whole multiples of this, as products like it.
 const CHUNK_MULTIPLE: usize = 64;
+/// Tokens of the grid on which the CPU's kernels sum over tokens (`zeropp_kernels::tokens::GRID`):
+/// their chunks are multiples of it, or half of it, however many tokens there are, so that those of
+/// a slice of a sample are those of the sample.
+const GRID: usize = 256;
 
 /// Tokens whose logits are there at once, of `n` in the micro-batch, for a weight of `[V, hidden]`.
 /// It follows from sizes, type and the path of the operations alone, as the order of sums follows
@@ -38,10 +42,16 @@ pub fn head_chunk(
         false => BYTES_MAX,
     };
     let most = bytes_max / (vocabulary * logit_bytes(element_bytes, on_kernels)).max(1);
-    let most = (most / CHUNK_MULTIPLE * CHUNK_MULTIPLE).max(2 * CHUNK_MULTIPLE);
+    let least = 2 * CHUNK_MULTIPLE;
+    let multiple = match on_kernels {
+        true if most >= GRID => GRID,
+        true => least,
+        false => CHUNK_MULTIPLE,
+    };
+    let most = (most / multiple * multiple).max(least);
     // Even chunks: a short last one would pay as much for the weight as a whole one.
     let chunks = n.div_ceil(most).max(1);
-    n.div_ceil(chunks).next_multiple_of(CHUNK_MULTIPLE).min(n)
+    n.div_ceil(chunks).next_multiple_of(multiple).min(n)
 }
 
 /// Bytes that a logit takes while its chunk is there: the kernels make it in fp32, and turn its
@@ -176,6 +186,18 @@ mod tests {
         assert_eq!([128, 129, 513, 8192].map(waiting), [0, 4, 8, 24]);
         assert_eq!(workspace_bytes(3, 100, 8, 2), 3 * 100 * (4 + 2));
         assert_eq!(workspace_bytes(3, 300, 8, 2), 3 * (300 * 4 + 8 * 4 + 128 * 2));
+    }
+
+    #[test]
+    fn chunks_of_a_slice_end_where_those_of_the_sample_may() {
+        for shape in [[50_257, 768], [128_000, 4096], [256, 1 << 20], [128_000, 256], [90_000, 8]] {
+            let blocks = if head_chunk(1 << 20, shape, 4, true) < GRID { GRID / 2 } else { GRID };
+            for n in (1..40).map(|blocks| blocks * GRID) {
+                let chunk = head_chunk(n, shape, 4, true);
+                assert!(chunk.is_multiple_of(blocks), "{chunk} of {n}, {shape:?}");
+                assert!(blocks == GRID || chunk == blocks, "{chunk} of {n}, {shape:?}");
+            }
+        }
     }
 
     #[test]

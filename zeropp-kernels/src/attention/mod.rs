@@ -2,16 +2,21 @@
 //!
 //! Two ways, of which the sizes decide ([`keeps_probabilities`]): short samples keep the
 //! probabilities for the backward, long ones a number a query, from which it has them again. A
-//! sliding window has a way of its own.
+//! sliding window has a way of its own. But for the first, they also take a slice of a sample, with
+//! the keys and values of the slices before it, and then have the bits of the whole sample.
 
 pub mod cached;
 mod dropped;
+mod earlier;
 pub mod kept;
+mod matrix_rows;
 pub mod recomputed;
 pub mod windowed;
 
 pub use dropped::Dropped;
 pub(crate) use dropped::DroppedHead;
+pub use earlier::{EarlierRows, EarlierSums, SliceForward};
+pub(crate) use earlier::{gathered, rows_of, tokens};
 
 use core::ops::Range;
 
@@ -102,7 +107,7 @@ impl Dims {
         })
     }
 
-    /// (first row, end row) of every block of `rows` queries.
+    /// The rows of every block of `rows` queries.
     fn blocks(self, rows: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
         (0..self.s.div_ceil(rows)).map(move |i| i * rows..self.s.min((i + 1) * rows))
     }
@@ -111,6 +116,19 @@ impl Dims {
         assert_eq!(elements, self.b * self.s * self.width());
         assert_eq!(self.heads % self.groups, 0, "{} heads in {} groups", self.heads, self.groups);
     }
+
+    /// The same for a slice with earlier ones; the tokens of these.
+    pub(crate) fn check_slice<T>(&self, elements: usize, earlier: &[EarlierRows<'_, T>]) -> usize {
+        self.check(elements);
+        assert!(earlier.is_empty() || self.b == 1, "slices of one sample, not of {}", self.b);
+        tokens(earlier)
+    }
+}
+
+/// The heads that share a group's keys and values.
+pub(crate) fn heads_in(d: Dims, group: usize) -> Range<usize> {
+    let share = d.heads / d.groups;
+    group * share..(group + 1) * share
 }
 
 /// Which of the three matrices of a head.

@@ -5,14 +5,16 @@
 //! of the sum of its exponentials, from which the backward has the probabilities again.
 
 mod buffers;
-mod matrix_rows;
 
 use core::ops::Range;
 
 use buffers::{LANES, Panels, ScoreRows};
-use matrix_rows::MatrixRows;
 
-use super::{Dims, Dropped, DroppedHead};
+use super::earlier::GroupSums;
+use super::matrix_rows::MatrixRows;
+use super::{
+    Dims, Dropped, DroppedHead, EarlierRows, EarlierSums, QkvPart, SliceForward, heads_in, rows_of,
+};
 use crate::mat_mut::MatMut;
 use crate::math::exp;
 use crate::reduce::fold;
@@ -22,12 +24,6 @@ use crate::tile::{PANEL, RUN, Tile, rows};
 
 /// Query rows of which the scores are there at a time.
 const BLOCK: usize = 64;
-
-/// The heads that share a group's keys and values.
-fn heads_of(d: Dims, group: usize) -> Range<usize> {
-    let share = d.heads / d.groups;
-    group * share..(group + 1) * share
-}
 
 /// Turns the first `n` scores of row `i` of `p` into exp(score − max); the others become zero as
 /// far as products read. Returns the maximum and the sum.
@@ -98,9 +94,9 @@ struct Factors {
 }
 
 impl Factors {
-    /// Where probabilities are dropped at all.
-    fn new(d: Dims, dropped: Option<Dropped>) -> Self {
-        let stride = d.s.next_multiple_of(LANES);
+    /// For `keys` keys, where probabilities are dropped at all.
+    fn new(d: Dims, keys: usize, dropped: Option<Dropped>) -> Self {
+        let stride = keys.next_multiple_of(LANES);
         match dropped {
             Some(_) => Self { data: vec![0.0; BLOCK.min(d.s) * stride], stride },
             None => Self::default(),
@@ -186,6 +182,8 @@ fn transposed(out: &mut [f32], p: &ScoreRows, m: &Panels, scale: f32, queries: R
 /// Scratch of a forward: a block of queries and its scores, and the keys and values of a group.
 struct Forward {
     d: Dims,
+    /// Tokens of earlier slices.
+    before: usize,
     q: ScoreRows,
     p: ScoreRows,
     keys: Panels,
@@ -196,13 +194,14 @@ struct Forward {
 }
 
 impl Forward {
-    fn new(d: Dims, dropped: Option<Dropped>) -> Self {
-        let rows = BLOCK.min(d.s);
+    fn new(d: Dims, before: usize, dropped: Option<Dropped>) -> Self {
+        let (rows, keys) = (BLOCK.min(d.s), before + d.s);
         Self {
             d,
-            factors: Factors::new(d, dropped),
+            before,
+            factors: Factors::new(d, keys, dropped),
             q: ScoreRows::new(rows, d.d),
-            p: ScoreRows::new(rows, d.s),
+            p: ScoreRows::new(rows, keys),
             keys: Panels::default(),
             values: Panels::default(),
             result: vec![0.0; rows * d.d.next_multiple_of(PANEL)],
@@ -218,7 +217,7 @@ impl Forward {
         sums: &mut [f32],
         dropped: Option<DroppedHead>,
     ) {
-        let (d, queries) = (self.d.d, q.from..q.to);
+        let (d, queries) = (self.d.d, self.before + q.from..self.before + q.to);
         self.q.copy(q, d);
         scores(&mut self.p, &self.q, &self.keys, self.d.scale(), queries.clone());
         let (p, inverse) = (&mut self.p, &mut self.inverse);
@@ -226,7 +225,7 @@ impl Forward {
             #[inline(always)]
             || {
                 for (i, (log, inverse)) in sums.iter_mut().zip(inverse).enumerate() {
-                    let (top, sum) = exponentials(p, i, q.from + i + 1);
+                    let (top, sum) = exponentials(p, i, queries.start + i + 1);
                     *log = top + sum.ln();
                     *inverse = 1.0 / sum;
                 }
@@ -249,8 +248,20 @@ impl Forward {
 /// exponentials, `[b, heads, s]`, which the backward needs. Probabilities are dropped if `dropped`
 /// says which.
 pub fn attention(qkv: &[f32], d: Dims, dropped: Option<Dropped>) -> (Vec<f32>, Vec<f32>) {
-    d.check(qkv.len());
-    let width = d.width();
+    attention_after(&[], qkv, d, dropped)
+}
+
+/// The same for a slice of a sample, whose queries see the `earlier` slices too.
+///
+/// # Panics
+/// Panics if there are earlier slices, and several samples.
+pub fn attention_after(
+    earlier: &[EarlierRows<'_>],
+    qkv: &[f32],
+    d: Dims,
+    dropped: Option<Dropped>,
+) -> (Vec<f32>, Vec<f32>) {
+    let before = d.check_slice(qkv.len(), earlier);
     let mut out = vec![0.0; d.b * d.s * d.out_width()];
     let mut sums = vec![0.0; d.b * d.heads * d.s];
     let share = d.heads / d.groups;
@@ -259,18 +270,18 @@ pub fn attention(qkv: &[f32], d: Dims, dropped: Option<Dropped>) -> (Vec<f32>, V
     let groups = groups.zip(sums.chunks_mut(share * d.s)).enumerate();
     each_with(
         groups,
-        || Forward::new(d, dropped),
+        || Forward::new(d, before, dropped),
         |scratch, (i, (out, sums))| {
             let (b, group) = (i / d.groups, i % d.groups);
-            let data = &qkv[d.sample(b, width)];
-            let all = |column| MatrixRows { data, width, column, from: 0, to: d.s };
-            scratch.keys.of_rows(all(d.key(group)), d.d);
-            scratch.values.of_columns(all(d.value(group)), d.d);
+            let of = |part| rows_of(earlier, qkv, d, b, part, group);
+            scratch.keys.of_rows(before + d.s, of(QkvPart::Key), d.d);
+            scratch.values.of_parts(before + d.s, of(QkvPart::Value), d.d);
+            let (data, width) = (&qkv[d.sample(b, d.width())], d.width());
             let heads = out.bands(d.d).zip(sums.chunks_mut(d.s));
-            for (head, ((_, mut out), sums)) in heads_of(d, group).zip(heads) {
+            for (head, ((_, mut out), sums)) in heads_in(d, group).zip(heads) {
                 let dropped = dropped.map(|dropped| dropped.head(d, b, head));
                 for Range { start: from, end: to } in d.blocks(BLOCK) {
-                    let q = MatrixRows { from, to, ..all(d.query(head)) };
+                    let q = MatrixRows { data, width, column: d.query(head), from, to };
                     scratch.block(q, &mut out, &mut sums[from..to], dropped);
                 }
             }
@@ -282,6 +293,8 @@ pub fn attention(qkv: &[f32], d: Dims, dropped: Option<Dropped>) -> (Vec<f32>, V
 /// Scratch of a backward: what belongs to a block of queries, and the gradients of a group.
 struct Backward {
     d: Dims,
+    /// Tokens of earlier slices.
+    before: usize,
     /// Query and output gradient of a block, to be on the left of products and on the right.
     q: ScoreRows,
     dy: ScoreRows,
@@ -300,34 +313,40 @@ struct Backward {
 }
 
 impl Backward {
-    fn new(d: Dims, dropped: Option<Dropped>) -> Self {
+    fn new(d: Dims, before: usize, dropped: Option<Dropped>) -> Self {
         let (rows, columns) = (BLOCK.min(d.s), d.d.next_multiple_of(PANEL));
-        let block = |terms| ScoreRows::new(rows, terms);
+        let (keys, block) = (before + d.s, |terms| ScoreRows::new(rows, terms));
         Self {
             d,
+            before,
             q: block(d.d),
             dy: block(d.d),
             right_q: Panels::default(),
             right_dy: Panels::default(),
-            p: block(d.s),
-            dp: block(d.s),
+            p: block(keys),
+            dp: block(keys),
             dq: vec![0.0; rows * columns],
             keys: Panels::default(),
             values: Panels::default(),
             right_keys: Panels::default(),
-            dk: vec![0.0; d.s * columns],
-            dv: vec![0.0; d.s * columns],
-            factors: Factors::new(d, dropped),
+            dk: vec![0.0; keys * columns],
+            dv: vec![0.0; keys * columns],
+            factors: Factors::new(d, keys, dropped),
         }
     }
 
-    fn begin(&mut self, keys: MatrixRows<'_>, values: MatrixRows<'_>) {
-        let d = self.d.d;
-        self.keys.of_rows(keys, d);
-        self.right_keys.of_columns(keys, d);
-        self.values.of_rows(values, d);
-        self.dk.fill(0.0);
-        self.dv.fill(0.0);
+    /// Takes up the keys and values of a group, and the sums that later slices left for it.
+    fn begin<'a>(
+        &mut self,
+        keys: impl Iterator<Item = MatrixRows<'a>> + Clone,
+        values: impl Iterator<Item = MatrixRows<'a>>,
+        sums: &mut GroupSums<'_>,
+    ) {
+        let (d, tokens) = (self.d.d, self.before + self.d.s);
+        self.keys.of_rows(tokens, keys.clone(), d);
+        self.right_keys.of_parts(tokens, keys, d);
+        self.values.of_rows(tokens, values, d);
+        sums.load([&mut self.dk, &mut self.dv], d.next_multiple_of(PANEL), d, 0);
     }
 
     /// One block of queries of a head: adds to dk and dv, and sets dq.
@@ -339,7 +358,7 @@ impl Backward {
         dropped: Option<DroppedHead>,
     ) {
         let (d, scale) = (self.d.d, self.d.scale());
-        let queries = q.from..q.to;
+        let queries = self.before + q.from..self.before + q.to;
         self.q.copy(q, d);
         self.dy.copy(dy, d);
         self.right_q.of_columns(q, d);
@@ -355,8 +374,9 @@ impl Backward {
             #[inline(always)]
             || {
                 for (i, log) in sums.iter().enumerate() {
-                    let sum = exponentials_from(p, i, q.from + i + 1, *log);
-                    softmax_backward(dp, p, i, q.from + i + 1, sum);
+                    let seen = queries.start + i + 1;
+                    let sum = exponentials_from(p, i, seen, *log);
+                    softmax_backward(dp, p, i, seen, sum);
                 }
             },
         );
@@ -369,11 +389,11 @@ impl Backward {
     }
 }
 
-/// Copies rows of a whole number of panels into `to`, from its row `first` on.
-fn unpad(to: &mut MatMut<'_>, first: usize, from: &[f32]) {
+/// Copies rows of a whole number of panels into `to`.
+fn unpad(to: &mut MatMut<'_>, from: &[f32]) {
     let width = to.cols;
     for (i, row) in from.chunks_exact(width.next_multiple_of(PANEL)).enumerate() {
-        to.row(first + i).copy_from_slice(&row[..width]);
+        to.row(i).copy_from_slice(&row[..width]);
     }
 }
 
@@ -386,33 +406,50 @@ pub fn attention_backward(
     d: Dims,
     dropped: Option<Dropped>,
 ) -> Vec<f32> {
-    d.check(qkv.len());
-    let (width, out_width) = (d.width(), d.out_width());
+    let forward = SliceForward { earlier: &[], qkv, sums };
+    attention_backward_after(forward, EarlierSums::default(), dy, d, dropped)
+}
+
+/// The same for a slice of a sample as in [`attention_after`], which takes up what later slices
+/// left for its keys and values, and adds to the sums of earlier ones.
+///
+/// # Panics
+/// Panics if there are earlier slices, and several samples.
+pub fn attention_backward_after(
+    forward: SliceForward<'_>,
+    earlier_sums: EarlierSums<'_>,
+    dy: &[f32],
+    d: Dims,
+    dropped: Option<Dropped>,
+) -> Vec<f32> {
+    let SliceForward { earlier, qkv, sums } = forward;
+    let before = d.check_slice(qkv.len(), earlier);
+    let (width, out_width, columns) = (d.width(), d.out_width(), d.d.next_multiple_of(PANEL));
     let mut dqkv = vec![0.0; qkv.len()];
-    let groups = d.groups_of(&mut dqkv).enumerate();
+    let groups = d.groups_of(&mut dqkv).zip(earlier_sums.by_group(d, earlier)).enumerate();
     each_with(
         groups,
-        || Backward::new(d, dropped),
-        |scratch, (i, [dq, mut dk, mut dv])| {
+        || Backward::new(d, before, dropped),
+        |scratch, (i, ([mut dq, mut dk, mut dv], mut group_sums))| {
             let (b, group) = (i / d.groups, i % d.groups);
-            let data = &qkv[d.sample(b, width)];
-            let all = |column| MatrixRows { data, width, column, from: 0, to: d.s };
-            scratch.begin(all(d.key(group)), all(d.value(group)));
-            for (head, (_, mut dq)) in heads_of(d, group).zip(dq.bands(d.d)) {
-                let dropped = dropped.map(|dropped| dropped.head(d, b, head));
-                let dy = &dy[d.sample(b, out_width)];
-                let column = d.query(head);
-                for Range { start: from, end: to } in d.blocks(BLOCK) {
-                    let q = MatrixRows { from, to, ..all(column) };
+            let of = |part| rows_of(earlier, qkv, d, b, part, group);
+            scratch.begin(of(QkvPart::Key), of(QkvPart::Value), &mut group_sums);
+            let (qkv, dy) = (&qkv[d.sample(b, width)], &dy[d.sample(b, out_width)]);
+            for Range { start: from, end: to } in d.blocks(BLOCK).rev() {
+                for (place, head) in heads_in(d, group).enumerate() {
+                    let dropped = dropped.map(|dropped| dropped.head(d, b, head));
+                    let column = d.query(head);
+                    let q = MatrixRows { data: qkv, width, column, from, to };
                     let dy = MatrixRows { data: dy, width: out_width, column, from, to };
                     let sums = &sums[(b * d.heads + head) * d.s..][from..to];
                     scratch.block(q, dy, sums, dropped);
-                    let rows = (to - from) * d.d.next_multiple_of(PANEL);
-                    unpad(&mut dq, from, &scratch.dq[..rows]);
+                    let mut dq = dq.part(from..to, place * d.d..(place + 1) * d.d);
+                    unpad(&mut dq, &scratch.dq[..(to - from) * columns]);
                 }
             }
-            unpad(&mut dk, 0, &scratch.dk);
-            unpad(&mut dv, 0, &scratch.dv);
+            unpad(&mut dk, &scratch.dk[before * columns..]);
+            unpad(&mut dv, &scratch.dv[before * columns..]);
+            group_sums.store([&scratch.dk, &scratch.dv], columns, 0);
         },
     );
     dqkv

@@ -12,7 +12,10 @@ use super::isa;
 use super::matrix::Mat;
 use super::packed::Packed;
 use crate::attention::windowed::first_key;
-use crate::attention::{Dims, Dropped, DroppedHead, QkvPart};
+use crate::attention::{
+    Dims, Dropped, DroppedHead, EarlierRows, EarlierSums, QkvPart, SliceForward, gathered,
+    heads_in, rows_of,
+};
 use crate::mat_mut::MatMut;
 use crate::math::{exp, ln};
 use crate::reduce::{max, sum, sum2};
@@ -22,9 +25,11 @@ use crate::{simd, update};
 /// Query rows processed at a time: whole blocks of a product's K.
 const BLOCK: usize = 128;
 
-/// The queries of a block: `from..to` of a sample, with rows of `stride` scores.
+/// The queries of a block: `from..to` of a sample, with rows of `stride` scores. `before` of the
+/// sample's tokens are of earlier slices.
 #[derive(Clone, Copy)]
 struct QueryBlock {
+    before: usize,
     from: usize,
     to: usize,
     stride: usize,
@@ -34,6 +39,11 @@ struct QueryBlock {
 impl QueryBlock {
     fn rows(&self) -> usize {
         self.to - self.from
+    }
+
+    /// Its rows in the slice.
+    fn own_rows(&self) -> Range<usize> {
+        self.from - self.before..self.to - self.before
     }
 
     /// The keys that a row's query sees.
@@ -49,32 +59,49 @@ impl QueryBlock {
     }
 }
 
-/// The blocks of queries of a sample.
-fn blocks(s: usize, window: usize) -> impl Iterator<Item = QueryBlock> {
-    let stride = s.next_multiple_of(32);
+/// The blocks of queries of a slice of `s` tokens after `before` others.
+fn blocks(
+    before: usize,
+    s: usize,
+    window: usize,
+) -> impl DoubleEndedIterator<Item = QueryBlock> + Clone {
+    let stride = (before + s).next_multiple_of(32);
     (0..s.div_ceil(BLOCK)).map(move |i| {
-        let from = i * BLOCK;
-        QueryBlock { from, to: s.min(from + BLOCK), stride, window }
+        let from = before + i * BLOCK;
+        QueryBlock { before, from, to: (before + s).min(from + BLOCK), stride, window }
     })
 }
 
-/// Matrix `part` of query head `head`: `rows` of sample `b` of `qkv`.
-fn part<'a>(
-    qkv: &'a [bf16],
-    d: Dims,
-    b: usize,
-    part: QkvPart,
-    head: usize,
-    rows: Range<usize>,
-) -> Mat<'a> {
-    let start = b * d.s * d.width() + part.start(d, head, rows.start);
-    Mat::strided(&qkv[start..], rows.len(), d.d, d.width())
+/// The queries of head `head` of a block, in sample `b` of `qkv`.
+fn queries<'a>(qkv: &'a [bf16], d: Dims, b: usize, head: usize, block: QueryBlock) -> Mat<'a> {
+    let own = block.own_rows();
+    let start = b * d.s * d.width() + QkvPart::Query.start(d, head, own.start);
+    Mat::strided(&qkv[start..], own.len(), d.d, d.width())
 }
 
-/// Rows `from..to` of head `head` in `[b, s, heads·d]`.
+/// Rows of a block of head `head` in `[b, s, heads·d]`.
 fn of_output<'a>(y: &'a [bf16], d: Dims, b: usize, head: usize, block: QueryBlock) -> Mat<'a> {
-    let start = (b * d.s + block.from) * d.out_width() + head * d.d;
+    let start = (b * d.s + block.own_rows().start) * d.out_width() + head * d.d;
     Mat::strided(&y[start..], block.rows(), d.d, d.out_width())
+}
+
+/// The keys or values of a group of sample `b`, those of earlier slices first: where they lie, or
+/// gathered in `copy`.
+fn whole<'a>(
+    earlier: &'a [EarlierRows<'a, bf16>],
+    qkv: &'a [bf16],
+    d: Dims,
+    [b, group]: [usize; 2],
+    part: QkvPart,
+    copy: &'a mut Vec<bf16>,
+) -> Mat<'a> {
+    let mut rows = rows_of(earlier, qkv, d, b, part, group);
+    if earlier.is_empty() {
+        let own = rows.next().expect("its own");
+        return Mat::strided(&own.data[own.column..], d.s, d.d, own.width);
+    }
+    *copy = gathered(rows, d.d, 0);
+    Mat::new(copy, copy.len() / d.d, d.d)
 }
 
 /// Buffers for a block of scores and what is made of it, and for the gradients of a group.
@@ -91,9 +118,10 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn new(d: Dims, backward: bool, dropped: Option<Dropped>) -> Self {
+    /// For `keys` keys in all.
+    fn new(d: Dims, keys: usize, backward: bool, dropped: Option<Dropped>) -> Self {
         let rows = BLOCK.min(d.s);
-        let len = rows * d.s.next_multiple_of(32);
+        let len = rows * keys.next_multiple_of(32);
         let if_backward = |len: usize| if backward { len } else { 0 };
         Self {
             scores: vec![0.0; len],
@@ -101,17 +129,17 @@ impl Scratch {
             p: vec![bf16::ZERO; len],
             ds: vec![bf16::ZERO; if_backward(len)],
             rows: vec![bf16::ZERO; rows * d.d],
-            dk: vec![0.0; if_backward(d.s * d.d)],
-            dv: vec![0.0; if_backward(d.s * d.d)],
+            dk: vec![0.0; if_backward(keys * d.d)],
+            dv: vec![0.0; if_backward(keys * d.d)],
             factors: vec![0.0; if dropped.is_some() { len } else { 0 }],
         }
     }
 }
 
-/// Copies rows of `d` columns to the rows from `first` on of a matrix of so many.
-fn give(to: &mut MatMut<'_, bf16>, first: usize, rows: &[bf16], d: usize) {
+/// Copies rows of `d` columns to those of a matrix of so many.
+fn give(to: &mut MatMut<'_, bf16>, rows: &[bf16], d: usize) {
     for (i, row) in rows.chunks_exact(d).enumerate() {
-        to.row(first + i).copy_from_slice(row);
+        to.row(i).copy_from_slice(row);
     }
 }
 
@@ -129,21 +157,37 @@ pub fn attention_in(
     window: usize,
     dropped: Option<Dropped>,
 ) -> (Vec<bf16>, Vec<f32>) {
-    d.check(qkv.len());
+    attention_after(&[], qkv, d, window, dropped)
+}
+
+/// The same for a slice of a sample, whose queries see the `earlier` slices too.
+///
+/// # Panics
+/// Panics if there are earlier slices, and several samples.
+pub fn attention_after(
+    earlier: &[EarlierRows<'_, bf16>],
+    qkv: &[bf16],
+    d: Dims,
+    window: usize,
+    dropped: Option<Dropped>,
+) -> (Vec<bf16>, Vec<f32>) {
+    let before = d.check_slice(qkv.len(), earlier);
     let isa = isa::in_use();
     let mut out = vec![bf16::ZERO; d.b * d.s * d.out_width()];
     let mut sums = Fresh::new(d.b * d.heads * d.s);
     let heads = d.heads_of(&mut out).zip(sums.parts(d.s)).enumerate();
     each_with(
         heads,
-        || Scratch::new(d, false, dropped),
+        || Scratch::new(d, before + d.s, false, dropped),
         |scratch, (i, (mut out, mut sums))| {
             let (b, head) = (i / d.heads, i % d.heads);
-            let whole = |which| part(qkv, d, b, which, head, 0..d.s);
-            let keys = Packed::on(isa, whole(QkvPart::Key).t());
-            let values = Packed::on(isa, whole(QkvPart::Value));
-            for block in blocks(d.s, window) {
-                let q = part(qkv, d, b, QkvPart::Query, head, block.from..block.to);
+            let (at, mut copy) = ([b, head / (d.heads / d.groups)], Vec::new());
+            let keys = whole(earlier, qkv, d, at, QkvPart::Key, &mut copy);
+            let keys = Packed::on(isa, keys.t());
+            let values = whole(earlier, qkv, d, at, QkvPart::Value, &mut copy);
+            let values = Packed::on(isa, values);
+            for block in blocks(before, d.s, window) {
+                let q = queries(qkv, d, b, head, block);
                 product_set(&mut scratch.scores, block.stride, q, keys.first(d.d, block.to));
                 softmax(scratch, block, d.scale(), &mut sums);
                 if let Some(dropped) = dropped {
@@ -153,7 +197,7 @@ pub fn attention_in(
                 let p = Mat::strided(&scratch.p, block.rows(), block.to, block.stride);
                 let rows = &mut scratch.rows[..block.rows() * d.d];
                 product_into(rows, d.d, p, values.first(block.to, d.d), None);
-                give(&mut out, block.from, rows, d.d);
+                give(&mut out.part(block.own_rows(), 0..d.d), rows, d.d);
             }
         },
     );
@@ -241,57 +285,112 @@ pub fn attention_backward_in(
     window: usize,
     dropped: Option<Dropped>,
 ) -> Vec<bf16> {
-    d.check(qkv.len());
+    let forward = SliceForward { earlier: &[], qkv, sums };
+    attention_backward_after(forward, EarlierSums::default(), dy, d, window, dropped)
+}
+
+/// The same for a slice of a sample as in [`attention_after`], which takes up what later slices
+/// left for its keys and values, and adds to the sums of earlier ones. Gradients of keys and values
+/// are rounded once, by the backward of their own slice.
+///
+/// # Panics
+/// Panics if there are earlier slices, and several samples.
+pub fn attention_backward_after(
+    forward: SliceForward<'_, bf16>,
+    earlier_sums: EarlierSums<'_>,
+    dy: &[bf16],
+    d: Dims,
+    window: usize,
+    dropped: Option<Dropped>,
+) -> Vec<bf16> {
+    let SliceForward { earlier, qkv, sums } = forward;
+    let before = d.check_slice(qkv.len(), earlier);
     let isa = isa::in_use();
     let mut dqkv = vec![bf16::ZERO; qkv.len()];
-    let groups = d.groups_of(&mut dqkv).enumerate();
+    let groups = d.groups_of(&mut dqkv).zip(earlier_sums.by_group(d, earlier)).enumerate();
     each_with(
         groups,
-        || Scratch::new(d, true, dropped),
-        |scratch, (i, [mut dq, dk, dv])| {
+        || Scratch::new(d, before + d.s, true, dropped),
+        |scratch, (i, ([mut dq, dk, dv], mut group_sums))| {
             let (b, group) = (i / d.groups, i % d.groups);
-            let share = d.heads / d.groups;
-            let first = group * share;
-            let whole = |which| part(qkv, d, b, which, first, 0..d.s);
-            let keys = Packed::on(isa, whole(QkvPart::Key).t());
-            let values = Packed::on(isa, whole(QkvPart::Value).t());
-            let key_rows = Packed::on(isa, whole(QkvPart::Key));
-            scratch.dk.fill(0.0);
-            scratch.dv.fill(0.0);
-            let all = |place| blocks(d.s, window).map(move |block| (place, block));
-            for (place, block) in (0..share).flat_map(all) {
-                let head = first + place;
-                let q = part(qkv, d, b, QkvPart::Query, head, block.from..block.to);
-                let dy = of_output(dy, d, b, head, block);
-                product_set(&mut scratch.scores, block.stride, q, keys.first(d.d, block.to));
-                product_set(&mut scratch.slopes, block.stride, dy, values.first(d.d, block.to));
-                let sums = &sums[(b * d.heads + head) * d.s + block.from..][..block.rows()];
-                if let Some(dropped) = dropped {
-                    factors(scratch, block, dropped.head(d, b, head));
-                    drop_slopes(scratch, block);
+            let packed = GroupPacked::new(isa, earlier, qkv, d, [b, group]);
+            group_sums.load([&mut scratch.dk, &mut scratch.dv], d.d, d.d, 0);
+            for block in blocks(before, d.s, window).rev() {
+                for (place, head) in heads_in(d, group).enumerate() {
+                    let factors =
+                        [queries(qkv, d, b, head, block), of_output(dy, d, b, head, block)];
+                    let sums = &sums[(b * d.heads + head) * d.s..][block.own_rows()];
+                    let dropped = dropped.map(|dropped| dropped.head(d, b, head));
+                    backward_block(scratch, &packed, block, factors, sums, dropped);
+                    let mut dq = dq.part(block.own_rows(), place * d.d..(place + 1) * d.d);
+                    give(&mut dq, &scratch.rows[..block.rows() * d.d], d.d);
                 }
-                slopes(scratch, block, d.scale(), sums);
-                if dropped.is_some() {
-                    drop_probabilities(scratch, block, false);
-                }
-                let p = Mat::strided(&scratch.p, block.rows(), block.to, block.stride);
-                let ds = Mat::strided(&scratch.ds, block.rows(), block.to, block.stride);
-                let rows = &mut scratch.rows[..block.rows() * d.d];
-                product_into(rows, d.d, ds, key_rows.first(block.to, d.d), None);
-                let mut dq = dq.part(0..d.s, place * d.d..(place + 1) * d.d);
-                give(&mut dq, block.from, rows, d.d);
-                add_product(&mut scratch.dv, d.d, p.t(), &Packed::on(isa, dy));
-                add_product(&mut scratch.dk, d.d, ds.t(), &Packed::on(isa, q));
             }
             for (mut to, sums) in [(dk, &scratch.dk), (dv, &scratch.dv)] {
-                for (row, sums) in sums.chunks_exact(d.d).enumerate() {
+                for (row, sums) in sums[before * d.d..].chunks_exact(d.d).enumerate() {
                     let to = to.row(row).iter_mut().zip(sums);
                     to.for_each(|(to, x)| *to = down(*x));
                 }
             }
+            group_sums.store([&scratch.dk, &scratch.dv], d.d, 0);
         },
     );
     dqkv
+}
+
+/// The keys and values of a group as a backward multiplies by them.
+struct GroupPacked {
+    d: Dims,
+    isa: isa::Isa,
+    keys: Packed,
+    key_rows: Packed,
+    values: Packed,
+}
+
+impl GroupPacked {
+    fn new(
+        isa: isa::Isa,
+        earlier: &[EarlierRows<'_, bf16>],
+        qkv: &[bf16],
+        d: Dims,
+        at: [usize; 2],
+    ) -> Self {
+        let mut copy = Vec::new();
+        let key_rows = whole(earlier, qkv, d, at, QkvPart::Key, &mut copy);
+        let (keys, key_rows) = (Packed::on(isa, key_rows.t()), Packed::on(isa, key_rows));
+        let values = whole(earlier, qkv, d, at, QkvPart::Value, &mut copy);
+        Self { d, isa, keys, key_rows, values: Packed::on(isa, values.t()) }
+    }
+}
+
+/// A block of queries `q` of a head, with the output's gradient `dy`: adds to dk and dv, and leaves
+/// dq in the scratch's rows.
+fn backward_block(
+    scratch: &mut Scratch,
+    packed: &GroupPacked,
+    block: QueryBlock,
+    [q, dy]: [Mat<'_>; 2],
+    sums: &[f32],
+    dropped: Option<DroppedHead>,
+) {
+    let GroupPacked { d, isa, keys, key_rows, values } = packed;
+    let (d, scale) = (d.d, d.scale());
+    product_set(&mut scratch.scores, block.stride, q, keys.first(d, block.to));
+    product_set(&mut scratch.slopes, block.stride, dy, values.first(d, block.to));
+    if let Some(dropped) = dropped {
+        factors(scratch, block, dropped);
+        drop_slopes(scratch, block);
+    }
+    slopes(scratch, block, scale, sums);
+    if dropped.is_some() {
+        drop_probabilities(scratch, block, false);
+    }
+    let p = Mat::strided(&scratch.p, block.rows(), block.to, block.stride);
+    let ds = Mat::strided(&scratch.ds, block.rows(), block.to, block.stride);
+    let rows = &mut scratch.rows[..block.rows() * d];
+    product_into(rows, d, ds, key_rows.first(block.to, d), None);
+    add_product(&mut scratch.dv, d, p.t(), &Packed::on(*isa, dy));
+    add_product(&mut scratch.dk, d, ds.t(), &Packed::on(*isa, q));
 }
 
 /// Probabilities of a block again, and the gradients of its unscaled scores.
@@ -327,81 +426,4 @@ fn slopes(scratch: &mut Scratch, block: QueryBlock, scale: f32, sums: &[f32]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::bf16::convert::{narrow, up, widen};
-    use crate::bf16::{available, force};
-
-    fn numbers(n: usize, seed: usize) -> Vec<bf16> {
-        let value = |i: usize| ((i * 7 + seed).wrapping_mul(2_654_435_761) >> 7) % 1000;
-        narrow(&(0..n).map(|i| value(i) as f32 / 500.0 - 1.0).collect::<Vec<_>>())
-    }
-
-    /// The same bits on every path, and within bf16's rounding of the fp32 kernel.
-    #[test]
-    fn agrees_with_fp32_and_between_paths() {
-        for (b, s, heads, groups, d) in [(2, 37, 4, 2, 16), (1, 300, 2, 2, 32), (1, 1, 1, 1, 5)] {
-            let dims = Dims { b, s, heads, groups, d };
-            let qkv = numbers(b * s * dims.width(), 1);
-            let dy = numbers(b * s * dims.out_width(), 2);
-            let on = |isa| {
-                force(Some(isa));
-                let (out, sums) = attention(&qkv, dims);
-                let dqkv = attention_backward(&dy, &qkv, &sums, dims);
-                force(None);
-                (out, sums, dqkv)
-            };
-            let first = on(available()[0]);
-            available().iter().for_each(|isa| assert!(on(*isa) == first, "{isa:?}, s = {s}"));
-            let want = crate::attention::kept::attention(&widen(&qkv), dims, None);
-            let near = |got: &[bf16], want: &[f32]| {
-                let apart = got.iter().zip(want).map(|(g, w)| (up(*g) - w).abs());
-                let size = want.iter().fold(0.0_f32, |top, w| top.max(w.abs()));
-                apart.fold(0.0, f32::max) / size
-            };
-            assert!(near(&first.0, &want) < 0.01, "{}", near(&first.0, &want));
-            let want =
-                crate::attention::kept::attention_backward(&widen(&dy), &widen(&qkv), dims, None);
-            assert!(near(&first.2, &want) < 0.02, "{}", near(&first.2, &want));
-        }
-    }
-
-    /// With dropped probabilities: the same bits on every path, and near fp32's kernels, which are
-    /// held against the definition.
-    #[test]
-    fn dropped_probabilities_are_fp32s() {
-        use crate::attention::{recomputed, windowed};
-        let sizes = [(2, 37, 4, 2, 16, usize::MAX), (1, 300, 2, 2, 32, 300), (1, 300, 2, 1, 8, 70)];
-        for (b, s, heads, groups, d, window) in sizes {
-            let dims = Dims { b, s, heads, groups, d };
-            let qkv = numbers(b * s * dims.width(), 1);
-            let dy = numbers(b * s * dims.out_width(), 2);
-            let dropout = crate::dropout::DropoutRule::new([7, 1], 3, 0.3);
-            let dropped = Some(Dropped { dropout, sample: 9, token: 21 });
-            let on = |isa| {
-                force(Some(isa));
-                let (out, sums) = attention_in(&qkv, dims, window, dropped);
-                let dqkv = attention_backward_in(&dy, &qkv, &sums, dims, window, dropped);
-                force(None);
-                (out, sums, dqkv)
-            };
-            let first = on(available()[0]);
-            available().iter().for_each(|isa| assert!(on(*isa) == first, "{isa:?}, s = {s}"));
-            let (qkv, dy) = (widen(&qkv), widen(&dy));
-            let (out, dqkv) = if window < s {
-                let (out, sums) = windowed::attention(&qkv, dims, window, dropped);
-                let of = windowed::attention_backward(&dy, &qkv, &sums, dims, window, dropped);
-                (out, of)
-            } else {
-                let (out, sums) = recomputed::attention(&qkv, dims, dropped);
-                (out, recomputed::attention_backward(&dy, &qkv, &sums, dims, dropped))
-            };
-            for (got, want, most) in [(&first.0, out, 0.01), (&first.2, dqkv, 0.02)] {
-                let apart = got.iter().zip(&want).map(|(g, w)| (up(*g) - w).abs());
-                let size = want.iter().fold(0.0_f32, |top, w| top.max(w.abs()));
-                let apart = apart.fold(0.0, f32::max) / size;
-                assert!(apart < most, "{apart}");
-            }
-        }
-    }
-}
+mod tests;

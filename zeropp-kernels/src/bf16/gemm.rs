@@ -1,6 +1,7 @@
 //! The products: a factor of rows times a [`Packed`](super::Packed) one, into fp32 or bf16.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use half::bf16;
 
@@ -8,7 +9,7 @@ use super::convert::widen;
 use super::driver::{Sink, run};
 use super::left::PackedRows;
 use super::matrix::{Mat, reach};
-use super::packed::Right;
+use super::packed::{Packed, Right};
 use super::scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
 use super::{amx, avx, dots, isa::Isa};
@@ -28,6 +29,23 @@ pub fn product_set<'b>(c: &mut [f32], stride: usize, a: Mat<'_>, b: impl Into<Ri
 /// Panics if the sizes do not match or the last element lies outside of `c`.
 pub fn add_product<'b>(c: &mut [f32], stride: usize, a: Mat<'_>, b: impl Into<Right<'b>>) {
     into_floats(c, stride, a, b.into(), true);
+}
+
+/// `c += aᵀ·b` in fp32, for `a: [n, rows of c]` and `b: [n, columns of c]`: a product for each of
+/// `blocks` of the n rows, in their order.
+///
+/// # Panics
+/// Panics if the sizes do not match, or a block lies outside.
+pub fn add_by_blocks(
+    c: &mut [f32],
+    a: Mat<'_>,
+    b: Mat<'_>,
+    blocks: impl Iterator<Item = Range<usize>>,
+) {
+    for block in blocks {
+        let right = Packed::new(b.some_rows(block.start, block.len()));
+        add_product(c, b.cols, a.some_rows(block.start, block.len()).t(), &right);
+    }
 }
 
 fn into_floats(c: &mut [f32], stride: usize, a: Mat<'_>, b: Right<'_>, add: bool) {

@@ -27,7 +27,7 @@ mod tests;
 #[cfg(target_arch = "x86_64")]
 mod transpose;
 
-pub use gemm::{add_product, product, product_into, product_set};
+pub use gemm::{add_by_blocks, add_product, product, product_into, product_set};
 pub use isa::{Isa, Unavailable, available, force, in_use, requested};
 pub use matrix::Mat;
 pub use packed::{Packed, Right};

@@ -5,9 +5,10 @@ use half::bf16;
 
 use super::convert::{down, up};
 use crate::dropout::{self, DropoutRule};
-use crate::reduce::{columns_apart, sum_blocks};
+use crate::reduce::{columns_apart, rows_by_block, sum_blocks};
 use crate::rope::{ByPosition, Turned, turn_heads};
 use crate::threads::{Fresh, FreshPart, each, piece};
+use crate::tokens::GRID;
 use crate::{GRAIN, each_part, norm, simd};
 
 /// Elements at a time.
@@ -81,9 +82,10 @@ pub fn rope(x: &mut [bf16], t: Turned, by: ByPosition<'_>, back: bool) {
     });
 }
 
-/// Elements of whole rows of `h` at a time.
+/// Elements of whole rows of `h` at a time: as many rows as the grid of tokens is a multiple of.
 fn whole_rows(h: usize) -> usize {
-    (CHUNK / h.max(1)).max(1) * h.max(1)
+    let rows = (CHUNK / h.max(1)).clamp(1, GRID);
+    (1 << rows.ilog2()) * h.max(1)
 }
 
 /// Norms of rows: outputs, and the statistics that the backward wants.
@@ -124,22 +126,20 @@ pub fn layer_norm_backward(
     gamma: &[f32],
     means: &[f32],
     rstds: &[f32],
-) -> (Vec<f32>, Vec<f32>) {
+    sums: &mut [f32],
+) {
     let (h, chunk, elements) = (gamma.len(), whole_rows(gamma.len()), dy.len());
     let stats = means.chunks(chunk / h).zip(rstds.chunks(chunk / h));
     let chunks = dy.chunks_mut(chunk).zip(x.chunks(chunk)).zip(stats);
-    let mut sums = sum_blocks(2 * h, chunks, elements, |((dy, x), (means, rstds)), sums| {
+    assert_eq!(sums.len(), 2 * h);
+    sum_blocks(sums, chunks, elements, |((dy, x), (means, rstds)), sums| {
         let mut wide = [Vec::new(), Vec::new()];
         widen_into(&mut wide[0], dy);
         widen_into(&mut wide[1], x);
         let [wide_dy, x] = &mut wide;
-        let (dgamma, dbeta) = norm::layer_norm_backward(wide_dy, x, gamma, means, rstds);
-        sums[..h].copy_from_slice(&dgamma);
-        sums[h..].copy_from_slice(&dbeta);
+        norm::layer_norm_backward(wide_dy, x, gamma, means, rstds, sums);
         replace(dy, wide_dy);
     });
-    let dbeta = sums.split_off(h);
-    (sums, dbeta)
 }
 
 /// [`norm::rms_norm`] of bf16 rows, `gamma` widened.
@@ -162,25 +162,33 @@ pub fn rms_norm(x: &[bf16], gamma: &[f32], eps: f32) -> Normed {
 }
 
 /// [`norm::rms_norm_backward`] for bf16 rows; the sums over rows are those of a chunk first.
-pub fn rms_norm_backward(dy: &mut [bf16], x: &[bf16], gamma: &[f32], rrms: &[f32]) -> Vec<f32> {
+pub fn rms_norm_backward(
+    dy: &mut [bf16],
+    x: &[bf16],
+    gamma: &[f32],
+    rrms: &[f32],
+    sums: &mut [f32],
+) {
     let (h, chunk, elements) = (gamma.len(), whole_rows(gamma.len()), dy.len());
     let chunks = dy.chunks_mut(chunk).zip(x.chunks(chunk)).zip(rrms.chunks(chunk / h));
-    sum_blocks(h, chunks, elements, |((dy, x), rrms), sums| {
+    assert_eq!(sums.len(), h);
+    sum_blocks(sums, chunks, elements, |((dy, x), rrms), sums| {
         let mut wide = [Vec::new(), Vec::new()];
         widen_into(&mut wide[0], dy);
         widen_into(&mut wide[1], x);
         let [wide_dy, x] = &mut wide;
-        sums.copy_from_slice(&norm::rms_norm_backward(wide_dy, x, gamma, rrms));
+        norm::rms_norm_backward(wide_dy, x, gamma, rrms, sums);
         replace(dy, wide_dy);
-    })
+    });
 }
 
-/// Adds every row of `x: [rows, sums.len()]` to `sums`, first row first.
+/// Adds every row of `x: [rows, sums.len()]` to `sums`, as [`add_columns`] does.
 pub fn add_rows(sums: &mut [f32], x: &[bf16]) {
     add_columns(sums, x, sums.len(), 0);
 }
 
-/// Adds some columns of `x: [n, width]`, from `column` on, to sums of columns, first rows first.
+/// Adds some columns of `x: [n, width]`, from `column` on, to sums of columns, in the order of
+/// [`reduce::add_columns`](crate::reduce::add_columns).
 pub fn add_columns(sums: &mut [f32], x: &[bf16], width: usize, column: usize) {
     let width = width.max(1);
     columns_apart(sums, x.len() / width, |from, sums| {
@@ -188,7 +196,7 @@ pub fn add_columns(sums: &mut [f32], x: &[bf16], width: usize, column: usize) {
         simd(
             #[inline(always)]
             || {
-                for row in x.chunks_exact(width) {
+                for row in rows_by_block(x, width) {
                     let row = &row[from..from + sums.len()];
                     sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += up(*x));
                 }
@@ -218,20 +226,23 @@ mod tests {
             assert_eq!(normed.out, narrow(&wide.0));
             assert_eq!((&normed.means, &normed.inverses), (&wide.1, &wide.2));
             let (mut got, mut want) = (dy.clone(), widen(&dy));
-            let sums = layer_norm_backward(&mut got, &x, &gamma, &wide.1, &wide.2);
-            let exact = norm::layer_norm_backward(&mut want, &widen(&x), &gamma, &wide.1, &wide.2);
+            let (means, rstds) = (&wide.1, &wide.2);
+            let [mut sums, mut exact] = [(); 2].map(|()| vec![0.0; 2 * h]);
+            layer_norm_backward(&mut got, &x, &gamma, means, rstds, &mut sums);
+            norm::layer_norm_backward(&mut want, &widen(&x), &gamma, means, rstds, &mut exact);
             assert_eq!(got, narrow(&want));
             let close = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-3);
-            assert!(close(&sums.0, &exact.0) && close(&sums.1, &exact.1));
+            assert!(close(&sums, &exact));
             let normed = rms_norm(&x, &gamma, 1e-5);
             assert_eq!(normed.out, narrow(&norm::rms_norm(&widen(&x), &gamma, 1e-5).0));
             let (mut got, mut want) = (dy.clone(), widen(&dy));
             let rrms = &normed.inverses;
-            let sum = rms_norm_backward(&mut got, &x, &gamma, rrms);
-            let exact = norm::rms_norm_backward(&mut want, &widen(&x), &gamma, rrms);
-            assert!(got == narrow(&want) && close(&sum, &exact));
+            let [mut sums, mut exact] = [(); 2].map(|()| vec![0.0; h]);
+            rms_norm_backward(&mut got, &x, &gamma, rrms, &mut sums);
+            norm::rms_norm_backward(&mut want, &widen(&x), &gamma, rrms, &mut exact);
+            assert!(got == narrow(&want) && close(&sums, &exact));
             let (mut got, mut want) = (x.clone(), widen(&x));
-            let samples = dropout::SampleRows { first: 2, rows: 2 };
+            let samples = dropout::SampleRows { first: 2, token: 0, rows: 2 };
             let by = DropoutRule::new([1, 2], 3, 0.3);
             drop_some(&mut got, h, samples, by);
             dropout::apply(&mut want, h, samples, by);

@@ -99,7 +99,7 @@ impl Case {
         for slice in &all {
             chosen.iter_mut().zip(slice.chosen()).for_each(|(sum, x)| *sum += x);
         }
-        let loss = cross_entropy(&totals, &chosen, &self.targets);
+        let loss = cross_entropy(0.0, &totals, &chosen, &self.targets);
         let (mut leaves, mut dw) = (Vec::new(), Vec::new());
         for slope in all.drain(..).flat_map(|slice| slice.slopes(&totals, 0.25)) {
             // A slice's memory holds anything.
@@ -115,7 +115,7 @@ impl Case {
         let mut logits = BlockLogits::new(&self.targets, 0);
         (0..self.blocks()).for_each(|at| logits.push(self.logits(at)));
         let totals = totals(logits.sums());
-        let loss = cross_entropy(&totals, logits.chosen(), &self.targets);
+        let loss = cross_entropy(0.0, &totals, logits.chosen(), &self.targets);
         let (mut dx, mut dw) = (TreeSum::default(), Vec::new());
         for (at, slope) in logits.slopes(&totals, 0.25).enumerate() {
             let len = self.targets.len() * self.h;
@@ -189,7 +189,7 @@ proptest! {
                 blocks.push(logits.chunks(width).flat_map(of_row).collect());
             }
             let totals = totals(blocks.sums());
-            let got = cross_entropy(&totals, blocks.chosen(), &targets);
+            let got = cross_entropy(0.0, &totals, blocks.chosen(), &targets);
             let slopes: Vec<_> = blocks.slopes(&totals, 0.5).collect();
             let row = |i: usize| {
                 slopes.iter().flat_map(move |slope| slope.chunks(slope.len() / n).nth(i).unwrap())

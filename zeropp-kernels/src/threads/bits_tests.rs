@@ -146,7 +146,7 @@ proptest! {
             let (out, sums) = recomputed::attention(&qkv, dims, dropped);
             let gradient = recomputed::attention_backward(&dy, &qkv, &sums, dims, dropped);
             let (mut x, mut half) = (dy.clone(), half_dy.clone());
-            let samples = dropout::SampleRows { first: 1, rows: s };
+            let samples = dropout::SampleRows { first: 1, token: 0, rows: s };
             dropout::apply(&mut x, dims.out_width(), samples, dropout);
             rows::drop_some(&mut half, dims.out_width(), samples, dropout);
             vec![out, gradient, x, widen(&half)]
@@ -159,13 +159,14 @@ proptest! {
         same(&format!("norms of {n} rows of {h}"), || {
             let (y, means, rstds) = norm::layer_norm(&x, &gamma, &gamma, 1e-5);
             let mut dx = dy.clone();
-            let (dgamma, dbeta) = norm::layer_norm_backward(&mut dx, &x, &gamma, &means, &rstds);
+            let [mut of_layer, mut of_rms] = [2 * h, h].map(|n| vec![0.0; n]);
+            norm::layer_norm_backward(&mut dx, &x, &gamma, &means, &rstds, &mut of_layer);
             let (z, rrms) = norm::rms_norm(&x, &gamma, 1e-5);
             let mut dz = dy.clone();
-            let dweight = norm::rms_norm_backward(&mut dz, &x, &gamma, &rrms);
+            norm::rms_norm_backward(&mut dz, &x, &gamma, &rrms, &mut of_rms);
             let mut sums = gamma.clone();
             reduce::add_rows(&mut sums, &x);
-            vec![y, means, rstds, dx, dgamma, dbeta, z, rrms, dz, dweight, sums]
+            vec![y, means, rstds, dx, of_layer, z, rrms, dz, of_rms, sums]
         });
         let targets: Vec<usize> = (0..n).map(|i| i * 7 % h).collect();
         same(&format!("loss of {n} rows of {h}"), || {
@@ -181,14 +182,15 @@ proptest! {
             let normed = rows::layer_norm(&x, &gamma, &gamma, 1e-5);
             let (means, rstds) = (&normed.means, &normed.inverses);
             let mut dx = dy.clone();
-            let (dgamma, dbeta) = rows::layer_norm_backward(&mut dx, &x, &gamma, means, rstds);
+            let [mut of_layer, mut of_rms] = [2 * h, h].map(|n| vec![0.0; n]);
+            rows::layer_norm_backward(&mut dx, &x, &gamma, means, rstds, &mut of_layer);
             let scaled = rows::rms_norm(&x, &gamma, 1e-5);
             let mut dz = dy.clone();
-            let dweight = rows::rms_norm_backward(&mut dz, &x, &gamma, &scaled.inverses);
+            rows::rms_norm_backward(&mut dz, &x, &gamma, &scaled.inverses, &mut of_rms);
             let mut sums = gamma.clone();
             rows::add_rows(&mut sums, &x);
             let wide = [widen(&normed.out), widen(&dx), widen(&scaled.out), widen(&dz)];
-            wide.into_iter().chain([dgamma, dbeta, dweight, sums]).collect()
+            wide.into_iter().chain([of_layer, of_rms, sums]).collect()
         });
     }
 
@@ -204,10 +206,11 @@ proptest! {
         same(&format!("{} rows of {heads} and {groups} heads of {d}", 2 * n), || {
             let (mut y, rrms) = head_norm(&x, at, &q, &k, 1e-5);
             let mut dx = dy.clone();
-            let (dq, dk) = head_norm_backward(&mut dx, &x, at, &q, &k, &rrms);
+            let mut sums = vec![0.0; 2 * d];
+            head_norm_backward(&mut dx, &x, at, &q, &k, &rrms, &mut sums);
             let by = ByPosition { cos: &cos, sin: &sin, positions: None };
             rope(&mut y, Turned { width, heads: heads + groups, d }, by, false);
-            vec![y, rrms, dx, dq, dk]
+            vec![y, rrms, dx, sums]
         });
     }
 

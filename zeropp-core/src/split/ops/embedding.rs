@@ -6,6 +6,7 @@ use super::{Later, fast, halves, link, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::rows as half_rows;
 use crate::kernels::reduce;
+use crate::kernels::tokens::blocks;
 use crate::split::{Documents, Grads, OpCx, Weight, custom_source};
 
 /// Rows `ids: [b, s]` of `w: [V, h]` as `[b, s, h]`.
@@ -55,17 +56,18 @@ fn token_rows<E: Copy>(table: &[E], ids: &Tensor<2, Int>, [vocabulary, h]: [usiz
     out
 }
 
-/// Adds row i of dY to row `ids[i]` of dW, in the order of the tokens.
+/// Adds row i of dY to row `ids[i]` of dW: on the CPU in blocks of tokens, the last first
+/// ([`tokens`](crate::kernels::tokens)), in each in their order.
 fn add_token_rows(w: &Weight<2>, ids: Tensor<2, Int>, dy: Tensor<3>, grads: &mut Grads) {
     let [vocabulary, h] = w.shape();
     if let (Some(dy), Some(dw)) = (fast(&dy), grads.host_mut(w.slot())) {
-        for (id, dy) in cpu_tensor::indices(ids).into_iter().zip(dy.as_slice().chunks_exact(h)) {
+        for (id, dy) in by_block(&cpu_tensor::indices(ids), dy.as_slice(), h) {
             dw[id * h..][..h].iter_mut().zip(dy).for_each(|(dw, dy)| *dw += *dy);
         }
         return;
     }
     if let (Some(dy), Some(dw)) = (halves(&dy), grads.host_mut(w.slot())) {
-        for (id, dy) in cpu_tensor::indices(ids).into_iter().zip(dy.as_slice().chunks_exact(h)) {
+        for (id, dy) in by_block(&cpu_tensor::indices(ids), dy.as_slice(), h) {
             half_rows::add_rows(&mut dw[id * h..][..h], dy);
         }
         return;
@@ -80,6 +82,15 @@ fn add_token_rows(w: &Weight<2>, ids: Tensor<2, Int>, dy: Tensor<3>, grads: &mut
     let zeros = Tensor::<2>::zeros([vocabulary, h], (&dy.device(), DType::F32));
     let dw = zeros.select_assign(0, ids, dy.cast(DType::F32), IndexingUpdateOp::Add);
     grads.add(w.slot(), dw);
+}
+
+/// Every id and its row of `dy`, in the order in which rows are added.
+fn by_block<'a, E>(
+    ids: &'a [usize],
+    dy: &'a [E],
+    h: usize,
+) -> impl Iterator<Item = (usize, &'a [E])> {
+    blocks(ids.len()).rev().flatten().map(move |row| (ids[row], &dy[row * h..(row + 1) * h]))
 }
 
 /// `x: [b, s, h]` plus the first s rows of `w: [T, h]`, the same for every sample; in documents

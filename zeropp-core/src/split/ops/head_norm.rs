@@ -107,21 +107,23 @@ impl HeadNorms {
         let (q, k) = (self.q.get(), self.k.get());
         let host = (fast(&qkv), fast(&q), fast(&k), fast(&rrms));
         if let (Some(x), Some(q), Some(k), Some(rrms)) = host {
-            let mut sums = Default::default();
+            let mut sums = vec![0.0; 2 * d];
             let dx = cpu_tensor::map_in_place(dy, |dy| {
                 let [x, q, k, rrms] = [&x, &q, &k, &rrms].map(|x| x.as_slice());
-                sums = kernels::head_norm_backward(dy, x, self.at(), q, k, rrms);
+                kernels::head_norm_backward(dy, x, self.at(), q, k, rrms, &mut sums);
             });
             let dx = dx.expect("gradients live where the values do");
-            return (dx, cpu_tensor::from_vec(sums.0, [d]), cpu_tensor::from_vec(sums.1, [d]));
+            let dk = sums.split_off(d);
+            return (dx, cpu_tensor::from_vec(sums, [d]), cpu_tensor::from_vec(dk, [d]));
         }
         let host = (halves(&dy), halves(&qkv), halves(&q), halves(&k), fast(&rrms));
         if let (Some(wide), Some(x), Some(q), Some(k), Some(rrms)) = host {
             let dims = dy.dims();
             let [mut dy, x, q, k] = [&wide, &x, &q, &k].map(|x| widen(x.as_slice()));
-            let sums = kernels::head_norm_backward(&mut dy, &x, self.at(), &q, &k, rrms.as_slice());
-            let dx = cpu_tensor::from_halves(narrow(&dy), dims);
-            return (dx, cpu_tensor::from_vec(sums.0, [d]), cpu_tensor::from_vec(sums.1, [d]));
+            let (mut sums, rrms) = (vec![0.0; 2 * d], rrms.as_slice());
+            kernels::head_norm_backward(&mut dy, &x, self.at(), &q, &k, rrms, &mut sums);
+            let (dx, dk) = (cpu_tensor::from_halves(narrow(&dy), dims), sums.split_off(d));
+            return (dx, cpu_tensor::from_vec(sums, [d]), cpu_tensor::from_vec(dk, [d]));
         }
         let dtype = dy.dtype();
         let (dy, values) = self.parts(dy);

@@ -7,8 +7,9 @@ use burn::tensor::{DType, Tensor, bf16 as Half};
 use super::{Later, fast, halves, is_fast, link, products, rows, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
-use crate::kernels::gemm::{MatMut, MatRef, StoreMode, affine, gemm, product};
+use crate::kernels::gemm::{MatRef, add_by_blocks, affine, product};
 use crate::kernels::reduce;
+use crate::kernels::tokens::blocks;
 use crate::split::weight::{PackedWeight, Side};
 use crate::split::{Grads, OpCx, Saved, Weight};
 
@@ -172,7 +173,8 @@ impl Matrix {
     }
 
     /// W: dW += xᵀ·dY (or dYᵀ·x), db += column sums of dY; both in fp32, inside of the product and
-    /// over micro-batches, whatever the type of its factors.
+    /// over micro-batches, whatever the type of its factors. On the CPU in blocks of tokens, the
+    /// last first ([`tokens`](crate::kernels::tokens)).
     pub(super) fn weight_gradient<const D: usize>(
         &self,
         bias: Option<&Weight<1>>,
@@ -185,15 +187,11 @@ impl Matrix {
         let direct = is_fast(&x) && grads.host_mut(self.w.slot()).is_some();
         if let (true, Some(xs), Some(dys)) = (direct, fast(&x), fast(&dy)) {
             let (xs, dys) = (xs.as_slice(), dys.as_slice());
-            let [r, c] = self.w.shape();
             let dw = grads.host_mut(self.w.slot()).expect("checked above");
-            let block = self.row_block();
-            for (x, dy) in xs.chunks(block * input).zip(dys.chunks(block * output)) {
-                let n = x.len() / input;
-                let (x, dy) = (MatRef::new(x, n, input), MatRef::new(dy, n, output));
-                let (left, right) = if self.transposed { (dy, x) } else { (x, dy) };
-                gemm(MatMut::new(dw, r, c), StoreMode::Add, 1.0, left.t(), right);
-            }
+            let n = xs.len() / input;
+            let (x, dy) = (MatRef::new(xs, n, input), MatRef::new(dys, n, output));
+            let (left, right) = if self.transposed { (dy, x) } else { (x, dy) };
+            add_by_blocks(dw, left, right, blocks(n).rev());
             if let Some(db) = bias.and_then(|b| grads.host_mut(b.slot())) {
                 reduce::add_rows(db, dys);
             }
@@ -218,7 +216,7 @@ impl Matrix {
         dy: &[Half],
         grads: &mut Grads,
     ) {
-        let ([input, output], [_, columns]) = (self.sizes(), self.w.shape());
+        let [input, output] = self.sizes();
         if let Some(db) = bias.and_then(|b| grads.host_mut(b.slot())) {
             bf16::rows::add_rows(db, dy);
         }
@@ -226,6 +224,6 @@ impl Matrix {
         let (x, dy) = (Mat::new(x, n, input), Mat::new(dy, n, output));
         let (left, right) = if self.transposed { (dy, x) } else { (x, dy) };
         let dw = grads.host_mut(self.w.slot()).expect("gradients of CPU tensors are on the CPU");
-        bf16::add_product(dw, columns, left.t(), &Packed::new(right));
+        bf16::add_by_blocks(dw, left, right, blocks(n).rev());
     }
 }

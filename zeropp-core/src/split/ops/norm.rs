@@ -89,29 +89,26 @@ fn layer_norm_backward<const D: usize>(
     let h = dims[D - 1];
     let host_inputs = (fast(&x), fast(&gamma), fast(&means), fast(&rstds));
     if let (Some(x), Some(g), Some(m), Some(r)) = host_inputs {
-        let mut sums = Default::default();
+        let mut sums = vec![0.0; 2 * h];
+        let [x, g, m, r] = [&x, &g, &m, &r].map(|t| t.as_slice());
         let dx = cpu_tensor::map_in_place(dy, |dy| {
-            sums = norm::layer_norm_backward(
-                dy,
-                x.as_slice(),
-                g.as_slice(),
-                m.as_slice(),
-                r.as_slice(),
-            );
+            norm::layer_norm_backward(dy, x, g, m, r, &mut sums);
         });
         let dx = dx.expect("gradients live where the values do");
-        return (dx, cpu_tensor::from_vec(sums.0, [h]), cpu_tensor::from_vec(sums.1, [h]));
+        let dbeta = sums.split_off(h);
+        return (dx, cpu_tensor::from_vec(sums, [h]), cpu_tensor::from_vec(dbeta, [h]));
     }
     if let (Some(x), Some(g)) = (halves(&x), halves(&gamma)) {
         let g = widen(g.as_slice());
         let [m, r] = [&means, &rstds].map(|v| fast(v).expect("made by the forward"));
-        let mut sums = Default::default();
+        let mut sums = vec![0.0; 2 * h];
         let dx = cpu_tensor::map_halves_in_place(dy, |dy| {
             let (m, r) = (m.as_slice(), r.as_slice());
-            sums = half_rows::layer_norm_backward(dy, x.as_slice(), &g, m, r);
+            half_rows::layer_norm_backward(dy, x.as_slice(), &g, m, r, &mut sums);
         });
         let dx = dx.expect("gradients live where the values do");
-        return (dx, cpu_tensor::from_vec(sums.0, [h]), cpu_tensor::from_vec(sums.1, [h]));
+        let dbeta = sums.split_off(h);
+        return (dx, cpu_tensor::from_vec(sums, [h]), cpu_tensor::from_vec(dbeta, [h]));
     }
     let dtype = dy.dtype();
     let n = means.dims()[0];
@@ -191,17 +188,18 @@ fn rms_norm_backward<const D: usize>(
     let dims = x.dims();
     let h = dims[D - 1];
     if let (Some(x), Some(g), Some(r)) = (fast(&x), fast(&gamma), fast(&rrms)) {
-        let mut dgamma = Vec::new();
+        let mut dgamma = vec![0.0; h];
+        let [x, g, r] = [&x, &g, &r].map(|t| t.as_slice());
         let dx = cpu_tensor::map_in_place(dy, |dy| {
-            dgamma = norm::rms_norm_backward(dy, x.as_slice(), g.as_slice(), r.as_slice());
+            norm::rms_norm_backward(dy, x, g, r, &mut dgamma);
         });
         let dx = dx.expect("gradients live where the values do");
         return (dx, cpu_tensor::from_vec(dgamma, [h]));
     }
     if let (Some(x), Some(g), Some(r)) = (halves(&x), halves(&gamma), fast(&rrms)) {
-        let (g, mut dgamma) = (widen(g.as_slice()), Vec::new());
+        let (g, mut dgamma) = (widen(g.as_slice()), vec![0.0; h]);
         let dx = cpu_tensor::map_halves_in_place(dy, |dy| {
-            dgamma = half_rows::rms_norm_backward(dy, x.as_slice(), &g, r.as_slice());
+            half_rows::rms_norm_backward(dy, x.as_slice(), &g, r.as_slice(), &mut dgamma);
         });
         let dx = dx.expect("gradients live where the values do");
         return (dx, cpu_tensor::from_vec(dgamma, [h]));

@@ -9,10 +9,11 @@ use super::linear::{bias_gradient, packed, row_block};
 use super::position::{RotaryTurn, Rotation, turn};
 use super::{Later, fast, halves, is_tracked, link, products, rows, wants_gradient};
 use crate::cpu_tensor;
-use crate::kernels::bf16::{self, Mat, Packed};
-use crate::kernels::gemm::{MatMut, MatRef, StoreMode, gemm};
+use crate::kernels::bf16::{self, Mat};
+use crate::kernels::gemm::{MatMut, MatRef, StoreMode, add_by_blocks, gemm};
 use crate::kernels::reduce;
 use crate::kernels::rope::Turned;
+use crate::kernels::tokens::blocks;
 use crate::split::weight::Side;
 use crate::split::{Grads, OpCx, Saved, Weight, custom_vjp};
 
@@ -277,13 +278,10 @@ impl ProjectionMaps {
         let ([input, out], width) = (map.weight.shape(), self.width);
         if let Some(slot) = map.weight.trains().then(|| map.weight.slot()) {
             let dw = grads.host_mut(slot).expect("gradients of CPU tensors are on the CPU");
-            let block = self.row_block();
-            for (x, dy) in x.chunks(block * input).zip(dy.chunks(block * width)) {
-                let n = x.len() / input;
-                let x = MatRef::new(x, n, input);
-                let dy = MatRef::strided(&dy[start..], n, out, width);
-                gemm(MatMut::new(dw, input, out), StoreMode::Add, 1.0, x.t(), dy);
-            }
+            let n = x.len() / input;
+            let x = MatRef::new(x, n, input);
+            let dy = MatRef::strided(&dy[start..], n, out, width);
+            add_by_blocks(dw, x, dy, blocks(n).rev());
         }
         let bias = map.bias.as_ref().filter(|bias| bias.trains());
         if let Some(db) = bias.and_then(|bias| grads.host_mut(bias.slot())) {
@@ -304,9 +302,9 @@ impl ProjectionMaps {
         let n = x.len() / input;
         if let Some(slot) = map.weight.trains().then(|| map.weight.slot()) {
             let x = Mat::new(x, n, input);
-            let right = Packed::new(Mat::strided(&dy[start..], n, out, self.width));
+            let dy = Mat::strided(&dy[start..], n, out, self.width);
             let dw = grads.host_mut(slot).expect("gradients of CPU tensors are on the CPU");
-            bf16::add_product(dw, out, x.t(), &right);
+            bf16::add_by_blocks(dw, x, dy, blocks(n).rev());
         }
         let bias = map.bias.as_ref().filter(|bias| bias.trains());
         if let Some(db) = bias.and_then(|bias| grads.host_mut(bias.slot())) {

@@ -2,7 +2,7 @@
 
 use core::ops::Range;
 
-use super::matrix_rows::MatrixRows;
+use super::super::matrix_rows::MatrixRows;
 use crate::simd;
 use crate::tile::{Left, PANEL, ROW, RUN, SQUARE, Tile, multiply, transpose};
 
@@ -99,12 +99,23 @@ impl Panels {
 
     /// A row of `m` is a term, its `d` columns are the columns.
     pub(super) fn of_columns(&mut self, m: MatrixRows<'_>, d: usize) {
-        self.resize(m.to - m.from, d);
+        self.of_parts(m.to - m.from, [m].into_iter(), d);
+    }
+
+    /// The same of `terms` rows in several parts that follow each other.
+    pub(super) fn of_parts<'a>(
+        &mut self,
+        terms: usize,
+        parts: impl Iterator<Item = MatrixRows<'a>>,
+        d: usize,
+    ) {
+        self.resize(terms, d);
         let size = self.terms * PANEL;
+        let rows = parts.flat_map(|part| part.iter(d));
         simd(
             #[inline(always)]
             || {
-                for (term, row) in m.iter(d).enumerate() {
+                for (term, row) in rows.enumerate() {
                     let (whole, rest) = row.as_chunks::<PANEL>();
                     for (panel, part) in whole.iter().enumerate() {
                         self.data[panel * size + term * PANEL..][..PANEL].copy_from_slice(part);
@@ -118,23 +129,20 @@ impl Panels {
         );
     }
 
-    /// A row of `m` is a column, its `d` columns are the terms.
-    pub(super) fn of_rows(&mut self, m: MatrixRows<'_>, d: usize) {
-        self.resize(d, m.to - m.from);
-        for (panel, to) in self.data.chunks_exact_mut(d * PANEL).enumerate() {
-            let from = m.from + panel * PANEL;
-            let rows = PANEL.min(m.to - from);
-            let data = &m.data[from * m.width + m.column..];
-            for (i, j) in squares(rows, d) {
-                let (rows, columns) = (SQUARE.min(rows - i), SQUARE.min(d - j));
-                let (to, from) = (&mut to[j * PANEL + i..], &data[i * m.width + j..]);
-                if (rows, columns) == (SQUARE, SQUARE) {
-                    transpose(to, from, m.width);
-                } else {
-                    for (i, j) in (0..rows).flat_map(|i| (0..columns).map(move |j| (i, j))) {
-                        to[j * PANEL + i] = from[i * m.width + j];
-                    }
-                }
+    /// A row of `parts`, of `columns` in all, is a column, its `d` columns are the terms. All parts
+    /// but the last are whole panels.
+    pub(super) fn of_rows<'a>(
+        &mut self,
+        columns: usize,
+        parts: impl Iterator<Item = MatrixRows<'a>>,
+        d: usize,
+    ) {
+        self.resize(d, columns);
+        let mut panels = self.data.chunks_exact_mut(d * PANEL);
+        for m in parts {
+            for from in (m.from..m.to).step_by(PANEL) {
+                let to = panels.next().expect("a panel for so many rows");
+                to_panel(to, MatrixRows { from, to: m.to.min(from + PANEL), ..m }, d);
             }
         }
     }
@@ -172,6 +180,23 @@ impl Panels {
         let panel = &self.data[panel * self.terms * PANEL..][..self.terms * PANEL];
         let a = &left.data[left.at(unseen, first)..];
         multiply(tile, self.terms - unseen, a, Left::Transposed, &panel[unseen * PANEL..]);
+    }
+}
+
+/// Writes rows of `m`, a panel at most, as the columns of one.
+fn to_panel(to: &mut [f32], m: MatrixRows<'_>, d: usize) {
+    let rows = m.to - m.from;
+    let data = &m.data[m.from * m.width + m.column..];
+    for (i, j) in squares(rows, d) {
+        let (rows, columns) = (SQUARE.min(rows - i), SQUARE.min(d - j));
+        let (to, from) = (&mut to[j * PANEL + i..], &data[i * m.width + j..]);
+        if (rows, columns) == (SQUARE, SQUARE) {
+            transpose(to, from, m.width);
+        } else {
+            for (i, j) in (0..rows).flat_map(|i| (0..columns).map(move |j| (i, j))) {
+                to[j * PANEL + i] = from[i * m.width + j];
+            }
+        }
     }
 }
 

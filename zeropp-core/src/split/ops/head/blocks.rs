@@ -7,13 +7,13 @@ use std::ops::Range;
 use burn::tensor::{Int, Tensor, bf16 as Half};
 use zeropp_model::head::{block_rows, workspace_bytes};
 
-use super::super::linear::row_block;
 use super::super::{fast, halves, loss};
 use super::chunks::ChunkedHead;
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
-use crate::kernels::gemm::{MatMut, MatRef, StoreMode, gemm, product};
+use crate::kernels::gemm::{MatMut, MatRef, StoreMode, add_by_blocks, gemm, product};
 use crate::kernels::head::{BlockLogits, TreeSum, cross_entropy, totals};
+use crate::kernels::tokens;
 use crate::meter::Hold;
 use crate::split::weight::Side;
 use crate::split::{ForwardGrads, Saved};
@@ -46,14 +46,14 @@ impl ChunkedHead<'_> {
             let x = &x[tokens.start * h..tokens.end * h];
             let logits = self.logits_of(w, x, Cow::Borrowed(targets));
             let totals = totals(logits.sums());
-            sum += cross_entropy(&totals, logits.chosen(), targets);
+            sum = cross_entropy(sum, &totals, logits.chosen(), targets);
             let Some(grads) = &mut grads else { continue };
             let mut dx = TreeSum::default();
             for (block, slope) in self.row_blocks().zip(logits.slopes(&totals, grads.weight)) {
                 self.add_input_gradient(&mut dx, w, block.clone(), &slope, c);
                 if let Some(dw) = &mut grads.dw {
                     let dw = &mut dw[block.start * h..block.end * h];
-                    add_weight_gradient(dw, &slope, x, [self.ids, h]);
+                    add_weight_gradient(dw, &slope, x, h);
                 }
             }
             match c == n {
@@ -120,7 +120,7 @@ impl ChunkedHead<'_> {
             let x = Mat::new(&x[tokens.start * h..tokens.end * h], c, h);
             let logits = self.logits_of_halves(w, x, Cow::Borrowed(targets));
             let totals = totals(logits.sums());
-            sum += cross_entropy(&totals, logits.chosen(), targets);
+            sum = cross_entropy(sum, &totals, logits.chosen(), targets);
             let Some(sink) = sink else { continue };
             let weight = sink.loss_scale / self.divisor(n) as f32;
             let right = self.w.trains().then(|| Packed::new(x));
@@ -197,16 +197,10 @@ impl ChunkedHead<'_> {
     }
 }
 
-/// Adds a block's slopeᵀ·x to `dw: [rows, h]`, for `slope: [c, rows]` and `x: [c, h]`, of a head of
-/// so many ids and columns.
-pub(super) fn add_weight_gradient(dw: &mut [f32], slope: &[f32], x: &[f32], of: [usize; 2]) {
-    let [ids, h] = of;
-    let rows = dw.len() / h;
-    // As many tokens at a time as stay in the cache, as for any weight.
-    let tokens = row_block(ids * h);
-    for (x, slope) in x.chunks(tokens * h).zip(slope.chunks(tokens * rows)) {
-        let n = x.len() / h;
-        let (x, slope) = (MatRef::new(x, n, h), MatRef::new(slope, n, rows));
-        gemm(MatMut::new(dw, rows, h), StoreMode::Add, 1.0, slope.t(), x);
-    }
+/// Adds a block's slopeᵀ·x to `dw: [rows, h]`, for `slope: [c, rows]` and `x: [c, h]`: first tokens
+/// first, as F comes.
+pub(super) fn add_weight_gradient(dw: &mut [f32], slope: &[f32], x: &[f32], h: usize) {
+    let (rows, n) = (dw.len() / h, x.len() / h);
+    let (x, slope) = (MatRef::new(x, n, h), MatRef::new(slope, n, rows));
+    add_by_blocks(dw, slope, x, tokens::blocks(n));
 }

@@ -67,7 +67,7 @@ impl SplitHead {
         let mut sum = 0.0;
         for tokens in chunks(n, chunk) {
             let (totals, chosen) = (&totals[tokens.clone()], &chosen[tokens.clone()]);
-            sum += cross_entropy(totals, chosen, &targets[tokens]);
+            sum = cross_entropy(sum, totals, chosen, &targets[tokens]);
         }
         let loss = loss::mean(sum, masks.scored.unwrap_or(n as f64));
         let mut flat = Vec::with_capacity(2 * n);
@@ -256,14 +256,14 @@ impl HeadSlice {
         if w.trains() {
             let bytes = n * self.shape.own_ids().len() * element;
             let held = cx.meter.hold(MemoryKind::WeightStash, bytes as u64);
-            let (x, ids) = (cx.stash(x.take()), self.shape.ids);
+            let x = cx.stash(x.take());
             let (slot, blocks): (_, Vec<_>) = (w.slot(), head.row_blocks().collect());
             let chunk = head.chunk;
             cx.queue.push(move |grads| {
                 let (x, _held) = (x.take(), held);
                 let dw = grads.host_mut(slot).expect("on the CPU");
                 for (tokens, slopes) in self::chunks(n, chunk).zip(slopes) {
-                    add_weights(dw, &blocks, &x, tokens, slopes, [ids, h]);
+                    add_weights(dw, &blocks, &x, tokens, slopes, h);
                 }
             });
         }
@@ -298,7 +298,7 @@ fn add_weights(
     x: &Tensor<3>,
     tokens: Range<usize>,
     slopes: Slopes,
-    [ids, h]: [usize; 2],
+    h: usize,
 ) {
     let at = tokens.start * h..tokens.end * h;
     match slopes {
@@ -306,7 +306,7 @@ fn add_weights(
             let x = fast(x).expect("as in F");
             for (block, slope) in blocks.iter().zip(slopes) {
                 let dw = &mut dw[block.start * h..block.end * h];
-                add_weight_gradient(dw, &slope, &x.as_slice()[at.clone()], [ids, h]);
+                add_weight_gradient(dw, &slope, &x.as_slice()[at.clone()], h);
             }
         }
         Slopes::Bf16(slopes) => {
