@@ -122,7 +122,7 @@ fn contradictions_to_the_model_are_refused() {
         ("kv-heads = 0", "kv-heads = 0: at least 1"),
         (
             "model = \"qwen3-moe\"\nexperts-per-token = 9",
-            "experts-per-token = 9: a token goes to 1 to 8 of experts = 8",
+            "experts:per-token = 9: a token goes to 1 to 8 of experts = 8",
         ),
         ("model = \"mixtral\"\nexperts = 5000", "experts = 5000: a layer has at most 4096"),
         (

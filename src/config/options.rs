@@ -149,8 +149,8 @@ options! {
         ///
         /// A head of a large vocabulary takes as long as several layers. Split, all ranks compute
         /// some of its rows, and none waits for the last one. The rows are cut into at most 64
-        /// blocks, by their number alone; --dry-run says how many there are where the sum is
-        /// another. For zeropp, 1f1b and zb-h1, on the CPU with engine threads. No bit of the
+        /// blocks, by their number alone; where the numbers do not add up to that, --dry-run says
+        /// how many there are. For zeropp, 1f1b and zb-h1, on the CPU with engine threads. No bit of the
         /// training depends on it.
         "head-split" "BLOCKS" head_split: Option<String> = None, Same Left
             => "schedule:head-split";
@@ -302,7 +302,7 @@ options! {
         "head-dim" "N" head_dim: Option<usize> = None, Same Fixed OfModel;
         /// Inner size of the MLP. Default: four times hidden; with swiglu, which has three
         /// matrices, two thirds of that, rounded up to a multiple of 64. In qwen3-moe and mixtral
-        /// it is an expert's, by default a part of that, one for each of experts-per-token.
+        /// it is an expert's, by default a part of that, one for each that a token goes to.
         "intermediate" "N" intermediate: Option<usize> = None, Same Kept OfModel;
         /// Experts of a layer, in qwen3-moe and mixtral. Default: 8.
         ///
@@ -310,7 +310,8 @@ options! {
         /// For CPUs, and not yet beside optimizer muon or lora-rank.
         "experts" "E" experts: Option<usize> = None, Same Fixed OfModel;
         /// Experts that each token goes to. Default: 2.
-        "experts-per-token" "N" experts_per_token: Option<usize> = None, Same Fixed OfModel;
+        "experts-per-token" "N" experts_per_token: Option<usize> = None, Same Fixed OfModel
+            => "experts:per-token";
         /// Tokens in a sample.
         "seq" "N" seq: usize = 64, Same Reported OfModel;
         /// Whether the head shares the embedding's weights, as in GPT-2.

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync, Precision,
-    Recompute, Reschedule, Resume,
+    Balance, Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync,
+    Precision, Recompute, Reschedule, Resume,
 };
 use zeropp_core::device;
 use zeropp_core::kernels::bf16;
@@ -284,7 +284,12 @@ impl Config {
         for (key, weight) in [("balance:weight", self.balance_weight), ("balance:z", self.router_z)]
         {
             let weight = weight.unwrap_or(0.0);
-            number(key, weight, weight >= 0.0, "0 or more, such as 0.01")?;
+            number(key, weight, (0.0..=1e6).contains(&weight), "0 to 1e6, such as 0.01")?;
+        }
+        if let (Balance::None, Some(weight)) = (self.balance, self.balance_weight) {
+            let problem = "there is no balance loss with balance = none";
+            let help = "leave it out, or use balance = micro-batch";
+            return Err(ConfigError::value("balance-weight", weight, problem, help));
         }
         number("clip", self.clip, self.clip >= 0.0, "a largest norm, or 0 to never scale")?;
         within("threads", self.threads.unwrap_or(1), THREADS_MAX)?;

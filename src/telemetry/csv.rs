@@ -104,7 +104,7 @@ fn bytes_up_to(mut rows: impl BufRead, step: u64, names: &str) -> io::Result<u64
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zeropp_core::metrics::Evaluation;
+    use zeropp_core::metrics::{Evaluation, ExpertMetrics};
 
     /// A step that has all there is.
     fn full(step: u64) -> StepMetrics {
@@ -119,6 +119,7 @@ mod tests {
             scored_tokens: Some(1),
             optimizer_gathers: 1,
             save_blocked_s: 1.0,
+            experts: Some(ExpertMetrics::default()),
             eval: Some(eval),
             skipped: true,
             rolled_back: true,

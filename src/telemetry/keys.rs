@@ -138,7 +138,7 @@ pub(super) const KEYS: &[Key] = &[
         .of_some_steps(),
     plot("experts.fullest", |m| Some(m.experts.as_ref()?.fullest))
         .tag("experts/fullest")
-        .gauge("expert_load_ratio", "Tokens of its most loaded expert over the mean.")
+        .gauge("expert_load_ratio", "Tokens of the most loaded expert over the mean of its layer.")
         .of_some_steps(),
     key("experts.fullest_layer").of_some_steps(),
     plot("experts.idle", |m| Some(m.experts.as_ref()?.idle as f64))

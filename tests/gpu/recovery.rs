@@ -24,11 +24,11 @@ fn a_run_on_devices_continues_from_a_checkpoint_after_a_rank_has_failed() {
     let fault = Fault::new(3, 30, || panic!("sabotage"));
     let model = fault.hidden_in(gpt::build(config.gpt_shape(256)));
     let trainer = Trainer::builder(config).model(model).build().unwrap();
-    let mut told = Vec::new();
-    let summary = trainer.train(|step| told.push(step.clone())).unwrap();
+    let mut reported = Vec::new();
+    let summary = trainer.train(|step| reported.push(step.clone())).unwrap();
     assert_eq!(summary.recoveries, 1);
     assert!(fault.happened().is_some());
-    let numbers: Vec<u64> = told.iter().map(|step| step.step).collect();
+    let numbers: Vec<u64> = reported.iter().map(|step| step.step).collect();
     assert_eq!(numbers, [1, 2, 3, 4]);
-    same_curve(&told, &steps(undisturbed), 1e-5, "after a failure");
+    same_curve(&reported, &steps(undisturbed), 1e-5, "after a failure");
 }

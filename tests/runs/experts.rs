@@ -123,8 +123,8 @@ fn experts_learn_and_are_evaluated() {
     assert_same_bits(&run(Config { split, ..base }), &watched, "evaluated");
 }
 
-/// What routers add is of one micro-batch and one layer, so that no mesh changes a bit of it, nor of
-/// the figures that say how tokens are spread.
+/// The losses of routers are of one micro-batch and one layer, so that no mesh changes a bit of
+/// them, nor of the figures that say how tokens are spread.
 #[test]
 fn balance_keeps_its_bits_and_its_figures_on_any_mesh() {
     let base = Config { balance_weight: Some(0.5), router_z: Some(0.01), ..experts("qwen3-moe") };
@@ -135,6 +135,19 @@ fn balance_keeps_its_bits_and_its_figures_on_any_mesh() {
         assert_same_bits(&alone, &other, &format!("pp {pp}, virtual {v}"));
         assert_eq!(figures(&alone), figures(&other));
     }
+    let samples = |micro_batch_size, zero3| Config {
+        micro_batch_size,
+        zero3,
+        micro_batches: Some(8 / micro_batch_size / zero3),
+        ..base.clone()
+    };
+    let [alone_again, sharded] = [1, 2].map(|zero3| run(samples(2, zero3)));
+    let first = |run: &Run| run.steps[0].experts.clone().unwrap();
+    assert_eq!(first(&alone_again), first(&sharded), "the same weights and micro-batches");
+    // Of a sample alone: with one sample a micro-batch both are the same loss.
+    let of_samples = |size| run(Config { balance: Balance::Sample, ..samples(size, 1) });
+    let [ones, twos] = [1, 2].map(|size| first(&of_samples(size)).balance_loss);
+    assert!((ones - twos).abs() < 1e-6 && ones > first(&alone_again).balance_loss + 1e-3);
     let without = run(Config { balance: Balance::None, router_z: None, ..base });
     let last = |run: &Run| run.steps.last().unwrap().experts.clone().unwrap();
     let (balanced, free) = (last(&alone), last(&without));

@@ -120,9 +120,10 @@ impl ChosenExperts {
     }
 }
 
-/// The weights `[n, k]`, the choice and the logarithm of each token's sum of exponentials, `[n]`, by
-/// `logits: [n, E]`, which become the scores: their softmax over all experts. A token goes to the k experts with the largest scores; of equal ones to the
-/// lower index, and `total_cmp` orders what is not a number.
+/// The weights `[n, k]`, the choice and the log-sum-exp of each token's logits, `[n]`, by
+/// `logits: [n, E]`, which become the scores: their softmax over all experts. A token goes to the k
+/// experts with the largest scores; of equal ones to the lower index, and `total_cmp` orders what
+/// is not a number.
 ///
 /// # Panics
 /// Panics if there are fewer experts than are chosen, or logits are no whole rows.

@@ -57,7 +57,7 @@ pub struct OpCx {
     /// The parts of the micro-batch that attention and the loss may not see, and those that are
     /// dropped.
     pub masks: Masks,
-    /// The losses that routers of experts add in B. `None` where no gradients are wanted.
+    /// The losses that routers of experts add in B. `None` outside of runs.
     pub routers: Option<RouterCx>,
 }
 

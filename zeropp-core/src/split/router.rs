@@ -1,5 +1,5 @@
-//! The losses of routers, which stand beside the run's loss: their gradients join the router's B, and
-//! their values are figures of the step.
+//! The losses of routers, which stand beside the run's loss: their gradients join the router's B,
+//! and their values are figures of the step.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub struct RouterSums {
 }
 
 impl RouterSums {
-    /// Adds those of a micro-batch.
+    /// Adds those of a micro-batch; what is no number counts as 0.
     pub fn add(&mut self, of: &RouterFigures) {
         let whole = |x: f64| (x * UNIT) as i64;
         self.merge(&RouterSums {

@@ -50,12 +50,12 @@ impl Layer for Experts {
     }
     fn cost(&self, batch: BatchShape) -> LayerCost {
         let ([_, _, h, f], n) = (SIZES, batch.tokens());
-        let Routing { experts, chosen, divided } = self.routing;
+        let Routing { experts, chosen, .. } = self.routing;
         let [router, gate, up, down] =
             ["router", "gate", "up", "down"].map(|name| self.trains(name));
         let bytes = |elements: usize| 4 * elements as u64;
         let x = (router | gate | up) * bytes(n * h);
-        let scores = if divided { 0 } else { bytes(n * experts) };
+        let scores = bytes(n * (experts + 1));
         let choice = ChosenExperts::bytes_of(n, [experts, chosen]) as u64;
         let kept = x + bytes(2 * n * chosen * f + n * chosen) + scores + choice;
         LayerCost {

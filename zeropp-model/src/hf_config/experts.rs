@@ -72,8 +72,8 @@ impl Fields<'_> {
             let layers = (0..decoder.layers).filter(|l| decoder.moe_of(*l).is_some()).count();
             let same = weight * moe.chosen as f64 / layers.max(1) as f64;
             format!(
-                "config.json says router_aux_loss_coef = {weight} for all layers together; \
-                 balance = micro-batch:weight={same:.2e} is as strong, for each layer by itself"
+                "config.json says router_aux_loss_coef = {weight}, for all layers together, which \
+                 is not used; balance = micro-batch:weight={same:.2e} is as strong"
             )
         }))
     }

@@ -142,12 +142,13 @@ pub fn position_embedding(x: Tensor<3>, w: &Weight<2>, cx: &OpCx) -> Tensor<3> {
     })
 }
 
-/// The rows of `dy: [b, s, h]` summed by position in their document, first rows first, `[s·h]`.
+/// The rows of `dy: [b, s, h]` summed by position in their document, `[s·h]`, in the order of
+/// [`by_block`].
 fn sums_by_position(dy: &Tensor<3>, documents: &Documents) -> Tensor<1> {
     let [b, s, h] = dy.dims();
     if let Some(dy) = fast(dy) {
         let mut sums = vec![0.0; s * h];
-        for (position, dy) in documents.positions().iter().zip(dy.as_slice().chunks_exact(h)) {
+        for (position, dy) in by_block(documents.positions(), dy.as_slice(), h) {
             sums[position * h..][..h].iter_mut().zip(dy).for_each(|(sum, dy)| *sum += *dy);
         }
         return cpu_tensor::from_vec(sums, [s * h]);
