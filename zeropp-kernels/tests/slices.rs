@@ -269,26 +269,32 @@ fn gradients_of_norms_have_the_bits_of_the_whole_sample() {
         let (half_x, half_dy) = (narrow(&x), narrow(&dy));
         same_bits(&format!("norms of {h}"), tokens, |cut| {
             let mut sums: Vec<Vec<f32>> = [2 * h, h, 2 * h, h].map(|n| vec![0.0; n]).to_vec();
-            let mut dxs: Vec<Vec<f32>> = Vec::new();
+            let mut dxs = vec![vec![0.0; tokens * h]; 4];
+            let place = |dxs: &mut Vec<f32>, slice: &Range<usize>, dx: &[f32]| {
+                dxs[slice.start * h..slice.end * h].copy_from_slice(dx);
+            };
             for slice in cut.iter().rev() {
                 let x = part(&x, h, slice);
                 let (_, means, rstds) = norm::layer_norm(x, &gamma, &gamma, 1e-5);
                 let mut dx = part(&dy, h, slice).to_vec();
                 norm::layer_norm_backward(&mut dx, x, &gamma, &means, &rstds, &mut sums[0]);
-                dxs.push(dx);
+                place(&mut dxs[0], slice, &dx);
                 let (_, rrms) = norm::rms_norm(x, &gamma, 1e-5);
                 let mut dx = part(&dy, h, slice).to_vec();
                 norm::rms_norm_backward(&mut dx, x, &gamma, &rrms, &mut sums[1]);
+                place(&mut dxs[1], slice, &dx);
                 let x = part(&half_x, h, slice);
                 let normed = rows::layer_norm(x, &gamma, &gamma, 1e-5);
                 let (means, rstds) = (&normed.means, &normed.inverses);
                 let mut dx = part(&half_dy, h, slice).to_vec();
                 rows::layer_norm_backward(&mut dx, x, &gamma, means, rstds, &mut sums[2]);
+                place(&mut dxs[2], slice, &widen(&dx));
                 let normed = rows::rms_norm(x, &gamma, 1e-5);
                 let mut dx = part(&half_dy, h, slice).to_vec();
                 rows::rms_norm_backward(&mut dx, x, &gamma, &normed.inverses, &mut sums[3]);
-                dxs.push(widen(&dx));
+                place(&mut dxs[3], slice, &widen(&dx));
             }
+            sums.extend(dxs);
             sums
         });
     }
@@ -297,14 +303,15 @@ fn gradients_of_norms_have_the_bits_of_the_whole_sample() {
     let (x, dy) = (numbers(tokens * width, 1), numbers(tokens * width, 2));
     let (q, k) = (numbers(d, 3), numbers(d, 4));
     same_bits("norms of heads", tokens, |cut| {
-        let mut sums = vec![0.0; 2 * d];
+        let (mut sums, mut dxs) = (vec![0.0; 2 * d], vec![0.0; tokens * width]);
         for slice in cut.iter().rev() {
             let x = part(&x, width, slice);
             let (_, rrms) = head_norm(x, at, &q, &k, 1e-5);
             let mut dx = part(&dy, width, slice).to_vec();
             head_norm_backward(&mut dx, x, at, &q, &k, &rrms, &mut sums);
+            dxs[slice.start * width..slice.end * width].copy_from_slice(&dx);
         }
-        vec![sums]
+        vec![sums, dxs]
     });
 }
 
