@@ -349,7 +349,7 @@ impl HeadTree {
 pub fn halves(blocks: &Range<usize>) -> Option<[Range<usize>; 2]> {
     let half = blocks.len().next_power_of_two() / 2;
     let middle = blocks.start + half;
-    (blocks.len() > 1).then(|| [blocks.start..middle, middle..blocks.end])
+    (blocks.len() > 1).then_some([blocks.start..middle, middle..blocks.end])
 }
 
 /// Adds the branches of the tree over `all` that are within `own`.

@@ -9,6 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::kernels::balance::{RouterFigures, RouterLosses};
 
+/// The figures of a stage's routers in a step, by the layer's place in the stage and the
+/// micro-batch.
+pub type StageRouters = Arc<Mutex<BTreeMap<(usize, usize), RouterFigures>>>;
+
 /// What routers of one stage and micro-batch add to the loss, and where their figures go.
 #[derive(Clone)]
 pub struct RouterCx {
@@ -18,9 +22,8 @@ pub struct RouterCx {
     pub loss_scale: f32,
     /// Index of the micro-batch.
     pub micro_batch: usize,
-    /// The figures of the stage's layers in this step, by place in the stage and micro-batch. A
-    /// forward that is done again writes the same ones.
-    pub figures: Arc<Mutex<BTreeMap<(usize, usize), RouterFigures>>>,
+    /// The figures of the stage in this step. A forward that is done again writes the same ones.
+    pub figures: StageRouters,
 }
 
 /// Units of a sum's figure.

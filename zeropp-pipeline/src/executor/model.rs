@@ -9,13 +9,13 @@ use parking_lot::Mutex;
 use zeropp_comm::CommResult;
 use zeropp_core::data::DataError;
 use zeropp_core::device;
-use zeropp_core::kernels::balance::{RouterFigures, RouterLosses};
+use zeropp_core::kernels::balance::RouterLosses;
 use zeropp_core::layer::{LayerCx, Part, pieces};
 use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_core::split::ops::{SliceLogits, SplitHead, input_gradient};
 use zeropp_core::split::{
     ForwardGrads, Grads, LayerWeights, Makers, OpCx, RecordedBy, RouterCx, RouterSums, Saved,
-    WQueue, is_finite,
+    StageRouters, WQueue, is_finite,
 };
 use zeropp_zero3::{LayerSums, Optimizer, ParamExport, ShardedStage, StepOutcome};
 
@@ -91,8 +91,8 @@ pub struct ModelWorker {
     /// What F of this rank's slice of a head keeps, by micro-batch.
     slices: HashMap<usize, SliceLogits>,
     losses: Vec<(usize, Tensor<1>)>,
-    /// The figures of the step's routers, by stage, and by layer in it and micro-batch.
-    routers: BTreeMap<usize, Arc<Mutex<BTreeMap<(usize, usize), RouterFigures>>>>,
+    /// The figures of the step's routers, by stage.
+    routers: BTreeMap<usize, StageRouters>,
     /// Set while forwards alone are run: their tokens, and the batch.
     evaluated: Option<(TokenSource, u64)>,
     /// Set while a step is run again to find what was not finite first.
