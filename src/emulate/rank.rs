@@ -97,7 +97,9 @@ pub(super) fn run_rank(
         let real_end = shared.epoch.elapsed().as_nanos() as u64;
         let since = Instant::now();
         let note = rescheduling.as_ref().map(|r| r.note(&spans, |ns| ns));
-        end.exchanging_ns += since.elapsed().as_nanos() as u64;
+        if note.is_some() {
+            end.exchanging_ns += since.elapsed().as_nanos() as u64;
+        }
         for span in &mut spans {
             span.start_ns = span.start_ns.saturating_sub(start);
             span.end_ns = span.end_ns.saturating_sub(start);

@@ -228,7 +228,9 @@ impl Blueprint {
     /// The stages of each rank, with what it is predicted to hold.
     fn held(&self) -> (Stages, Vec<(Vec<usize>, HeldBytes)>) {
         let of = |rank: &RankPlan| {
-            let stages = rank.stages.iter().map(|(stage, _)| *stage).collect();
+            // Slices of a split head are no stage of the cut.
+            let stages = rank.stages.iter().map(|(stage, _)| *stage);
+            let stages = stages.filter(|stage| *stage < self.stages.len()).collect();
             (stages, rank.held)
         };
         (self.stages.clone(), self.plan.ranks.iter().map(of).collect())

@@ -34,6 +34,7 @@ pub(crate) fn cutter(
         recomputed: resolved.recomputed(),
         // A cut by hand is not made again.
         rank_memory: config.rank_memory_bytes().filter(|_| config.stages.is_none()),
+        splits_head: resolved.head_blocks()?.is_some(),
     };
     Cutter::new(parts, cut_for, resolved.costs.as_ref(), rule).map_err(|e| misfit(config, &e))
 }

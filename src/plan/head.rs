@@ -123,7 +123,8 @@ fn check(
         let problem = "this run does not train its head, and runs cannot split such a head yet";
         return Err(asked(problem.into(), whole));
     }
-    let (sum, all) = (blocks.iter().sum::<usize>(), split.blocks());
+    let sum = blocks.iter().fold(0_usize, |sum, n| sum.saturating_add(*n));
+    let all = split.blocks();
     if sum != all {
         let problem = format!("has {sum} blocks, and a head of {} ids has {all}", split.ids);
         return Err(asked(problem, &format!("give numbers whose sum is {all}")));

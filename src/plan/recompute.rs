@@ -33,7 +33,12 @@ pub(crate) fn planned(
         made
     };
     let fits = |made: &Blueprint| !memory::is_short(&made.needs());
-    let mut chosen = least(|made| made.config.unit(), made, fits)?;
+    // The program of a file recomputes what it says.
+    let unit = |made: &Blueprint| match made.config.schedule_file() {
+        Some(_) => 1,
+        None => made.config.unit(),
+    };
+    let mut chosen = least(unit, made, fits)?;
     chosen.recompute_chosen = true;
     if chosen.config.recompute != Recompute::None {
         let first = chosen.config.recompute_first.map(|first| format!(":first={first}"));

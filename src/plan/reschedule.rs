@@ -17,9 +17,11 @@ use crate::plan::memory::is_above_rank_memory;
 use crate::plan::needs::Needs;
 use crate::plan::program::{check_program, lower_options};
 
-/// Whether a run looks for better programs. On one pipeline rank there is nothing to order.
+/// Whether a run looks for better programs. On one pipeline rank there is nothing to order, and
+/// replicas with other numbers of micro-batches, as after one was lost, have two programs.
 pub(crate) fn is_on(config: &Config) -> bool {
-    config.reschedule == Reschedule::Auto && config.pp > 1
+    let is_even = config.deal().fewer().is_none();
+    config.reschedule == Reschedule::Auto && config.pp > 1 && is_even
 }
 
 /// A run whose program may be exchanged.

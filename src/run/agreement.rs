@@ -18,6 +18,7 @@ use zeropp_pipeline::exchange::json::{self, Document};
 use crate::config::{Across, Config, OPTIONS, OptionInfo, Recompute};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
+use crate::plan::fits;
 use crate::run::shared::{AgreedBlueprint, Digests, RunShared};
 
 /// Largest program that is sent, in bytes of JSON: some 30 million actions.
@@ -186,6 +187,10 @@ fn take(
         Recompute::ALL.iter().find(is_theirs).copied().unwrap_or(own.config.recompute);
     match schedules.and_then(|schedules| own.with_programs(&given.cuts, schedules)) {
         Ok(taken) if program_digest(&taken).as_bytes() == digest => {
+            if let Err(why) = fits::check(&taken) {
+                let who = named(rank, host);
+                return Err(format!("{who} cannot run rank 0's program: {why}"));
+            }
             let differs = differs.unwrap_or_else(|| "its files have different contents".into());
             Ok(AgreedBlueprint { blueprint: Arc::new(taken), differs })
         }

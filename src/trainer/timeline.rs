@@ -18,7 +18,10 @@ pub(crate) fn timeline(bp: &Blueprint, results: &[RankResult]) -> Timeline {
         }
     };
     let spans = results.iter().map(|result| result.spans.clone());
-    let mut timeline = trace::timeline(title, bp.mesh, &bp.schedule().placement, spans);
+    let mut placement = bp.schedule().placement.clone();
+    // A split head is a stage behind the last one, with its root there.
+    placement.extend(bp.head.as_ref().and(placement.last().copied()));
+    let mut timeline = trace::timeline(title, bp.mesh, &placement, spans);
     for (rank, result) in timeline.ranks.iter_mut().zip(results) {
         rank.saves = result.saves.clone();
     }

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::common::{Run, assert_same_bits, llama, run, run_saving_all, text_file, tiny};
-use zeropp::config::{OptimizerSync, Precision, Recompute, Resume};
+use zeropp::config::{OptimizerKind, OptimizerSync, Precision, Recompute, Resume};
 use zeropp::meter::MemoryKind;
 use zeropp::pipeline::head::HeadTree;
 use zeropp::pipeline::ir::{Action, HeadMessage};
@@ -181,6 +181,26 @@ fn a_checkpoint_of_slices_goes_on_with_a_whole_head_and_back() {
     }
 }
 
+/// The weight has 16,000 elements, and 4,096 or more have moments in 8 bits, also where a slice has
+/// fewer.
+#[test]
+fn an_optimizer_s_rule_sees_the_whole_weight_of_a_split_head() {
+    let base = Config { optimizer: OptimizerKind::Adamw8bit, ..small() };
+    check(&run(base.clone()), split(base, &[1, 7]));
+}
+
+/// A trace has what each rank did of the head, and is read again.
+#[test]
+fn a_trace_of_slices_can_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("trace.json");
+    run(Config { trace: Some(trace.clone()), ..split(small(), &[3, 5]) });
+    let text = std::fs::read_to_string(&trace).unwrap();
+    if let Err(e) = zeropp::pipeline::draw::chrome_read::read(&text) {
+        panic!("{e}");
+    }
+}
+
 #[test]
 fn a_validation_loss_of_slices_has_the_bits_of_the_whole_head() {
     let dir = tempfile::tempdir().unwrap();
@@ -207,13 +227,18 @@ fn a_validation_loss_of_slices_has_the_bits_of_the_whole_head() {
 
 /// Each names the field, the value, what is wrong and what would work.
 #[test]
-fn what_runs_cannot_do_with_slices_is_refused_before_a_rank_starts() {
+fn settings_that_slices_do_not_go_with_are_refused_before_a_rank_starts() {
     let base = || split(small(), &[4, 4]);
     for (config, beginning) in [
         (
             split(small(), &[4, 5]),
             "schedule:head-split = 4,5: has 9 blocks, and a head of 1000 ids has 8",
         ),
+        (
+            Config { head_split: Some(format!("{},4", usize::MAX)), ..base() },
+            "schedule:head-split = 18446744073709551615,4: has 18446744073709551615 blocks",
+        ),
+        (Config { rank_memory: Some(1e-5), ..base() }, "memory: pipeline rank"),
         (
             Config { pp: 3, ..base() },
             "schedule:head-split = 4,4: is for 2 ranks; give a number for each",

@@ -37,12 +37,12 @@ pub struct ParamSpec {
 }
 
 /// Some rows of a parameter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowsOf {
     /// The first of them.
     pub first: usize,
-    /// Rows of the whole parameter.
-    pub all: usize,
+    /// Dimensions of the whole parameter.
+    pub whole: Vec<usize>,
 }
 
 impl ParamSpec {
@@ -59,24 +59,20 @@ impl ParamSpec {
 
     /// Rows of it (of its first dimension), as a parameter of their own.
     pub fn rows(&self, rows: Range<usize>) -> Self {
-        let all = self.shape[0];
-        let shape = [&[rows.len()], &self.shape[1..]].concat();
-        Self { shape, rows_of: Some(RowsOf { first: rows.start, all }), ..self.clone() }
+        let (whole, shape) = (self.shape.clone(), [&[rows.len()], &self.shape[1..]].concat());
+        Self { shape, rows_of: Some(RowsOf { first: rows.start, whole }), ..self.clone() }
     }
 
     /// Dimensions of the parameter that goes by its name: its own, or those of the whole where it
     /// is some rows of one.
-    pub fn whole_shape(&self) -> Vec<usize> {
-        match self.rows_of {
-            Some(RowsOf { all, .. }) => [&[all], &self.shape[1..]].concat(),
-            None => self.shape.clone(),
-        }
+    pub fn whole_shape(&self) -> &[usize] {
+        self.rows_of.as_ref().map_or(&self.shape, |rows| &rows.whole)
     }
 
     /// The place of its first element in that parameter.
     pub fn first_element(&self) -> usize {
         let row: usize = self.shape.iter().skip(1).product();
-        self.rows_of.map_or(0, |rows| rows.first * row)
+        self.rows_of.as_ref().map_or(0, |rows| rows.first * row)
     }
 
     /// Number of elements.
@@ -159,8 +155,8 @@ mod tests {
         let whole = ParamSpec::new("head", &[10, 4], Init::Normal(0.1));
         let rows = whole.rows(6..10);
         assert_eq!((rows.len(), rows.first_element()), (16, 24));
-        assert_eq!((rows.shape.clone(), rows.whole_shape()), (vec![4, 4], vec![10, 4]));
+        assert_eq!((&rows.shape[..], rows.whole_shape()), (&[4, 4][..], &[10, 4][..]));
         assert!(rows.decay && rows.trains && rows.name == "head");
-        assert_eq!((whole.first_element(), whole.whole_shape()), (0, vec![10, 4]));
+        assert_eq!((whole.first_element(), whole.whole_shape()), (0, &[10, 4][..]));
     }
 }

@@ -150,6 +150,14 @@ pub struct GroupTimes {
 }
 
 impl GroupTimes {
+    /// Leaves the parts after the last block out.
+    pub(crate) fn leave_tail_out(&mut self) {
+        for times in [&mut self.kept, &mut self.recomputed] {
+            times.last_mut().into_iter().for_each(|last| *last -= self.tail);
+        }
+        self.tail = 0.0;
+    }
+
     /// What each stage takes, of so many groups each; one without any has the tail.
     pub(crate) fn of_stages(&self, sizes: &[usize]) -> Vec<f64> {
         let mut at = 0;

@@ -28,6 +28,8 @@ pub struct CutFor {
     pub recomputed: usize,
     /// Bytes that a rank may hold, where that is limited.
     pub rank_memory: Option<u64>,
+    /// Whether all ranks share the head, so that the last stage does not have it.
+    pub splits_head: bool,
 }
 
 /// What there is to cut.
@@ -63,7 +65,7 @@ impl Cutter {
         let flops = parts.group_flops(false);
         let given = table.map(|table| table.of_blocks(&flops)).transpose()?.flatten();
         let recomputing = cut_for.recomputed;
-        let times = match &given {
+        let mut times = match &given {
             Some(given) => {
                 let kept: Vec<f64> = given.iter().map(step).collect();
                 let recomputed = given.iter().map(whole).collect();
@@ -71,6 +73,9 @@ impl Cutter {
             }
             None => parts.times_by_flop(recomputing),
         };
+        if cut_for.splits_head {
+            times.leave_tail_out();
+        }
         let layers = parts.layers();
         Ok(Cutter {
             cut_for,

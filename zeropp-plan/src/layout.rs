@@ -320,9 +320,8 @@ impl Layout {
         if self.in_units() {
             flags.push(format!("--unit {}", self.unit));
         }
-        if self.recompute != Recompute::None {
-            flags.push(format!("--recompute {}", self.recomputation()));
-        }
+        // Also where it is none: a run's default follows from the machine that it is on.
+        flags.push(format!("--recompute {}", self.recomputation()));
         if self.zero1 {
             flags.push("--zero1".into());
         }

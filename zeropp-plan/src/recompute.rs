@@ -70,7 +70,7 @@ pub type Recomputation = (Recompute, Option<usize>);
 /// micro-batches of each unit of `unit`, as few as can be, full of all. Where none fits, the last.
 ///
 /// # Errors
-/// The first error of `made`, where it fails with each of them.
+/// The last error of `made`, where it fails with each of them.
 pub fn least<T, E>(
     unit: impl Fn(&T) -> usize,
     mut made: impl FnMut(Recomputation) -> Result<T, E>,
@@ -82,7 +82,7 @@ pub fn least<T, E>(
         match made((recompute, None)) {
             Ok(made) if recompute != Recompute::Full && fits(&made) => return Ok(made),
             Ok(made) => most = Some((recompute, made)),
-            Err(e) => error = error.or(Some(e)),
+            Err(e) => error = Some(e),
         }
     }
     let (recompute, mut least) = match (most, error) {
@@ -172,12 +172,12 @@ mod tests {
         assert_eq!(chosen(300), (Recompute::Full, Some(5)));
         assert_eq!(chosen(139), (Recompute::Full, None));
         assert_eq!(chosen(79), (Recompute::Full, None), "the last that was tried");
-        // A file with R is made with full alone; what is never made is the first error.
+        // A file with R is made with full alone; what is never made is the last error.
         let made =
             |redone: Recomputation| (redone.0 == Recompute::Full).then_some(redone).ok_or(redone);
         assert_eq!(least(|_| 8, made, |redone| redone.1.is_none()), Ok((Recompute::Full, None)));
         let none = least(|(): &()| 8, |redone: Recomputation| Err(redone), |()| true);
-        assert_eq!(none, Err((Recompute::None, None)));
+        assert_eq!(none, Err((Recompute::Full, None)));
     }
 
     #[test]

@@ -62,7 +62,8 @@ impl ParameterGroups {
     /// A parameter as the rule sees it.
     pub fn parameter<'a>(&self, spec: &'a ParamSpec, role: Role) -> Parameter<'a> {
         let decay = self.no_decay.map_or(spec.decay, |groups| groups.decays(spec, role));
-        Parameter { name: &spec.name, shape: &spec.shape, role, decay }
+        // Of some rows that of the whole: an update knows no split.
+        Parameter { name: &spec.name, shape: spec.whole_shape(), role, decay }
     }
 
     /// How much is kept of a parameter beside it.

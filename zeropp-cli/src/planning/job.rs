@@ -122,11 +122,7 @@ impl PlanRequest {
         let flags = ["--zero1=false", "--prefetch 1"].into_iter().zip(OVERRIDDEN).zip(plain);
         let has = |key: &str| self.keys.iter().any(|k| k == key);
         let needed = flags.filter(|((_, key), is_plain)| *is_plain && has(key));
-        let mut words: Vec<&str> = needed.map(|((flag, _), _)| flag).collect();
-        if layout.recompute == Recompute::None && has("recompute") {
-            words.push("--recompute none");
-        }
-        words.join(" ")
+        needed.map(|((flag, _), _)| flag).collect::<Vec<_>>().join(" ")
     }
 }
 

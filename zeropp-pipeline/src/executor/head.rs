@@ -4,10 +4,11 @@
 //! it: then it waits here, and goes as soon as that has arrived, also while the rank waits for
 //! something else. So whatever a rank waits for while a send is held back, it looks at both.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::tensor::Tensor;
 use zeropp_comm::CommResult;
+use zeropp_comm::patience::Deadline;
 use zeropp_core::meter::MemoryKind;
 use zeropp_core::split::ops::join_sums;
 use zeropp_failures::tag::head_tag;
@@ -19,8 +20,8 @@ use crate::ir::{Action, Compute, HeadMessage};
 
 /// Between two looks at what has arrived.
 const PAUSE: Duration = Duration::from_micros(100);
-/// After so long without an arrival a rank waits for one thing alone, whose own time limit then
-/// ends the run.
+/// After so long, of the time in which the process runs, without an arrival a rank waits for one
+/// thing alone, whose own time limit then ends the run.
 const LOOKING_MAX: Duration = Duration::from_secs(300);
 
 impl<W: Worker> Executor<W> {
@@ -114,9 +115,14 @@ impl<W: Worker> Executor<W> {
         f: &mut Flight,
         mut is_done: impl FnMut(&mut Self, &mut Flight) -> bool,
     ) -> Result<(), StepError> {
-        let begin = Instant::now();
-        while !f.head.waiting.is_empty() && !is_done(self, f) && begin.elapsed() < LOOKING_MAX {
+        let left = |f: &Flight| [f.head.waiting.len(), f.head.due.len(), f.head.arriving.len()];
+        let (mut before, mut until) = (left(f), Deadline::after(LOOKING_MAX));
+        while !f.head.waiting.is_empty() && !is_done(self, f) && !until.is_over() {
             self.pass_on(f)?;
+            let now = left(f);
+            if now != before {
+                (before, until) = (now, Deadline::after(LOOKING_MAX));
+            }
             std::thread::sleep(PAUSE);
         }
         Ok(())

@@ -84,7 +84,7 @@ impl StateToWrite {
                 let parts = kept.iter().map(|kept| place(kept, &p));
                 PieceToWrite {
                     name: p.spec.name.clone(),
-                    shape: p.spec.whole_shape(),
+                    shape: p.spec.whole_shape().to_vec(),
                     offset: p.offset,
                     len: p.len,
                     parts: std::iter::once(whole).chain(parts).collect(),
