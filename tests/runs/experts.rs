@@ -148,7 +148,8 @@ fn balance_keeps_its_bits_and_its_figures_on_any_mesh() {
     let of_samples = |size| run(Config { balance: Balance::Sample, ..samples(size, 1) });
     let [ones, twos] = [1, 2].map(|size| first(&of_samples(size)).balance_loss);
     assert!((ones - twos).abs() < 1e-6 && ones > first(&alone_again).balance_loss + 1e-3);
-    let without = run(Config { balance: Balance::None, router_z: None, ..base });
+    let (balance, balance_weight, router_z) = (Balance::None, None, None);
+    let without = run(Config { balance, balance_weight, router_z, ..base });
     let last = |run: &Run| run.steps.last().unwrap().experts.clone().unwrap();
     let (balanced, free) = (last(&alone), last(&without));
     assert!(balanced.balance_loss < free.balance_loss, "{balanced:?} {free:?}");

@@ -238,7 +238,6 @@ fn settings_that_slices_do_not_go_with_are_refused_before_a_rank_starts() {
             Config { head_split: Some(format!("{},4", usize::MAX)), ..base() },
             "schedule:head-split = 18446744073709551615,4: has 18446744073709551615 blocks",
         ),
-        (Config { rank_memory: Some(1e-5), ..base() }, "memory: pipeline rank"),
         (
             Config { pp: 3, ..base() },
             "schedule:head-split = 4,4: is for 2 ranks; give a number for each",
@@ -267,4 +266,6 @@ fn settings_that_slices_do_not_go_with_are_refused_before_a_rank_starts() {
         let error = Trainer::new(config).err().expect("refused").to_string();
         assert!(error.starts_with(beginning), "{error}");
     }
+    // Memory is held against its limit when the run starts; until then there is a plan.
+    assert!(Trainer::new(Config { rank_memory: Some(1e-5), ..base() }).is_ok());
 }
