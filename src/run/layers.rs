@@ -30,12 +30,15 @@ pub(crate) fn watched(
     bp: &Blueprint,
     seen: BTreeMap<(usize, usize), LayerSums>,
 ) -> Vec<LayerWatch> {
-    // A rank's slice of a head is a stage behind them.
+    let watch = |((stage, layer), sums)| LayerWatch { part: part_of(bp, stage, layer), sums };
+    seen.into_iter().map(watch).collect()
+}
+
+/// The place in the model's list of a stage's layer.
+fn part_of(bp: &Blueprint, stage: usize, layer: usize) -> usize {
+    // A rank's slice of a head is a stage behind the others.
     let head = bp.model.parts.len() - 1;
-    let part = |(stage, layer): (usize, usize)| {
-        bp.stages.get(stage).map_or(head, |stage| stage.start + layer)
-    };
-    seen.into_iter().map(|(at, sums)| LayerWatch { part: part(at), sums }).collect()
+    bp.stages.get(stage).map_or(head, |stage| stage.start + layer)
 }
 
 /// A rank's figures of its routers, which it knows by stage and place in it.
@@ -43,8 +46,7 @@ pub(crate) fn routers(
     bp: &Blueprint,
     sums: BTreeMap<(usize, usize), RouterSums>,
 ) -> Vec<(usize, RouterSums)> {
-    let part = |(stage, layer): (usize, usize)| bp.stages[stage].start + layer;
-    sums.into_iter().map(|(at, sums)| (part(at), sums)).collect()
+    sums.into_iter().map(|((stage, layer), sums)| (part_of(bp, stage, layer), sums)).collect()
 }
 
 /// The figures of the model's experts, from those of all ranks; none of a model without.

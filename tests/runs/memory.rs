@@ -117,20 +117,23 @@ fn a_head_alone_in_its_stage_is_predicted_and_changes_no_bit() {
     assert_same_bits(&run(tied), &run(alone), "a tied head alone");
 }
 
-/// What would need too much is refused before a rank starts, with settings that do fit.
-#[test]
-fn a_run_that_needs_too_much_is_refused_with_what_would_fit() {
-    let greedy = Config {
+/// Activations are the most of what its ranks hold.
+fn twelve_micro_batches() -> Config {
+    Config {
         pp: 2,
         virtual_stages: Some(2),
         seq: 64,
         micro_batch_size: 4,
         micro_batches: Some(12),
         unit: Some(6),
-        steps: 1,
-        warmup: None,
         ..tiny()
-    };
+    }
+}
+
+/// What would need too much is refused before a rank starts, with settings that do fit.
+#[test]
+fn a_run_that_needs_too_much_is_refused_with_what_would_fit() {
+    let greedy = Config { steps: 1, warmup: None, ..twelve_micro_batches() };
     let limit = (most(&greedy) as f64 * 0.6) as u64;
     let rank_memory = Some(limit as f64 / GIB);
     let bounded = Config { rank_memory, recompute: Recompute::None, ..greedy };
@@ -176,17 +179,7 @@ fn recompute(name: &str) -> Recompute {
 /// stays within the limit, as predicted, and has the same bits.
 #[test]
 fn a_limit_makes_a_run_recompute_as_little_as_fits() {
-    let free = Config {
-        pp: 2,
-        virtual_stages: Some(2),
-        seq: 64,
-        micro_batch_size: 4,
-        micro_batches: Some(12),
-        unit: Some(6),
-        stages: Some("4x4".into()),
-        steps: 2,
-        ..tiny()
-    };
+    let free = Config { stages: Some("4x4".into()), steps: 2, ..twelve_micro_batches() };
     let with = |recompute, recompute_first| Config { recompute, recompute_first, ..free.clone() };
     let reference = run(free.clone());
     assert_eq!(most(&free), most(&with(Recompute::None, None)), "nothing is short");

@@ -306,8 +306,18 @@ impl<W: Worker> Executor<W> {
             return Ok(f.head.take_input(micro_batch));
         }
         let needs = self.head().needs(me, Compute::F, self.head().stage).to_vec();
-        self.wait_for_head(f, &needs, micro_batch)?;
-        f.head.release(&needs, micro_batch);
+        self.received(f, &needs, micro_batch)
+    }
+
+    /// The one message that a compute of this rank's slice needs, when it is there.
+    fn received(
+        &mut self,
+        f: &mut Flight,
+        needs: &[usize],
+        micro_batch: usize,
+    ) -> Result<Tensor<1>, StepError> {
+        self.wait_for_head(f, needs, micro_batch)?;
+        f.head.release(needs, micro_batch);
         Ok(f.head.take(OfHead { edge: needs[0], micro_batch }).expect("no gradient"))
     }
 
@@ -331,9 +341,7 @@ impl<W: Worker> Executor<W> {
         let (me, is_root, _) = self.part();
         let needs = self.head().needs(me, Compute::B, self.head().stage).to_vec();
         if !is_root {
-            self.wait_for_head(f, &needs, micro_batch)?;
-            f.head.release(&needs, micro_batch);
-            return Ok(f.head.take(OfHead { edge: needs[0], micro_batch }).expect("no gradient"));
+            return self.received(f, &needs, micro_batch);
         }
         if f.head.due.contains(&micro_batch) {
             self.wait_for_head(f, &needs, micro_batch)?;

@@ -113,13 +113,12 @@ impl<W: Worker> Executor<W> {
         let Schedule { kind, placement, units, .. } = schedule.clone();
         let head = HeadTree::of(schedule).map(Arc::new);
         let stages = Schedule { kind, placement, units, ..Schedule::default() };
-        let trains = true;
         Self {
             program,
             late,
             stages,
             head,
-            trains,
+            trains: true,
             pipeline,
             world_rank,
             meter,
