@@ -76,6 +76,7 @@ few=CUBECL_AUTOTUNE_LEVEL=0
 part 150 $few gradients
 part 120 $few layouts
 part 240 CUBECL_AUTOTUNE_LEVEL=1 gpt2
+part 150 $few llama
 if [[ -n $python ]] && "$python" -c 'import torch' 2>/dev/null; then
     timeout -k 5 120 "$python" "$here/gpu_torch.py" >>"$out/gpu.md" || failed=1
 else

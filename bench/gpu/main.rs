@@ -21,11 +21,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 type Part = (&'static str, fn(&Bench) -> Outcome);
 
 /// They run in this order.
-const PARTS: [Part; 6] = [
+const PARTS: [Part; 7] = [
     ("gradients", checks::gradients),
     ("layouts", checks::layouts),
     ("peak", speed::peak),
     ("gpt2", speed::gpt2),
+    ("llama", speed::llama),
     ("bf16", checks::bf16_curve),
     ("pipeline", speed::pipeline),
 ];

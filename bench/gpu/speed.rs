@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Distribution, Tensor};
 use zeropp::config::{Activation, Precision};
 use zeropp::model::gpt::{self, GptShape};
 use zeropp::{Config, Trainer};
@@ -14,7 +14,9 @@ fn peak_flops(bench: &Bench) -> Result<f64, zeropp::Error> {
     let device = bench.config().devices()?.of(0);
     let n = if bench.small { 256 } else { 8192 };
     let dtype = if bench.fast() == Precision::Bf16 { DType::BF16 } else { DType::F32 };
-    let a = Tensor::<2>::ones([n, n], (&device, dtype));
+    // Random, as zeros and ones take less power and so less time.
+    let normal = Distribution::Normal(0.0, 1.0);
+    let a = Tensor::<2>::random([n, n], normal, (&device, DType::F32)).cast(dtype);
     let seconds = |products: usize| {
         let start = Instant::now();
         let mut last = a.clone();
@@ -54,8 +56,8 @@ fn shape(bench: &Bench) -> GptShape {
     if bench.small { small } else { gpt2 }
 }
 
-/// Trains a GPT-2 for a few steps and says how fast.
-fn train(bench: &Bench, what: &str, config: Config) -> Outcome {
+/// A GPT-2 beside which others' figures stand.
+fn gpt2_of(bench: &Bench, config: Config) -> Result<Trainer, zeropp::Error> {
     let shape = shape(bench);
     let config = Config {
         layers: shape.layers,
@@ -68,7 +70,11 @@ fn train(bench: &Bench, what: &str, config: Config) -> Outcome {
         precision: bench.fast(),
         ..config
     };
-    let trainer = Trainer::builder(config).model(gpt::build(shape)).build()?;
+    Trainer::builder(config).model(gpt::build(shape)).build()
+}
+
+/// Trains for a few steps and says how fast.
+fn train(bench: &Bench, what: &str, trainer: Trainer) -> Outcome {
     let plan = trainer.plan();
     let (parameters, flops) = (plan.parameters, plan.flops_per_token);
     let start = Instant::now();
@@ -86,7 +92,7 @@ fn train(bench: &Bench, what: &str, config: Config) -> Outcome {
     let median = settled[settled.len() / 2];
     let of_peak = median * flops / peak_flops(bench)?;
     let millions = parameters as f64 / 1e6;
-    let title = format!("GPT-2, {millions:.0} M parameters, {}, {what}", bench.fast());
+    let title = format!("{what}, {millions:.0} M parameters, {}", bench.fast());
     let of_peak = 100.0 * of_peak;
     row(&title, format_args!("{median:.0} tokens/s, {of_peak:.1} % of the largest product's"), "");
     row("its first step, with all compilation", format_args!("{first:.0} s"), "");
@@ -97,7 +103,7 @@ fn train(bench: &Bench, what: &str, config: Config) -> Outcome {
 pub(crate) fn gpt2(bench: &Bench) -> Outcome {
     let config =
         Config { micro_batches: Some(2), unit: Some(2), virtual_stages: Some(1), ..bench.config() };
-    train(bench, "one rank", config)
+    train(bench, "GPT-2, one rank", gpt2_of(bench, config)?)
 }
 
 /// Four ranks that share the device: nothing is gained by it on one card, but it is the whole job.
@@ -110,5 +116,23 @@ pub(crate) fn pipeline(bench: &Bench) -> Outcome {
         unit: Some(3),
         ..bench.config()
     };
-    train(bench, "P 2 × D 2 on the one device", config)
+    train(bench, "GPT-2, P 2 × D 2 on the one device", gpt2_of(bench, config)?)
+}
+
+/// Layers of LLaMA-3 8B, with fewer ids than it has: the head would hide them.
+pub(crate) fn llama(bench: &Bench) -> Outcome {
+    let of_its_size = Config { model: "llama3-8b".into(), seq: 4096, ..bench.config() };
+    let small = Config { model: "llama".into(), hidden: 32, seq: 32, ..bench.config() };
+    let config = Config {
+        layers: if bench.small { 2 } else { 8 },
+        vocab: Some(if bench.small { 512 } else { 32_768 }),
+        micro_batches: Some(4),
+        unit: Some(4),
+        virtual_stages: Some(1),
+        steps: if bench.small { 3 } else { 8 },
+        precision: bench.fast(),
+        ..if bench.small { small } else { of_its_size }
+    };
+    let what = format!("LLaMA-3 8B, {} layers of it, {} tokens", config.layers, config.seq);
+    train(bench, &what, Trainer::new(config)?)
 }
