@@ -6,6 +6,7 @@
 //! part beside PyTorch; docs/gpu.md says how to build and carry it.
 
 mod checks;
+mod products;
 mod speed;
 
 use std::path::PathBuf;
@@ -21,10 +22,11 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 type Part = (&'static str, fn(&Bench) -> Outcome);
 
 /// They run in this order.
-const PARTS: [Part; 6] = [
+const PARTS: [Part; 7] = [
     ("gradients", checks::gradients),
     ("layouts", checks::layouts),
     ("peak", speed::peak),
+    ("products", products::rates),
     ("gpt2", speed::gpt2),
     ("bf16", checks::bf16_curve),
     ("pipeline", speed::pipeline),
