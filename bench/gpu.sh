@@ -83,6 +83,7 @@ else
     echo "| PyTorch | is not installed here | |" >>"$out/gpu.md"
 fi
 part 150 $few bf16
+part 60 $few products
 part 60 CUBECL_AUTOTUNE_LEVEL=1 peak
 if [[ -n ${ZEROPP_GPU_LONG:-} ]]; then
     visit=$((visit + 400))

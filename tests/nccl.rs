@@ -15,8 +15,9 @@ use zeropp::pipeline::exchange::csv::{self, Dialect};
 use zeropp::pipeline::lower::in_issue_order;
 use zeropp::pipeline::verify::verify_issue_order;
 use zeropp::{Config, StepMetrics, Trainer};
-use zeropp_comm::nccl::{NcclOptions, NcclSearch, NcclWorld};
+use zeropp_comm::nccl::{NcclOptions, NcclWorld};
 use zeropp_comm::rendezvous::Local;
+use zeropp_core::device::LibrarySearch;
 
 /// The steps of a run over NCCL, whose devices need `late_us` microseconds for each buffer.
 fn over_nccl(config: Config, late_us: u64) -> Vec<StepMetrics> {
@@ -24,7 +25,7 @@ fn over_nccl(config: Config, late_us: u64) -> Vec<StepMetrics> {
     let only = Some(Pretend::get().file.clone().into_os_string());
     let options = NcclOptions {
         timeout: Duration::from_secs(60),
-        search: NcclSearch { only, ..NcclSearch::default() },
+        search: LibrarySearch { only, ..LibrarySearch::default() },
         ..NcclOptions::default()
     };
     let met = Local::default();

@@ -6,6 +6,7 @@
 //! part beside PyTorch; docs/gpu.md says how to build and carry it.
 
 mod checks;
+mod products;
 mod speed;
 
 use std::path::PathBuf;
@@ -25,6 +26,7 @@ const PARTS: [Part; 7] = [
     ("gradients", checks::gradients),
     ("layouts", checks::layouts),
     ("peak", speed::peak),
+    ("products", products::rates),
     ("gpt2", speed::gpt2),
     ("llama", speed::llama),
     ("bf16", checks::bf16_curve),

@@ -15,29 +15,29 @@ import time
 
 MODEL = """--model llama --layers 2 --hidden 64 --heads 4 --kv-heads 2 --intermediate 128 --seq 32
     --micro-batch-size 2 --micro-batches 2 --lr 1e-2 --warmup 0""".split()
-# fp32 products are TF32 from compute capability 8.0 on; as 7.5 they are fp32's.
-EXACT, TENSOR_CORES = "75", "90"
+# CubeCL's fp32 products are TF32 from compute capability 8.0 on; as 7.5 they are fp32's.
+WITHOUT_TF32, CUBECL = "75", {"ZEROPP_CUBLASLT_LIB": "none"}
 # As GPUs and CPUs sum in other orders; after three steps.
 FP32, BF16 = 2e-4, 2e-3
 
-# Name, GPUs, capability, tolerance, and what a run adds to MODEL.
+# Name, GPUs, tolerance, and what a run adds to MODEL.
 CASES = [
-    ("fp32, one rank", 1, EXACT, FP32, ""),
-    ("bf16, one rank", 1, TENSOR_CORES, BF16, "--precision bf16"),
-    ("fp32, dropout, one rank", 1, EXACT, FP32, "--dropout 0.2"),
-    ("threads, P 2 on one GPU", 1, EXACT, FP32, "--pp 2"),
-    ("threads, P 2 on two", 2, EXACT, FP32, "--pp 2"),
-    ("threads, P 2 × D 2 on four, bf16", 4, TENSOR_CORES, BF16,
+    ("fp32, one rank", 1, FP32, ""),
+    ("bf16, one rank", 1, BF16, "--precision bf16"),
+    ("fp32, dropout, one rank", 1, FP32, "--dropout 0.2"),
+    ("threads, P 2 on one GPU", 1, FP32, "--pp 2"),
+    ("threads, P 2 on two", 2, FP32, "--pp 2"),
+    ("threads, P 2 × D 2 on four, bf16", 4, BF16,
      "--pp 2 --zero3 2 --precision bf16"),
-    ("threads, tied weights on two", 2, EXACT, FP32, "--pp 2 --tied"),
-    ("threads, all recomputed, on two", 2, EXACT, FP32, "--pp 2 --recompute full"),
-    ("threads, D 2 × K 2, ZeRO-1 on four", 4, EXACT, FP32, "--zero3 2 --dp 2 --zero1"),
-    ("threads, validation and a text on two", 2, EXACT, FP32,
+    ("threads, tied weights on two", 2, FP32, "--pp 2 --tied"),
+    ("threads, all recomputed, on two", 2, FP32, "--pp 2 --recompute full"),
+    ("threads, D 2 × K 2, ZeRO-1 on four", 4, FP32, "--zero3 2 --dp 2 --zero1"),
+    ("threads, validation and a text on two", 2, FP32,
      "--pp 2 --split 90,10 --eval-every 2 --eval-steps 1 --sample-every 3 --prompt the"),
-    ("nccl, P 2 × D 2 on four", 4, EXACT, FP32, "--engine nccl --pp 2 --zero3 2"),
-    ("nccl, tied weights, K 2, ZeRO-1 on four", 4, EXACT, FP32,
+    ("nccl, P 2 × D 2 on four", 4, FP32, "--engine nccl --pp 2 --zero3 2"),
+    ("nccl, tied weights, K 2, ZeRO-1 on four", 4, FP32,
      "--engine nccl --pp 2 --dp 2 --tied --zero1"),
-    ("nccl, P 2 × D 2 on four, bf16", 4, TENSOR_CORES, BF16,
+    ("nccl, P 2 × D 2 on four, bf16", 4, BF16,
      "--engine nccl --pp 2 --zero3 2 --precision bf16"),
 ]
 failures = []
@@ -70,9 +70,9 @@ def run(zeropp, arguments, folder, around=(), meanwhile=lambda: None, **environm
     return [(step["loss"], step["grad_norm"]) for step in lines if "loss" in step]
 
 
-def on_cuda(zeropp, arguments, folder, gpus, capability, **more):
+def on_cuda(zeropp, arguments, folder, gpus, **more):
     return run(zeropp, ["--device", "cuda", *arguments], folder, CUDA_ON_CPU_ABORT="1",
-               CUDA_ON_CPU_DEVICES=str(gpus), CUDA_ON_CPU_CAPABILITY=capability, **more)
+               CUDA_ON_CPU_DEVICES=str(gpus), **more)
 
 
 def on_cpu(zeropp, arguments, folder):
@@ -105,8 +105,8 @@ def resumed(zeropp, folder, gpus, words):
     """A run that goes on from its second step has the losses of when it did not stop."""
     saved = folder / f"saved on {gpus}"
     layout = [*words.split(), "--save", saved, "--save-every", "2"]
-    whole = on_cuda(zeropp, layout, folder, gpus, EXACT)
-    rest = on_cuda(zeropp, [*layout, "--resume", "2"], folder, gpus, EXACT)
+    whole = on_cuda(zeropp, layout, folder, gpus)
+    rest = on_cuda(zeropp, [*layout, "--resume", "2"], folder, gpus)
     near(rest, whole[2:], 1e-6)
 
 
@@ -131,10 +131,10 @@ def recovered(zeropp, folder):
     """A run over NCCL that loses a process is started again, and each step is there once, with the
     losses of a run that loses none."""
     layout = ["--engine", "nccl", "--pp", "2", "--zero3", "2", "--steps", "5"]
-    wanted = on_cuda(zeropp, layout, folder, 4, EXACT)
+    wanted = on_cuda(zeropp, layout, folder, 4)
     mark = f"CUDA_ON_CPU_KILLED={folder}"
     got = on_cuda(zeropp, [*layout, "--save", folder / "ckpt", "--save-every", "1", "--resume"],
-                  folder, 4, EXACT, around=[zeropp, "supervise", "--"],
+                  folder, 4, around=[zeropp, "supervise", "--"],
                   meanwhile=lambda: kill_a_rank(folder / "metrics.jsonl", mark),
                   CUDA_ON_CPU_KILLED=str(folder))
     near(got, wanted, 1e-6)
@@ -143,7 +143,7 @@ def recovered(zeropp, folder):
 def logged(zeropp, arguments, folder, gpus):
     """The words of each line of the driver's log of a run, without the time."""
     log = folder / "log"
-    on_cuda(zeropp, arguments, folder, gpus, EXACT, CUDA_ON_CPU_LOG=str(log))
+    on_cuda(zeropp, arguments, folder, gpus, CUDA_ON_CPU_LOG=str(log))
     return [line.split()[1:] for line in log.read_text().splitlines()]
 
 
@@ -162,9 +162,9 @@ def uploads_are_tokens(zeropp, folder):
 def orders(zeropp, folder, count, words):
     """Streams that are late by chance change no digit: no wait is missing."""
     layout = words.split()
-    wanted = on_cuda(zeropp, layout, folder, 4, EXACT)
+    wanted = on_cuda(zeropp, layout, folder, 4)
     for seed in range(1, count + 1):
-        got = on_cuda(zeropp, layout, folder, 4, EXACT, CUDA_ON_CPU_DELAY_US="3000",
+        got = on_cuda(zeropp, layout, folder, 4, CUDA_ON_CPU_DELAY_US="3000",
                       CUDA_ON_CPU_SEED=str(seed))
         if got != wanted:
             raise Failed(f"seed {seed}: {got} instead of {wanted}")
@@ -174,10 +174,16 @@ def main():
     zeropp, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 3
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        for name, gpus, capability, tolerance, words in CASES:
+        for name, gpus, tolerance, words in CASES:
             words = words.split()
-            case(name, lambda: near(on_cuda(zeropp, words, folder, gpus, capability),
+            case(name, lambda: near(on_cuda(zeropp, words, folder, gpus),
                                     on_cpu(zeropp, words, folder), tolerance))
+        case("CubeCL's products, fp32", lambda: near(
+            on_cuda(zeropp, [], folder, 1, CUDA_ON_CPU_CAPABILITY=WITHOUT_TF32, **CUBECL),
+            on_cpu(zeropp, [], folder), FP32))
+        case("CubeCL's products, bf16", lambda: near(
+            on_cuda(zeropp, ["--precision", "bf16"], folder, 1, **CUBECL),
+            on_cpu(zeropp, ["--precision", "bf16"], folder), BF16))
         case("threads, a run that is resumed", lambda: resumed(zeropp, folder, 2, "--pp 2"))
         case("nccl, a run that is resumed", lambda: resumed(
             zeropp, folder, 4, "--engine nccl --pp 2 --zero3 2"))

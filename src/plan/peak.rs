@@ -6,6 +6,7 @@ use std::time::Instant;
 use crate::config::{Config, DeviceKind};
 use burn::tensor::{DType, Device, Tensor};
 use zeropp_core::device::{self, Devices, Gpu};
+use zeropp_core::split::ops::products::{matmul, rounds_to_tf32};
 
 /// Measurements that have to come close to the best one.
 const CLOSE_TRIES: usize = 3;
@@ -30,7 +31,8 @@ impl Peak {
             DeviceKind::Cpu => std::thread::available_parallelism().map_or(1, |n| n.get()),
             _ => devices.count(),
         };
-        let sheet = device::gpus(config.device).first().and_then(|gpu| sheet_flops(gpu, compute));
+        let (gpus, tf32) = (device::gpus(config.device), rounds_to_tf32(config.device));
+        let sheet = gpus.first().and_then(|gpu| sheet_flops(gpu, compute, tf32));
         let unit_flops =
             sheet.unwrap_or_else(|| gemm_flops(config.device, &devices.of(0), compute));
         Peak { units, unit_flops }
@@ -56,10 +58,14 @@ impl BestRate {
     }
 }
 
-/// FLOP/s of a GPU's products by its data sheet. Those of fp32 run on tensor cores in TF32, at half
-/// the rate of bf16.
-fn sheet_flops(gpu: &Gpu, compute: DType) -> Option<f64> {
-    gpu.bf16_flops().map(|flops| if compute == DType::BF16 { flops } else { flops / 2.0 })
+/// FLOP/s of a GPU's products by its data sheet, where that is known. Those of fp32 run on tensor
+/// cores in TF32 if `tf32`, at half the rate of bf16.
+fn sheet_flops(gpu: &Gpu, compute: DType, tf32: bool) -> Option<f64> {
+    match compute {
+        DType::BF16 => gpu.bf16_flops(),
+        _ if tf32 => gpu.bf16_flops().map(|flops| flops / 2.0),
+        _ => None,
+    }
 }
 
 /// FLOP/s of an n × n × n product on `device`: on the CPU that is one core's in fp32, whatever is
@@ -76,7 +82,7 @@ fn gemm_flops(kind: DeviceKind, device: &Device, dtype: DType) -> f64 {
         let start = Instant::now();
         let mut last = a.clone();
         for _ in 0..products {
-            last = a.clone().matmul(a.clone());
+            last = matmul(a.clone(), a.clone());
         }
         if kind != DeviceKind::Cpu {
             // A GPU works on behind the calls: the elements are there only when it is done.
@@ -124,11 +130,12 @@ mod tests {
     }
 
     #[test]
-    fn the_peak_in_fp32_is_that_of_tf32() {
+    fn the_peak_in_fp32_is_that_of_tf32_where_products_are() {
         let gpu = Gpu { name: "NVIDIA A100-SXM4-80GB".into(), total: 0, free: None };
-        assert_eq!(sheet_flops(&gpu, DType::BF16), Some(312e12));
-        assert_eq!(sheet_flops(&gpu, DType::F32), Some(156e12));
-        assert_eq!(sheet_flops(&Gpu { name: "?".into(), ..gpu }, DType::BF16), None);
+        assert_eq!(sheet_flops(&gpu, DType::BF16, false), Some(312e12));
+        assert_eq!(sheet_flops(&gpu, DType::F32, true), Some(156e12));
+        assert_eq!(sheet_flops(&gpu, DType::F32, false), None);
+        assert_eq!(sheet_flops(&Gpu { name: "?".into(), ..gpu }, DType::BF16, false), None);
     }
 
     /// Runs printed 347 % of a peak that was measured while others computed.

@@ -20,6 +20,7 @@ use zeropp_core::device::Devices;
 use zeropp_core::layer::{Model, Part};
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, Summary};
+use zeropp_core::split::ops::products::made_by;
 use zeropp_pipeline::ir::Schedule;
 
 use crate::Error;
@@ -71,6 +72,8 @@ impl Trainer {
         let copies = copies::note(&blueprint.needs());
         blueprint.plan.notes.extend(copies);
         blueprint.plan.notes.extend(cores::note(&blueprint.config));
+        let products = made_by(config.device).map(|by| format!("products of matrices: {by}"));
+        blueprint.plan.notes.extend(products);
         blueprint.base = initial::base(&blueprint, weights.is_some())?;
         let evaluation = EvaluationSet::new(&blueprint, trained_on)?.map(Arc::new);
         if let Some(set) = &evaluation {

@@ -4,6 +4,8 @@
 //! Nothing here knows another rank or a shard, and of schedules only by which kinds memory is
 //! predicted.
 
+#[cfg(feature = "cuda")]
+mod blas;
 pub mod check;
 pub mod choice;
 pub mod cpu_tensor;

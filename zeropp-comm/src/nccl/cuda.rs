@@ -1,9 +1,8 @@
 //! NVIDIA GPUs as the engine's devices: NCCL reads and writes in place what CubeCL allocates.
 //!
-//! CubeCL owns the memory, and a thread of its own for each GPU queues the work. It may free, reuse
-//! or move a block that has no holder: so the engine holds it until NCCL is done. A rank's work is
-//! on the queue of the thread that asks for it. The engine's queues and that one wait for each
-//! other by events, which the GPU sees to.
+//! CubeCL owns the memory, and may free, reuse or move a block that has no holder: so the engine
+//! holds it until NCCL is done. A rank's work is on the queue of the thread that asks for it. The
+//! engine's queues and that one wait for each other by events, which the GPU sees to.
 //!
 //! NCCL itself is never called on CubeCL's thread, where it could block on other ranks.
 
@@ -14,18 +13,13 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::cuda::{CudaDevice, CudaRuntime};
-use cubecl_common::device::Device as _;
-use cubecl_common::device_handle::DeviceHandle;
+use cubecl::cuda::CudaDevice;
 use cubecl_environment::stream::StreamId;
-use cubecl_runtime::runtime::Runtime;
 use cubecl_server::server::{BufferBinding, ServerStorage};
-use cubecl_server::stream::WriteScoped;
 use cudarc::driver::{DriverError, result, sys};
+use zeropp_core::device::cuda::{CudaServer, queue_of, server};
 
 use super::{Accelerator, DeviceResult, Event, OnPinned, Pinned, RawEvent, RawStream};
-
-type CudaServer = <CudaRuntime as Runtime>::Server;
 
 /// One NVIDIA GPU, as the device of a rank of this process. A rank's tensors are made and used by
 /// one thread: only that thread's queue waits for NCCL.
@@ -62,11 +56,6 @@ impl CudaAccelerator {
         let context = Context(unsafe { result::primary_ctx::retain(gpu) }.map_err(words)?);
         Ok(CudaAccelerator { device: Device::cuda(index), cubecl: CudaDevice::new(index), context })
     }
-
-    /// The thread that queues this GPU's work.
-    fn server(&self) -> DeviceHandle<CudaServer> {
-        DeviceHandle::new(self.cubecl.to_id())
-    }
 }
 
 /// Finishes a tensor's lazy work, as far as queueing it, and finds the block it is in. One that the
@@ -89,13 +78,6 @@ fn mark(server: &mut CudaServer, stream: StreamId) -> DeviceResult<RawEvent> {
     Ok(event as RawEvent)
 }
 
-/// The driver's queue behind one of CubeCL's.
-fn queue_of(server: &mut CudaServer, stream: StreamId) -> DeviceResult<sys::CUstream> {
-    let streams = server.write_streams();
-    let mut found = streams.resolve(stream, std::iter::empty()).map_err(|e| format!("{e:?}"))?;
-    Ok(found.current().sys)
-}
-
 // SAFETY: the resources in `keep` hold the blocks where they are, and the event is recorded on the
 // queue of the thread that made the tensors, after all work on them.
 unsafe impl Accelerator for CudaAccelerator {
@@ -116,8 +98,8 @@ unsafe impl Accelerator for CudaAccelerator {
             Err(text) => return then(Err(text)),
         };
         let stream = StreamId::current();
-        let server = self.server();
-        server.submit(move |server: &mut CudaServer| {
+        let thread = server(&self.cubecl);
+        thread.submit(move |server: &mut CudaServer| {
             let pin = || {
                 let held: Result<Vec<_>, _> =
                     blocks.into_iter().map(|block| server.get_resource(block, stream)).collect();
@@ -129,7 +111,7 @@ unsafe impl Accelerator for CudaAccelerator {
             then(pin());
         });
         // Tasks are collected for a while, but the other ranks wait for this one.
-        server.flush_queue();
+        thread.flush_queue();
     }
 
     fn stream(&self) -> DeviceResult<RawStream> {
@@ -169,7 +151,7 @@ unsafe impl Accelerator for CudaAccelerator {
 
     fn join(&self, _: &Tensor<1>, event: Arc<Event>) -> DeviceResult<()> {
         let stream = StreamId::current();
-        self.server().submit(move |server: &mut CudaServer| {
+        server(&self.cubecl).submit(move |server: &mut CudaServer| {
             // A server that cannot find the queue fails the caller's next operation on it.
             let Ok(queue) = queue_of(server, stream) else { return };
             let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;

@@ -2,14 +2,14 @@
 //!
 //! Results are read as plain numbers: a library newer than this code may have more of them.
 
-use std::error::Error;
-use std::ffi::{CStr, OsString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::offset_of;
-use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Arc;
 
 use libloading::Library;
+use zeropp_core::device::LibrarySearch;
+use zeropp_core::library_functions;
 
 use crate::CommError;
 
@@ -39,59 +39,11 @@ const FLOAT32: c_int = 7;
 /// NCCL's number of the sum.
 const SUM: c_int = 0;
 
-/// Where to look for libnccl.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NcclSearch {
-    /// The only file or name to try, if the user named one.
-    pub only: Option<OsString>,
-    /// Names that the system's loader looks up.
-    pub names: Vec<OsString>,
-    /// Folders of libraries, tried after the names.
-    pub folders: Vec<PathBuf>,
-}
-
-impl NcclSearch {
-    /// `ZEROPP_NCCL_LIB` alone where it is set; else `libnccl.so.2`, `libnccl.so`, and the folder
-    /// of NVIDIA's Python package in the environments and installations of Python there are.
-    pub fn from_env() -> Self {
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        let prefixes = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable);
-        let home = variable("HOME").map(|home| PathBuf::from(home).join(".local"));
-        let installed = ["/usr/local", "/usr"].map(PathBuf::from);
-        let paths = variable("PYTHONPATH").unwrap_or_default();
-        let mut packages: Vec<PathBuf> = std::env::split_paths(&paths).collect();
-        for prefix in prefixes.map(PathBuf::from).chain(home).chain(installed) {
-            packages.extend(python_packages(&prefix));
-        }
-        let folders = packages.into_iter().map(|folder| folder.join("nvidia/nccl/lib"));
-        Self {
-            only: variable(VARIABLE),
-            names: vec!["libnccl.so.2".into(), "libnccl.so".into()],
-            folders: folders.filter(|folder| folder.is_dir()).collect(),
-        }
-    }
-
-    fn candidates(&self) -> Vec<OsString> {
-        if let Some(only) = &self.only {
-            return vec![only.clone()];
-        }
-        let files = self.folders.iter().map(|folder| folder.join("libnccl.so.2").into());
-        self.names.iter().cloned().chain(files).collect()
-    }
-}
-
-/// The folders under `prefix/lib/python3.*` that hold packages.
-fn python_packages(prefix: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(prefix.join("lib")).into_iter().flatten().flatten();
-    let pythons = entries.map(|entry| entry.path()).filter(|path| {
-        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3"))
-    });
-    let mut found: Vec<PathBuf> = pythons
-        .flat_map(|python| [python.join("site-packages"), python.join("dist-packages")])
-        .filter(|packages| packages.is_dir())
-        .collect();
-    found.sort();
-    found
+/// Where to look for libnccl: what `ZEROPP_NCCL_LIB` names alone where it is set; else
+/// `libnccl.so.2`, `libnccl.so`, and the folder of NVIDIA's Python package.
+pub(super) fn search_from_env() -> LibrarySearch {
+    let names = ["libnccl.so.2", "libnccl.so"];
+    LibrarySearch::from_env(VARIABLE, &names, Vec::new(), "nvidia/nccl/lib")
 }
 
 /// An error that NCCL returned from a call.
@@ -140,25 +92,7 @@ struct Settings {
     net_name: *const c_char,
 }
 
-macro_rules! functions {
-    ($($field:ident = $name:literal: fn($($arg:ty),*) -> $result:ty;)*) => {
-        struct Functions {
-            $($field: unsafe extern "C" fn($($arg),*) -> $result,)*
-        }
-
-        impl Functions {
-            fn find(library: &Library) -> Result<Functions, String> {
-                Ok(Functions {$(
-                    // SAFETY: the type is NCCL's declaration of the function.
-                    $field: *unsafe { library.get(concat!($name, "\0").as_bytes()) }
-                        .map_err(|_| format!("it has no function {}", $name))?,
-                )*})
-            }
-        }
-    };
-}
-
-functions! {
+library_functions! {
     get_unique_id = "ncclGetUniqueId": fn(*mut UniqueId) -> c_int;
     get_error_string = "ncclGetErrorString": fn(c_int) -> *const c_char;
     get_last_error = "ncclGetLastError": fn(RawComm) -> *const c_char;
@@ -192,25 +126,13 @@ impl Nccl {
     /// # Errors
     /// `Unavailable`, with everything that was tried and what the loader said to each; also for a
     /// library that is too old or lacks a function.
-    pub(super) fn load(search: &NcclSearch) -> Result<Arc<Nccl>, CommError> {
-        let mut tried = Vec::new();
-        for name in search.candidates() {
-            // SAFETY: libnccl's initialisers are as harmless as those of any system library; a
-            // file that the user names is trusted as a program's is.
-            match unsafe { Library::new(&name) } {
-                Ok(library) => return Self::bind(library, &name.to_string_lossy()),
-                Err(error) => {
-                    // The loader's own words are behind the error.
-                    let words = error.source().map_or(error.to_string(), ToString::to_string);
-                    tried.push(format!("{}: {words}", name.to_string_lossy()));
-                }
-            }
-        }
-        let reason = format!(
-            "libnccl was not found ({}); install NCCL, or set {VARIABLE} to its file",
-            tried.join("; ")
-        );
-        Err(unavailable(reason))
+    pub(super) fn load(search: &LibrarySearch) -> Result<Arc<Nccl>, CommError> {
+        let (library, name) = search.open().map_err(|tried| {
+            unavailable(format!(
+                "libnccl was not found ({tried}); install NCCL, or set {VARIABLE} to its file"
+            ))
+        })?;
+        Self::bind(library, &name)
     }
 
     fn bind(library: Library, name: &str) -> Result<Arc<Nccl>, CommError> {
@@ -433,34 +355,5 @@ mod tests {
         assert_eq!(dotted(2708), "2.7.8");
         assert_eq!(dotted(21400), "2.14.0");
         assert_eq!(dotted(22703), "2.27.3");
-    }
-
-    #[test]
-    fn everything_tried_is_named_with_the_loader_s_words() {
-        let folder = tempfile::tempdir().unwrap();
-        let search = NcclSearch {
-            names: vec!["libnccl-of-nobody.so".into()],
-            folders: vec![folder.path().into()],
-            ..NcclSearch::default()
-        };
-        let text = Nccl::load(&search).err().unwrap().to_string();
-        let file = folder.path().join("libnccl.so.2");
-        assert!(
-            text.starts_with("engine nccl is not available: libnccl was not found (libnccl-of")
-        );
-        assert_eq!(text.matches("cannot open shared object file").count(), 2, "{text}");
-        assert!(text.contains(&*file.to_string_lossy()), "{text}");
-        let only = NcclSearch { only: Some("/nowhere/libnccl.so".into()), ..search };
-        let text = Nccl::load(&only).err().unwrap().to_string();
-        assert!(text.contains("(/nowhere/libnccl.so: ") && !text.contains("nobody"), "{text}");
-    }
-
-    #[test]
-    fn python_s_packages_are_found_under_a_prefix() {
-        let prefix = tempfile::tempdir().unwrap();
-        let packages = prefix.path().join("lib/python3.11/site-packages");
-        std::fs::create_dir_all(&packages).unwrap();
-        std::fs::create_dir_all(prefix.path().join("lib/perl5/site-packages")).unwrap();
-        assert_eq!(python_packages(prefix.path()), [packages]);
     }
 }

@@ -39,6 +39,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded, unbounded};
+use zeropp_core::device::LibrarySearch;
 
 use super::progress::{Group, ProgressCommunicator, RankLiveness};
 use super::{CommError, CommResult, Communicator, THREADS};
@@ -48,8 +49,7 @@ pub use accelerator::{Accelerator, DeviceResult, Event, OnPinned, Pinned, RawEve
 use driver::NcclDriver;
 use engine::{Command, NcclEngine, Shared};
 pub use gpus::gpus_for;
-use library::Nccl;
-pub use library::NcclSearch;
+use library::{Nccl, search_from_env};
 use links::Connections;
 pub use links::address_towards;
 
@@ -69,7 +69,7 @@ pub struct NcclOptions {
     /// there only, with a name everywhere.
     pub host: String,
     /// Where to look for libnccl.
-    pub search: NcclSearch,
+    pub search: LibrarySearch,
 }
 
 impl Default for NcclOptions {
@@ -79,7 +79,7 @@ impl Default for NcclOptions {
             first_timeout: None,
             start_timeout: Duration::from_secs(60),
             host: Ipv4Addr::LOCALHOST.to_string(),
-            search: NcclSearch::from_env(),
+            search: search_from_env(),
         }
     }
 }

@@ -1,13 +1,14 @@
 //! Libraries that will not do.
 
-use zeropp_comm::nccl::{NcclOptions, NcclSearch};
+use zeropp_comm::nccl::NcclOptions;
 use zeropp_comm::rendezvous::Local;
+use zeropp_core::device::LibrarySearch;
 
 use super::*;
 
 /// The error of a world that cannot start with this library.
 fn refused(file: impl Into<std::ffi::OsString>) -> String {
-    let search = NcclSearch { only: Some(file.into()), ..NcclSearch::default() };
+    let search = LibrarySearch { only: Some(file.into()), ..LibrarySearch::default() };
     let options = NcclOptions { search, ..patient() };
     let started = rank(options, (0, 1), &Local::default(), Arc::new(Host::new()), |_, _| ());
     started.expect_err("the library is no good").to_string()

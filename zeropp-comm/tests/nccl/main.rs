@@ -16,16 +16,17 @@ use std::time::Duration;
 use burn::tensor::{DType, Tensor};
 use host::{Host, Pretend};
 use passed::{bits, floats, input, tensor};
-use zeropp_comm::nccl::{NcclOptions, NcclSearch, NcclWorld};
+use zeropp_comm::nccl::{NcclOptions, NcclWorld};
 use zeropp_comm::rendezvous::{Local, Rendezvous};
 use zeropp_comm::{CommResult, Communicator};
+use zeropp_core::device::LibrarySearch;
 
 type Group = Arc<dyn Communicator>;
 
 /// Settings with the library that stands in for NCCL.
 fn options(timeout: Duration) -> NcclOptions {
     let only = Some(Pretend::get().file.clone().into_os_string());
-    let search = NcclSearch { only, ..NcclSearch::default() };
+    let search = LibrarySearch { only, ..LibrarySearch::default() };
     let start_timeout = Duration::from_secs(30);
     NcclOptions { timeout, start_timeout, search, ..NcclOptions::default() }
 }

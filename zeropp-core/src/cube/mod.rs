@@ -7,6 +7,7 @@
 mod dropout;
 mod loss;
 mod norm;
+mod products;
 mod rows;
 mod softmax;
 mod sums;
@@ -15,13 +16,13 @@ mod tests;
 mod token_rows;
 
 pub(crate) use dropout::DroppedRows;
+pub(crate) use products::{add_product, affine, has_library, product};
 
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{DType, Device, Int, Shape, Tensor};
 use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
 
 /// Whether the plain (untracked) tensor `t` is on a GPU.
 pub(crate) fn is_on<const D: usize>(t: &Tensor<D>) -> bool {
@@ -65,8 +66,8 @@ impl KernelsOfRows for CubeBackend {
 
 #[backend_extension(Cube, Fusion)]
 trait CubeKernels: Backend {
-    #[fusion(meta = product_of)]
-    fn matmul_f32(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self>;
+    #[fusion(dtype = sum, shape = sum)]
+    fn add_first_rows(sum: FloatTensor<Self>, part: FloatTensor<Self>) -> FloatTensor<Self>;
 
     #[fusion(meta = probabilities_of)]
     fn causal_softmax(
@@ -87,9 +88,6 @@ trait CubeKernels: Backend {
         scale: f32,
         dtype: DType,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
-
-    #[fusion(dtype = sum, shape = sum)]
-    fn add_first_rows(sum: FloatTensor<Self>, part: FloatTensor<Self>) -> FloatTensor<Self>;
 
     #[fusion(meta = losses_of)]
     fn cross_entropy(
@@ -133,10 +131,6 @@ trait CubeKernels: Backend {
 }
 
 impl CubeKernels for CubeBackend {
-    fn matmul_f32(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
-        matmul(x, y, None, MatmulStrategy::default(), DType::F32).expect("shapes were checked")
-    }
-
     fn causal_softmax(
         scores: FloatTensor<Self>,
         first: usize,
@@ -210,12 +204,6 @@ impl CubeKernels for CubeBackend {
     }
 }
 
-fn product_of(x: &TensorSpec, y: &TensorSpec) -> TensorSpec {
-    let (mut shape, last) = (x.shape.clone(), x.shape.num_dims() - 1);
-    shape[last] = y.shape[last];
-    TensorSpec::new(shape, DType::F32)
-}
-
 fn probabilities_of(
     scores: &TensorSpec,
     _first: &usize,
@@ -266,15 +254,6 @@ fn layer_norm_of(
 
 fn rms_norm_of(x: &TensorSpec, _gamma: &TensorSpec, _eps: &f32) -> (TensorSpec, TensorSpec) {
     (x.clone(), row_statistic(x))
-}
-
-/// x·y for `x: [.., i, k]`, `y: [.., k, j]` of one type, in fp32.
-pub(crate) fn matmul_f32<const D: usize>(x: Tensor<D>, y: Tensor<D>) -> Tensor<D> {
-    let (xs, ys) = (x.dims(), y.dims());
-    let fits = xs[..D - 2] == ys[..D - 2] && xs[D - 1] == ys[D - 2] && x.dtype() == y.dtype();
-    assert!(fits, "factors {xs:?} of {:?} and {ys:?} of {:?}", x.dtype(), y.dtype());
-    let (x, y) = (x.into_dispatch(), y.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as CubeKernels>::matmul_f32(x, y))
 }
 
 /// The softmax of scale·scores in `dtype` and the fp32 logarithms of the rows' sums of

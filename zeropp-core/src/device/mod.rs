@@ -3,14 +3,18 @@
 //! CUDA and wgpu are one backend of Burn's (`Cube`, with fusion), so everything that is not in a
 //! kernel of its own runs the same code on both.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod gpus;
 mod hand_over;
+mod library_search;
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 mod preflight;
 mod room;
 
 pub use gpus::Gpu;
 pub use hand_over::{copy, hand_over, on, take_over, take_to_read};
+pub use library_search::LibrarySearch;
 pub use room::{Room, RoomSource};
 
 use std::ops::Range;

@@ -134,19 +134,22 @@ impl Grads {
         });
     }
 
-    /// Lets `add` add to the accumulator of one parameter off the CPU, flat and zero at first,
+    /// Lets `add` add to the accumulator of one parameter off the CPU, flat, and none at first,
     /// which nothing else holds: so in place.
     ///
     /// # Panics
     /// Panics on the CPU; [`host_mut`](Self::host_mut) is for that.
     #[cfg(feature = "cube")]
-    pub(crate) fn change(&mut self, slot: ParamSlot, add: impl FnOnce(Tensor<1>) -> Tensor<1>) {
+    pub(crate) fn change(
+        &mut self,
+        slot: ParamSlot,
+        add: impl FnOnce(Option<Tensor<1>>) -> Tensor<1>,
+    ) {
         let n = self.layouts[slot.layer].params[slot.param].spec.len();
-        let device = self.device.clone();
         let LayerGrads::Device(params) = self.layer(slot.layer) else { panic!("on the CPU") };
-        let sum = params[slot.param].take();
-        let sum = sum.unwrap_or_else(|| Tensor::zeros([n], (&device, DType::F32)));
-        params[slot.param] = Some(add(sum));
+        let sum = add(params[slot.param].take());
+        assert_eq!((sum.dims(), sum.dtype()), ([n], DType::F32), "the gradient of {slot:?}");
+        params[slot.param] = Some(sum);
     }
 
     /// The accumulator of one parameter as a slice to add into; `None` off the CPU.

@@ -76,8 +76,10 @@ fn add_token_rows(w: &Weight<2>, ids: Tensor<2, Int>, dy: Tensor<3>, grads: &mut
     let (ids, dy) = (ids.reshape([n]), dy.reshape([n, h]));
     #[cfg(feature = "cube")]
     if super::on_gpu(&dy) {
-        let add = |dw: Tensor<1>| crate::cube::add_token_rows(dw, ids, dy);
-        return grads.change(w.slot(), add);
+        let zeros = || Tensor::zeros([vocabulary * h], (&dy.device(), DType::F32));
+        return grads.change(w.slot(), |dw| {
+            crate::cube::add_token_rows(dw.unwrap_or_else(zeros), ids, dy.clone())
+        });
     }
     let zeros = Tensor::<2>::zeros([vocabulary, h], (&dy.device(), DType::F32));
     let dw = zeros.select_assign(0, ids, dy.cast(DType::F32), IndexingUpdateOp::Add);

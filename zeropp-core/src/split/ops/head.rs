@@ -115,17 +115,18 @@ impl ChunkedHead<'_> {
         for tokens in self.chunks(n) {
             let x = x.clone().narrow(0, tokens.start, tokens.len());
             let targets = targets.clone().narrow(0, tokens.start, tokens.len());
-            let logits = self.without_padding(x.clone().matmul(w.clone().transpose()));
+            let logits = products::matmul(x.clone(), w.clone().transpose());
+            let logits = self.without_padding(logits);
             let (sum, slope) = loss::of_rows(logits, targets, masked, weight);
             total = Some(match total.take() {
                 Some(total) => total + sum,
                 None => sum,
             });
             if let (Some(sink), Some(slope)) = (sink, slope) {
-                dxs.push(slope.clone().matmul(w.clone()));
+                dxs.push(products::matmul(slope.clone(), w.clone()));
                 if self.w.trains() {
-                    let dw = products::matmul_f32(slope.transpose(), x);
-                    sink.grads.lock().add(self.w.slot(), dw);
+                    let (mut grads, slot) = (sink.grads.lock(), self.w.slot());
+                    products::add_gradient(&mut grads, slot, slope.transpose(), x);
                 }
             }
         }

@@ -128,11 +128,12 @@ impl Matrix {
             return cpu_tensor::from_halves(y, dims);
         }
         let w = if self.transposed { w.transpose() } else { w };
-        let y = rows(x.clone()).matmul(w);
-        match bias {
-            Some(b) => (y + b.unsqueeze()).reshape(dims),
-            None => y.reshape(dims),
-        }
+        let x = rows(x.clone());
+        let y = match bias {
+            Some(b) => products::affine(x, w, b),
+            None => products::matmul(x, w),
+        };
+        y.reshape(dims)
     }
 
     /// In place of an output that is not wanted.
@@ -169,7 +170,7 @@ impl Matrix {
             return cpu_tensor::from_halves(dx, dims);
         }
         let w = if self.transposed { w } else { w.transpose() };
-        rows(dy.clone()).matmul(w).reshape(dims)
+        products::matmul(rows(dy.clone()), w).reshape(dims)
     }
 
     /// W: dW += xᵀ·dY (or dYᵀ·x), db += column sums of dY; both in fp32, inside of the product and
@@ -205,7 +206,7 @@ impl Matrix {
             grads.add(b.slot(), dy.clone().cast(DType::F32).sum_dim(0));
         }
         let (left, right) = if self.transposed { (dy, x) } else { (x, dy) };
-        grads.add(self.w.slot(), products::matmul_f32(left.transpose(), right));
+        products::add_gradient(grads, self.w.slot(), left.transpose(), right);
     }
 
     /// The same of bf16 factors: their products are added to fp32.

@@ -25,7 +25,8 @@ mod linear;
 mod loss;
 mod norm;
 mod position;
-mod products;
+#[doc(hidden)]
+pub mod products;
 mod projections;
 
 use std::cell::Cell;

@@ -181,15 +181,16 @@ impl ProjectionMaps {
 
     fn forward_by_tensors(&self, x: &Tensor<3>) -> Tensor<3> {
         let [b, s, _] = x.dims();
-        let y = rows(x.clone()).matmul(self.weights()).reshape([b, s, self.width]);
+        let (x, dims) = (rows(x.clone()), [b, s, self.width]);
         if self.maps.iter().all(|(_, map)| map.bias.is_none()) {
-            return y;
+            return products::matmul(x, self.weights()).reshape(dims);
         }
         let bias = |(_, map): &(usize, Projection)| match &map.bias {
             Some(bias) => bias.get(),
             None => Tensor::zeros([map.weight.shape()[1]], (&x.device(), x.dtype())),
         };
-        y + Tensor::cat(self.maps.iter().map(bias).collect(), 0).unsqueeze()
+        let bias = Tensor::cat(self.maps.iter().map(bias).collect(), 0);
+        products::affine(x, self.weights(), bias).reshape(dims)
     }
 
     /// The weights side by side, `[in, Σ out]`.
@@ -211,7 +212,8 @@ impl ProjectionMaps {
             return cpu_tensor::from_halves(bf16::convert::narrow(&dx), dims);
         }
         let Some(dys) = fast(dy) else {
-            return rows(dy.clone()).matmul(self.weights().transpose()).reshape(dims);
+            let weights = self.weights().transpose();
+            return products::matmul(rows(dy.clone()), weights).reshape(dims);
         };
         let (dy, n) = (dys.as_slice(), b * s);
         let mut dx = vec![0.0; n * self.input];
@@ -254,13 +256,18 @@ impl ProjectionMaps {
                 .for_each(|(start, map)| self.add_halves(*start, map, x, dy, grads));
         }
         let (x, dy) = (rows(x), rows(dy));
-        let dw = products::matmul_f32(x.transpose(), dy.clone());
+        let own =
+            |start: &usize, map: &Projection| dy.clone().narrow(1, *start, map.weight.shape()[1]);
+        for (start, map) in self.maps.iter().filter(|(_, map)| map.weight.trains()) {
+            let (x, dy) = (x.clone().transpose(), own(start, map));
+            products::add_gradient(grads, map.weight.slot(), x, dy);
+        }
+        if self.maps.iter().all(|(_, map)| map.bias.is_none()) {
+            return;
+        }
         let db = dy.cast(DType::F32).sum_dim(0);
         for (start, map) in &self.maps {
             let out = map.weight.shape()[1];
-            if map.weight.trains() {
-                grads.add(map.weight.slot(), dw.clone().narrow(1, *start, out));
-            }
             if let Some(bias) = map.bias.as_ref().filter(|bias| bias.trains()) {
                 grads.add(bias.slot(), db.clone().narrow(1, *start, out));
             }

@@ -79,7 +79,7 @@ pub(super) fn forward(
         let shape = softmax_shape(&queries, d);
         let (p, lse) = softmax::forward(scores, shape, hidden, qkv.dtype());
         let p = drop_some(p, dropped, &queries, d);
-        outs.push(p.matmul(v).reshape([d.b, d.heads, n, d.d]).swap_dims(1, 2));
+        outs.push(products::matmul(p, v).reshape([d.b, d.heads, n, d.d]).swap_dims(1, 2));
         sums.push(lse.reshape([d.b, d.heads, n]));
     }
     (join(outs, 1).reshape([d.b, d.s, d.out_width()]), join(sums, 2))
@@ -115,7 +115,7 @@ pub(super) fn backward(
         let p = drop_some(p, dropped, &queries, d);
         dv = Some(add_until(dv, products::matmul_f32(p.swap_dims(1, 2), dy)));
         dk = Some(add_until(dk, products::matmul_f32(ds.clone().swap_dims(1, 2), q)));
-        dqs.push(ds.matmul(k).reshape([d.b, d.heads, n, d.d]).swap_dims(1, 2));
+        dqs.push(products::matmul(ds, k).reshape([d.b, d.heads, n, d.d]).swap_dims(1, 2));
     }
     dqs.reverse();
     let dq = join(dqs, 1).reshape([d.b, d.s, d.out_width()]);
