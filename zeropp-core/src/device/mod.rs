@@ -8,10 +8,12 @@ mod hand_over;
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 mod preflight;
 mod room;
+mod wait;
 
 pub use gpus::Gpu;
 pub use hand_over::{copy, hand_over, on, take_over, take_to_read};
 pub use room::{Room, RoomSource};
+pub use wait::wait_for;
 
 use std::ops::Range;
 
