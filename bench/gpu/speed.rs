@@ -6,6 +6,7 @@ use burn::tensor::{DType, Distribution, Tensor};
 use zeropp::config::{Activation, Precision};
 use zeropp::model::gpt::{self, GptShape};
 use zeropp::{Config, Trainer};
+use zeropp_core::device::wait_for;
 
 use crate::{Bench, Outcome, row};
 
@@ -23,8 +24,7 @@ fn peak_flops(bench: &Bench) -> Result<f64, zeropp::Error> {
         for _ in 0..products {
             last = a.clone().matmul(a.clone());
         }
-        // The elements are there only when the device is done.
-        drop(last.slice([0..1, 0..1]).into_data());
+        wait_for(last);
         start.elapsed().as_secs_f64()
     };
     seconds(3);

@@ -11,11 +11,13 @@ mod library_search;
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 mod preflight;
 mod room;
+mod wait;
 
 pub use gpus::Gpu;
 pub use hand_over::{copy, hand_over, on, take_over, take_to_read};
 pub use library_search::LibrarySearch;
 pub use room::{Room, RoomSource};
+pub use wait::wait_for;
 
 use std::ops::Range;
 
