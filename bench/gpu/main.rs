@@ -22,7 +22,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 type Part = (&'static str, fn(&Bench) -> Outcome);
 
 /// They run in this order.
-const PARTS: [Part; 7] = [
+const PARTS: [Part; 8] = [
     ("gradients", checks::gradients),
     ("layouts", checks::layouts),
     ("peak", speed::peak),

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 use zeropp::config::Precision;
+use zeropp_core::device::wait_for;
 use zeropp_core::split::ops::products::{add_product, force_cubecl, made_by, matmul};
 
 use crate::{Bench, Outcome, row};
@@ -30,8 +31,8 @@ const GPT2: [Map; 5] = [
     ("GPT-2 head", [2048, 768, 50_304]),
 ];
 
-/// Maps whose products CubeCL makes, too: its tuner takes seconds for each.
-const BY_CUBECL: [&str; 2] = ["LLaMA-8B attention's output", "GPT-2 up"];
+/// The map whose products CubeCL makes, too, at the end: its tuner takes a minute for one.
+const BY_CUBECL: Map = GPT2[2];
 
 /// FLOP that a measurement should take: tens of milliseconds.
 const FLOP: f64 = 5e12;
@@ -63,9 +64,7 @@ impl Factors {
             let mut measure = |times: usize| {
                 let start = Instant::now();
                 let last = (0..times).map(|_| pass(self)).last().expect("at least one");
-                // The elements are there only when the device is done.
-                let last = last.unwrap_or_else(|| self.sum.clone().expect("put back"));
-                drop(last.slice([0..1]).into_data());
+                wait_for(last.unwrap_or_else(|| self.sum.clone().expect("put back")));
                 start.elapsed().as_secs_f64() / times as f64
             };
             measure(1);
@@ -95,21 +94,17 @@ pub(crate) fn rates(bench: &Bench) -> Outcome {
     let dtype = if bench.fast() == Precision::Bf16 { DType::BF16 } else { DType::F32 };
     let by = made_by(bench.device).unwrap_or_else(|| "CubeCL".into());
     row("products of matrices are made by", &by, "");
-    for (name, sizes) in LLAMA.into_iter().chain(GPT2) {
+    let libraries = LLAMA.into_iter().chain(GPT2).map(|map| (map, false));
+    for ((name, sizes), by_cubecl) in libraries.chain([(BY_CUBECL, true)]) {
         let sizes = if bench.small { sizes.map(|n| (n / 128).max(8)) } else { sizes };
         let mut factors = Factors::new(sizes, &device, dtype);
         let flop = 2.0 * sizes.iter().map(|n| *n as f64).product::<f64>();
-        for (cubecl, whose) in [(false, "a run's"), (true, "CubeCL's")] {
-            if cubecl && !BY_CUBECL.contains(&name) {
-                continue;
-            }
-            force_cubecl(cubecl);
-            let [f, b, w] = factors.seconds(flop).map(|s| flop / s / 1e12);
-            force_cubecl(false);
-            let [n, i, o] = sizes;
-            let what = format!("{name}, {n} × {i} × {o}, {}, {whose}", bench.fast());
-            row(&what, format_args!("F {f:.0}, B {b:.0}, W {w:.0} TFLOP/s"), "");
-        }
+        force_cubecl(by_cubecl);
+        let [f, b, w] = factors.seconds(flop).map(|s| flop / s / 1e12);
+        force_cubecl(false);
+        let ([n, i, o], whose) = (sizes, if by_cubecl { "CubeCL's" } else { "a run's" });
+        let what = format!("{name}, {n} × {i} × {o}, {}, {whose}", bench.fast());
+        row(&what, format_args!("F {f:.0}, B {b:.0}, W {w:.0} TFLOP/s"), "");
     }
     Ok(true)
 }
