@@ -1,8 +1,8 @@
 // Causal attention on tensor cores, after FlashAttention-2 (https://arxiv.org/abs/2307.08691).
-// Before this text stand (launch.rs):
-//   constexpr int HEAD: elements of a head, a multiple of 8 up to 128;
-//   #define HIDDEN 0 or 1: whether `firsts` says the first key that each query sees;
-//   #define DROPOUT 0 or 1.
+// Before this text stand (see source() in mod.rs) macros:
+//   HEAD: elements of a head, a multiple of 8 up to 128;
+//   FORWARD, BACKWARD_QUERIES, BACKWARD_KEYS: whether there is this kernel, 0 or 1;
+//   DOCUMENTS, WINDOW, DROPOUT: whether there are some, 0 or 1.
 //
 // Four warps of a block share tiles of rows in shared memory. A product is mma.m16n8k16: of a
 // 16×8 tile of sums, lane l holds rows l/4 and l/4 + 8, columns 2·(l%4) and the next one; the
@@ -17,6 +17,7 @@ typedef unsigned short half_t;  // the bits of a bf16
 struct Info {
     u32 s, heads, groups;
     float scale;
+    u32 window;  // keys that a query sees, itself included
     // Of dropout: number of the first sample, step, key and threshold of zeropp_kernels::dropout.
     u32 sample, step, key_low, key_high, threshold;
     float kept;
@@ -176,6 +177,31 @@ __device__ __forceinline__ void store_rows(const float (&sums)[TILES][4], float 
     }
 }
 
+// --- Hidden keys ---------------------------------------------------------------------------------
+
+#define HIDDEN (DOCUMENTS || WINDOW)
+
+// The first key that a query sees, which never goes down within a sample: of its document, of
+// which it is the `position`-th token, and of its window.
+__device__ __forceinline__ u32 first_key(const Info& info, u32 query, u32 position) {
+    u32 before = DOCUMENTS ? position : query;
+    if (WINDOW) before = min(before, info.window - 1);
+    return query - before;
+}
+
+// The same, where `positions` are those of a sample.
+__device__ __forceinline__ u32 first_key(const Info& info, const int* positions, u32 query) {
+    return query < info.s ? first_key(info, query, DOCUMENTS ? positions[query] : 0) : 0;
+}
+
+#if DOCUMENTS
+#define POSITIONS const int *__restrict__ positions,
+#define OF_SAMPLE (positions + (size_t)b * s)
+#else
+#define POSITIONS
+#define OF_SAMPLE ((const int*)nullptr)
+#endif
+
 // --- Dropout -------------------------------------------------------------------------------------
 
 #if DROPOUT
@@ -202,14 +228,12 @@ __device__ __forceinline__ float factor(const Info& info, u32 query, u32 head, u
 
 // --- Forward -------------------------------------------------------------------------------------
 
+#if FORWARD
 // A block has 128 queries of a head, a warp 32 of them, and walks over the keys.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_forward(const half_t* __restrict__ qkv, half_t* __restrict__ out,
                   float* __restrict__ logs,
-#if HIDDEN
-                  const int* __restrict__ firsts,
-#endif
-                  const __grid_constant__ Info info) {
+                  POSITIONS const __grid_constant__ Info info) {
     constexpr int QUERIES = 128, PARTS = 2;
     __shared__ __align__(128) unsigned char room[(QUERIES + 2 * ROWS) * PITCH];
     const u32 q_tile = address(room), k_tile = q_tile + QUERIES * PITCH;
@@ -227,11 +251,10 @@ attention_forward(const half_t* __restrict__ qkv, half_t* __restrict__ out,
     u32 key0 = 0;
     const u32 end = min(s, query0 + QUERIES);
 #if HIDDEN
-    key0 = (u32)firsts[(size_t)b * s + query0] / ROWS * ROWS;
+    key0 = first_key(info, OF_SAMPLE, query0) / ROWS * ROWS;
     u32 seen[2 * PARTS];
 #pragma unroll
-    for (int i = 0; i < 2 * PARTS; i++)
-        seen[i] = row0 + 8 * i < s ? firsts[(size_t)b * s + row0 + 8 * i] : 0;
+    for (int i = 0; i < 2 * PARTS; i++) seen[i] = first_key(info, OF_SAMPLE, row0 + 8 * i);
 #endif
     fetch_rows<QUERIES>(q_tile, sample + head * HEAD, stride, query0, s);
     fetch_rows<ROWS>(k_tile, k, stride, key0, s);
@@ -365,19 +388,18 @@ attention_forward(const half_t* __restrict__ qkv, half_t* __restrict__ out,
         store_rows(sums[part], inverse[2 * part], inverse[2 * part + 1], room,
                    (warp * PARTS + part) * 16, to, out_stride, rows0 + 16 * part, s);
 }
+#endif
 
 // --- Backward ------------------------------------------------------------------------------------
 
+#if BACKWARD_QUERIES
 // The gradient of the queries, and the sums of out·dout of each query for the other kernel. A
 // block has 64 queries of a head, a warp 16 of them, and walks over the keys.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_backward_queries(const half_t* __restrict__ qkv, const half_t* __restrict__ out,
                            const half_t* __restrict__ dout, const float* __restrict__ logs,
                            half_t* __restrict__ dqkv, float* __restrict__ means,
-#if HIDDEN
-                           const int* __restrict__ firsts,
-#endif
-                           const __grid_constant__ Info info) {
+                           POSITIONS const __grid_constant__ Info info) {
     constexpr int QUERIES = 64;
     __shared__ __align__(128) unsigned char room[4 * ROWS * PITCH];
     const u32 tiles = address(room);
@@ -431,11 +453,10 @@ attention_backward_queries(const half_t* __restrict__ qkv, const half_t* __restr
     u32 key0 = 0, stage = 0;
     const u32 end = min(s, query0 + QUERIES);
 #if HIDDEN
-    key0 = (u32)firsts[(size_t)b * s + query0] / ROWS * ROWS;
+    key0 = first_key(info, OF_SAMPLE, query0) / ROWS * ROWS;
     u32 seen[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++)
-        seen[i] = row0 + 8 * i < s ? firsts[(size_t)b * s + row0 + 8 * i] : 0;
+    for (int i = 0; i < 2; i++) seen[i] = first_key(info, OF_SAMPLE, row0 + 8 * i);
 #endif
     fetch_rows<ROWS>(tiles, k, stride, key0, s);
     fetch_rows<ROWS>(tiles + ROWS * PITCH, v, stride, key0, s);
@@ -468,20 +489,28 @@ attention_backward_queries(const half_t* __restrict__ qkv, const half_t* __restr
                     multiply(dp[2 * n], dy[step], r[0], r[1]);
                     multiply(dp[2 * n + 1], dy[step], r[2], r[3]);
                 }
+            if (HIDDEN || from + 32 > rows0 + 1) {
+#pragma unroll
+                for (int n = 0; n < 4; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const u32 key = from + n * 8 + lane % 4 * 2 + i % 2;
+                        bool hidden = key > row0 + i / 2 * 8;
+#if HIDDEN
+                        hidden |= key < seen[i / 2];
+#endif
+                        if (hidden) p[n][i] = NOTHING;
+                    }
+            }
 #pragma unroll
             for (int n = 0; n < 4; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
-                    const u32 key = from + n * 8 + lane % 4 * 2 + i % 2;
-                    const u32 query = row0 + i / 2 * 8;
-                    float value = power_of_2(p[n][i] * to_log2 - log2_sum[i / 2]);
-                    if (key > query) value = 0.0f;
-#if HIDDEN
-                    if (key < seen[i / 2]) value = 0.0f;
-#endif
 #if DROPOUT
-                    dp[n][i] *= factor(info, query, head, b, key);
+                    dp[n][i] *= factor(info, row0 + i / 2 * 8, head, b,
+                                       from + n * 8 + lane % 4 * 2 + i % 2);
 #endif
+                    const float value = power_of_2(p[n][i] * to_log2 - log2_sum[i / 2]);
                     dp[n][i] = value * (dp[n][i] - mean[i / 2]);
                 }
 #pragma unroll
@@ -502,20 +531,20 @@ attention_backward_queries(const half_t* __restrict__ qkv, const half_t* __restr
     half_t* to = dqkv + (size_t)b * s * stride + head * HEAD;
     store_rows(dq, info.scale, info.scale, room, warp * 16, to, stride, rows0, s);
 }
+#endif
 
+#if BACKWARD_KEYS
 // The gradients of keys and values. A block has 64 keys of a group, a warp 16 of them, and walks
 // over the queries of all heads of the group: sums have one order, and nothing is added in memory.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_backward_keys(const half_t* __restrict__ qkv, const half_t* __restrict__ dout,
                         const float* __restrict__ logs, const float* __restrict__ means,
                         half_t* __restrict__ dqkv,
-#if HIDDEN
-                        const int* __restrict__ firsts,
-#endif
-                        const __grid_constant__ Info info) {
+                        POSITIONS const __grid_constant__ Info info) {
     constexpr int KEYS = 64;
     __shared__ __align__(128) unsigned char room[4 * ROWS * PITCH];
-    __shared__ float numbers[2][2 + HIDDEN][ROWS];
+    constexpr int NUMBERS = 2 + DOCUMENTS;
+    __shared__ float numbers[2][NUMBERS][ROWS];
     const u32 tiles = address(room), first_number = address(numbers);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 key0 = blockIdx.x * KEYS, group = blockIdx.y, b = blockIdx.z;
@@ -541,16 +570,11 @@ attention_backward_keys(const half_t* __restrict__ qkv, const half_t* __restrict
     const u32 query_start = key0 / ROWS * ROWS;
     u32 end = s;
 #if HIDDEN
-    // Queries see no key before that of an earlier query: the first one that sees none of these
-    // ends the walk.
-    {
-        const int* of = firsts + (size_t)b * s;
-        u32 low = key0, high = s;  // the last key is seen by its own query
-        while (low < high) {
-            const u32 middle = (low + high) / 2;
-            if ((u32)of[middle] < key0 + KEYS) low = middle + 1; else high = middle;
-        }
-        end = low;
+    // The first query that sees none of these keys ends the walk.
+    for (u32 from = key0; from < end;) {
+        const u32 middle = (from + end) / 2;
+        if (first_key(info, OF_SAMPLE, middle) < key0 + KEYS) from = middle + 1;
+        else end = middle;
     }
 #endif
     auto fetch = [&](u32 stage, u32 head, u32 query0) {
@@ -559,12 +583,10 @@ attention_backward_keys(const half_t* __restrict__ qkv, const half_t* __restrict
         const size_t of_head = ((size_t)b * info.heads + head) * s;
         fetch_rows<ROWS>(tile, sample + head * HEAD, stride, query0, s);
         fetch_rows<ROWS>(tile + ROWS * PITCH, dy, out_stride, query0, s);
-        const u32 to = first_number + stage * (2 + HIDDEN) * ROWS * 4;
+        const u32 to = first_number + stage * NUMBERS * ROWS * 4;
         fetch_numbers<ROWS>(to, logs + of_head, query0, s);
         fetch_numbers<ROWS>(to + ROWS * 4, means + of_head, query0, s);
-#if HIDDEN
-        fetch_numbers<ROWS>(to + ROWS * 8, firsts + (size_t)b * s, query0, s);
-#endif
+        if (DOCUMENTS) fetch_numbers<ROWS>(to + ROWS * 8, OF_SAMPLE, query0, s);
     };
 
     float dk[TILES][4] = {}, dv[TILES][4] = {};
@@ -594,22 +616,34 @@ attention_backward_keys(const half_t* __restrict__ qkv, const half_t* __restrict
                 multiply(dp[0], v[step], r[0], r[1]);
                 multiply(dp[1], v[step], r[2], r[3]);
             }
+            const u32 from = query0 + block;
+            if (HIDDEN || from < keys0 + 15) {
+#pragma unroll
+                for (int n = 0; n < 2; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const u32 at = n * 8 + lane % 4 * 2 + i % 2;
+                        const u32 key = keys0 + lane / 4 + i / 2 * 8;
+                        bool hidden = key > from + at;
+#if HIDDEN
+                        const float position = numbers[stage][NUMBERS - 1][block + at];
+                        hidden |= key < first_key(info, from + at, __float_as_int(position));
+#endif
+                        if (hidden) p[n][i] = NOTHING;
+                    }
+            }
 #pragma unroll
             for (int n = 0; n < 2; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const u32 at = block + n * 8 + lane % 4 * 2 + i % 2;
-                    const u32 query = query0 + at, key = keys0 + lane / 4 + i / 2 * 8;
-                    float value =
+                    const float value =
                         power_of_2(p[n][i] * to_log2 - numbers[stage][0][at] * LOG2E);
-                    if (key > query) value = 0.0f;
-#if HIDDEN
-                    if (key < (u32)__float_as_int(numbers[stage][2][at])) value = 0.0f;
-#endif
                     float given = dp[n][i];
                     p[n][i] = value;
 #if DROPOUT
-                    const float by = factor(info, query, head, b, key);
+                    const float by =
+                        factor(info, query0 + at, head, b, keys0 + lane / 4 + i / 2 * 8);
                     given *= by;
                     p[n][i] *= by;
 #endif
@@ -638,3 +672,4 @@ attention_backward_keys(const half_t* __restrict__ qkv, const half_t* __restrict
     store_rows(dk, info.scale, info.scale, room, warp * 16, to + of_k, stride, keys0, s);
     store_rows(dv, 1.0f, 1.0f, room + KEYS * PITCH, warp * 16, to + of_v, stride, keys0, s);
 }
+#endif
