@@ -5,6 +5,7 @@
 //! `--small` shrinks everything to what a software device can do. `bench/gpu.sh` runs it part by
 //! part beside PyTorch; docs/gpu.md says how to build and carry it.
 
+mod attention;
 mod checks;
 mod speed;
 
@@ -21,10 +22,11 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 type Part = (&'static str, fn(&Bench) -> Outcome);
 
 /// They run in this order.
-const PARTS: [Part; 6] = [
+const PARTS: [Part; 7] = [
     ("gradients", checks::gradients),
     ("layouts", checks::layouts),
     ("peak", speed::peak),
+    ("attention", attention::attention),
     ("gpt2", speed::gpt2),
     ("bf16", checks::bf16_curve),
     ("pipeline", speed::pipeline),

@@ -64,7 +64,7 @@ pub fn windowed_attention(
 }
 
 /// [`windowed_attention`] that drops probabilities of this `place` where the micro-batch has
-/// dropout: they and their mask are computed again in B. Off the CPU the mask is made on the host.
+/// dropout: they and their mask are computed again in B.
 ///
 /// # Panics
 /// As [`grouped_attention`].
