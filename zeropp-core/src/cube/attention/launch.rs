@@ -1,5 +1,6 @@
 //! The kernels' source for a size of heads, and their launches.
 
+use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeDevice;
 use burn_cubecl::kernel::{cast, into_contiguous};
