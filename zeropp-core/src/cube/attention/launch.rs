@@ -108,7 +108,7 @@ impl CubeKernel for Kernel {
 
     fn source(&self) -> Option<PrecompiledSource> {
         let entrypoint_name = self.part.name().to_string();
-        Some(PrecompiledSource { source: self.text(), entrypoint_name, lang: "cpp" })
+        Some(PrecompiledSource { source: self.text(), entrypoint_name, lang: "cuda" })
     }
 }
 
