@@ -5,6 +5,7 @@
 //! `--small` shrinks everything to what a software device can do. `bench/gpu.sh` runs it part by
 //! part beside PyTorch; docs/gpu.md says how to build and carry it.
 
+mod attention;
 mod checks;
 mod products;
 mod speed;
@@ -22,11 +23,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 type Part = (&'static str, fn(&Bench) -> Outcome);
 
 /// They run in this order.
-const PARTS: [Part; 8] = [
+const PARTS: [Part; 9] = [
     ("gradients", checks::gradients),
     ("layouts", checks::layouts),
     ("peak", speed::peak),
     ("products", products::rates),
+    ("attention", attention::attention),
     ("gpt2", speed::gpt2),
     ("llama", speed::llama),
     ("bf16", checks::bf16_curve),

@@ -4,6 +4,7 @@
 //! All sums and exponentials are fp32, whatever the type of the tensors. The functions here take
 //! plain tensors on a GPU ([`is_on`]) and panic elsewhere; `split::ops` chooses.
 
+mod attention;
 mod dropout;
 mod loss;
 mod norm;
@@ -15,6 +16,7 @@ mod sums;
 mod tests;
 mod token_rows;
 
+pub(crate) use attention::FusedAttention;
 pub(crate) use dropout::DroppedRows;
 pub(crate) use products::{add_product, affine, has_library, product};
 

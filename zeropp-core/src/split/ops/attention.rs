@@ -1,6 +1,8 @@
 //! Causal self-attention on a fused projection.
 
 mod blocks;
+#[cfg(feature = "cube")]
+mod fused;
 mod hidden;
 mod softmax;
 
@@ -8,6 +10,8 @@ use burn::tensor::Tensor;
 
 use super::{fast, halves, is_fast, is_tracked};
 use crate::cpu_tensor;
+#[cfg(feature = "cube")]
+use crate::cube::FusedAttention;
 use crate::kernels::attention::{Dims, keeps_probabilities, kept, recomputed};
 use crate::kernels::bf16::attention as half_kernels;
 use crate::split::{DropoutPlace, OpCx, Saved, custom_vjp};
@@ -21,7 +25,8 @@ use hidden::MaskedKeys;
 /// unless with selective recomputation ([`OpCx::makers`]), the probabilities `[b, heads, s, s]`.
 /// Else the probabilities of all queries are never there at once: it keeps one fp32 number of
 /// each query and head, `[b, heads, s]`, and B computes the probabilities again whatever the
-/// switch says. Recomputation repeats the forward bit for bit. Keeps nothing B→W.
+/// switch says; with the fused kernels of NVIDIA's GPUs ([`crate::cube`]) also the output.
+/// Recomputation repeats the forward bit for bit. Keeps nothing B→W.
 ///
 /// Where the micro-batch has documents ([`Masks::documents`](crate::split::Masks)), a query sees
 /// those keys alone that are of its own document; that keeps no probabilities anywhere. Nor does a
@@ -59,7 +64,7 @@ pub fn windowed_attention(
 }
 
 /// [`windowed_attention`] that drops probabilities of this `place` where the micro-batch has
-/// dropout: they and their mask are computed again in B. Off the CPU the mask is made on the host.
+/// dropout: they and their mask are computed again in B.
 ///
 /// # Panics
 /// As [`grouped_attention`].
@@ -89,6 +94,10 @@ fn attend(
     let dims = Dims { b, s, heads, groups, d: width / parts };
     let plain = qkv.clone().inner();
     let hidden = MaskedKeys::new(window.filter(|window| *window < s), place, cx);
+    #[cfg(feature = "cube")]
+    if !super::takes_blocks() && FusedAttention::fits(&plain, dims.d) {
+        return fused::attention(qkv, plain, dims, hidden, cx);
+    }
     if let Some(hidden) = hidden {
         return within(qkv, plain, dims, hidden, cx);
     }

@@ -62,6 +62,7 @@ use crate::meter::{MemoryKind, Meter};
 
 thread_local! {
     static GENERIC: Cell<bool> = const { Cell::new(false) };
+    static BLOCKS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Makes the operations of this thread take the path of tensor operations even where there are
@@ -69,6 +70,19 @@ thread_local! {
 #[doc(hidden)]
 pub fn force_generic(on: bool) {
     GENERIC.set(on);
+}
+
+/// Makes attention of this thread go by blocks of queries even where a GPU has fused kernels. For
+/// tests of that path and for benches beside it.
+#[doc(hidden)]
+pub fn force_blocks(on: bool) {
+    BLOCKS.set(on);
+}
+
+/// Whether attention does without fused kernels.
+#[cfg(feature = "cube")]
+fn takes_blocks() -> bool {
+    GENERIC.get() || BLOCKS.get()
 }
 
 /// The elements of `t` if the CPU kernels can work on it.

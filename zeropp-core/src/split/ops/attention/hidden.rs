@@ -69,6 +69,18 @@ impl MaskedKeys {
         self.dropped.map(of)
     }
 
+    /// The documents that queries see no other keys of, where samples are packed.
+    #[cfg(feature = "cube")]
+    pub(super) fn documents(&self) -> Option<&Documents> {
+        self.documents.as_deref()
+    }
+
+    /// Keys that a query sees, itself included, where there is a window.
+    #[cfg(feature = "cube")]
+    pub(super) fn window(&self) -> Option<usize> {
+        self.window
+    }
+
     /// Which probabilities are dropped of whole samples.
     pub(super) fn dropped(&self) -> Option<Dropped> {
         self.dropped
