@@ -4,6 +4,7 @@
 //! Nothing here knows another rank or a shard, and of schedules only by which kinds memory is
 //! predicted.
 
+pub mod adamw;
 pub mod check;
 pub mod choice;
 pub mod cpu_tensor;
