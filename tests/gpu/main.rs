@@ -6,6 +6,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod hand_over;
+mod kernels;
 mod products;
 mod recovery;
 mod training;

@@ -4,6 +4,7 @@
 //! Nothing here knows another rank or a shard, and of schedules only by which kinds memory is
 //! predicted.
 
+pub mod adamw;
 #[cfg(feature = "cuda")]
 mod blas;
 pub mod check;

@@ -2,6 +2,7 @@
 //! eps outside the square root.
 
 use burn::tensor::Tensor;
+use zeropp_core::adamw::{AdamWElements, adamw as on_device};
 use zeropp_core::kernels::adamw::{AdamWScalars, adamw};
 
 use crate::rule::{DeviceElements, Elements, Parameter, StateTensor, StepScale, UpdateRule};
@@ -63,15 +64,14 @@ impl UpdateRule for AdamW {
         elements: DeviceElements<'_>,
         step: &StepScale,
     ) -> (Tensor<1>, Vec<Tensor<1>>) {
-        let s = self.scalars(step);
-        let keep = elements.by_decay(s.keep, 1.0);
-        let DeviceElements { parameter, mut state, gradient, .. } = elements;
-        let g = gradient * s.gradient;
-        let v = state.pop().expect("two moments are kept");
-        let m = state.pop().expect("two moments are kept");
-        let m = m.clone() + (g.clone() - m) * s.towards1;
-        let v = v * s.beta2 + g.clone() * g * s.towards2;
-        let update = m.clone() / (v.clone().sqrt() / s.root_bias2 + s.eps) * s.step_size;
-        (parameter * keep - update, vec![m, v])
+        let parts: Vec<_> =
+            elements.parts.iter().map(|(of, range)| (range.clone(), of.decay)).collect();
+        let DeviceElements { parameter, state, gradient, .. } = elements;
+        let Ok([mean, square]) = <[Tensor<1>; 2]>::try_from(state) else {
+            unreachable!("two moments are kept")
+        };
+        let elements = AdamWElements { parameter, mean, square, gradient };
+        let [parameter, mean, square] = on_device(elements, &parts, &self.scalars(step));
+        (parameter, vec![mean, square])
     }
 }

@@ -236,10 +236,16 @@ impl LayerState {
         let (mut parameters, mut directions) = (Vec::new(), Vec::new());
         let mut states: Vec<Vec<Tensor<1>>> = Vec::new();
         let runs: Vec<&[Segment]> = runs(&self.segments, |s| update.is_whole(s)).collect();
+        let mut before = Some((param, words));
         for run in &runs {
-            let elements = update.on_device(run, &param, grad, &words);
-            let parameter = elements.parameter.clone();
+            let (param, words) = before.as_ref().expect("there until a run alone");
+            let elements = update.on_device(run, param, grad, words);
+            if runs.len() == 1 {
+                // Nothing else holds its elements then, so that they may change in place.
+                before = None;
+            }
             let (parameter, state) = if update.is_whole(&run[0]) {
+                let parameter = elements.parameter.clone();
                 let (direction, state) = rule.direction_on_device(elements, scale);
                 directions.push(direction);
                 (parameter, state)
@@ -251,7 +257,7 @@ impl LayerState {
             parameters.push(parameter);
             states.push(state);
         }
-        drop((words, param));
+        drop(before);
         if update.has_wholes {
             let whole = sharers.gather(joined(directions))?;
             for ((parameter, state), run) in parameters.iter_mut().zip(&mut states).zip(&runs) {

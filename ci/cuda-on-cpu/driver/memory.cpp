@@ -137,6 +137,9 @@ void make_copy(void *argument) {
     } else if (!settings().count_only) {
         for (size_t row = 0; row < c->height; row++)
             memmove(c->to + row * c->to_pitch, c->from + row * c->from_pitch, c->width);
+    } else if (!c->to_device) { // what no kernel has computed is zero, not what lay there
+        for (size_t row = 0; row < c->height; row++)
+            memset(c->to + row * c->to_pitch, 0, c->width);
     }
     delete c;
 }

@@ -4,7 +4,9 @@
 //! All sums and exponentials are fp32, whatever the type of the tensors. The functions here take
 //! plain tensors on a GPU ([`is_on`]) and panic elsewhere; `split::ops` chooses.
 
+mod adamw;
 mod attention;
+mod columns;
 mod dropout;
 mod loss;
 mod norm;
@@ -15,10 +17,14 @@ mod sums;
 #[cfg(all(test, feature = "wgpu"))]
 mod tests;
 mod token_rows;
+mod turn;
 
+pub(crate) use adamw::adamw;
 pub(crate) use attention::FusedAttention;
+pub(crate) use columns::column_sums;
 pub(crate) use dropout::DroppedRows;
 pub(crate) use products::{add_product, affine, has_library, product};
+pub(crate) use turn::{TurnedRows, turn_rows};
 
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -107,14 +113,14 @@ trait CubeKernels: Backend {
         eps: f32,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    #[fusion(dtype = dy, shape = dy)]
+    #[fusion(meta = layer_norm_gradients_of)]
     fn layer_norm_backward(
         dy: FloatTensor<Self>,
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
         means: FloatTensor<Self>,
         rstds: FloatTensor<Self>,
-    ) -> FloatTensor<Self>;
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     #[fusion(meta = rms_norm_of)]
     fn rms_norm(
@@ -123,13 +129,13 @@ trait CubeKernels: Backend {
         eps: f32,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    #[fusion(dtype = dy, shape = dy)]
+    #[fusion(meta = rms_norm_gradients_of)]
     fn rms_norm_backward(
         dy: FloatTensor<Self>,
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
         rrms: FloatTensor<Self>,
-    ) -> FloatTensor<Self>;
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
 impl CubeKernels for CubeBackend {
@@ -183,7 +189,7 @@ impl CubeKernels for CubeBackend {
         gamma: FloatTensor<Self>,
         means: FloatTensor<Self>,
         rstds: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         norm::backward(dy, x, gamma, Some(means), rstds)
     }
 
@@ -201,7 +207,7 @@ impl CubeKernels for CubeBackend {
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
         rrms: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         norm::backward(dy, x, gamma, None, rrms)
     }
 }
@@ -256,6 +262,31 @@ fn layer_norm_of(
 
 fn rms_norm_of(x: &TensorSpec, _gamma: &TensorSpec, _eps: &f32) -> (TensorSpec, TensorSpec) {
     (x.clone(), row_statistic(x))
+}
+
+/// The gradient of the input, and `vectors` of one fp32 number a column.
+fn norm_gradients(dy: &TensorSpec, vectors: usize) -> (TensorSpec, TensorSpec) {
+    let sums = Shape::new([vectors * dy.shape[1]]);
+    (dy.clone(), TensorSpec::new(sums, DType::F32))
+}
+
+fn layer_norm_gradients_of(
+    dy: &TensorSpec,
+    _x: &TensorSpec,
+    _gamma: &TensorSpec,
+    _means: &TensorSpec,
+    _rstds: &TensorSpec,
+) -> (TensorSpec, TensorSpec) {
+    norm_gradients(dy, 2)
+}
+
+fn rms_norm_gradients_of(
+    dy: &TensorSpec,
+    _x: &TensorSpec,
+    _gamma: &TensorSpec,
+    _rrms: &TensorSpec,
+) -> (TensorSpec, TensorSpec) {
+    norm_gradients(dy, 1)
 }
 
 /// The softmax of scale·scores in `dtype` and the fp32 logarithms of the rows' sums of
@@ -348,8 +379,8 @@ pub(crate) fn cross_entropy(
     (Tensor::from_dispatch(losses), Tensor::from_dispatch(logits))
 }
 
-/// (x − mean)/√(var + eps)·γ + β of the rows of `x: [n, h]`, fp32 `gamma`, `beta: [h]`; and fp32
-/// mean and 1/√(var + eps), `[n]`.
+/// (x − mean)/√(var + eps)·γ + β of the rows of `x: [n, h]`, `gamma`, `beta: [h]` of its type or
+/// fp32; and fp32 mean and 1/√(var + eps), `[n]`.
 pub(crate) fn layer_norm(
     x: Tensor<2>,
     gamma: Tensor<1>,
@@ -362,27 +393,29 @@ pub(crate) fn layer_norm(
     (Tensor::from_dispatch(y), Tensor::from_dispatch(means), Tensor::from_dispatch(rstds))
 }
 
-/// The gradient of the input of [`layer_norm`] for `dy` of its type, and its statistics.
+/// The gradient of the input of [`layer_norm`] for `dy` of its type, and its statistics; and those
+/// of gamma and beta one after the other, fp32, `[2·h]`.
 pub(crate) fn layer_norm_backward(
     dy: Tensor<2>,
     x: Tensor<2>,
     gamma: Tensor<1>,
     means: Tensor<1>,
     rstds: Tensor<1>,
-) -> Tensor<2> {
+) -> (Tensor<2>, Tensor<1>) {
     check_columns(&x, &[&gamma]);
     check_gradient(&dy, &x, &[&means, &rstds]);
-    Tensor::from_dispatch(<Dispatch as CubeKernels>::layer_norm_backward(
+    let (dx, sums) = <Dispatch as CubeKernels>::layer_norm_backward(
         dy.into_dispatch(),
         x.into_dispatch(),
         gamma.into_dispatch(),
         means.into_dispatch(),
         rstds.into_dispatch(),
-    ))
+    );
+    (Tensor::from_dispatch(dx), Tensor::from_dispatch(sums))
 }
 
-/// x/√(mean(x²) + eps)·γ of the rows of `x: [n, h]`, fp32 `gamma: [h]`, and the fp32 factor of
-/// each row, `[n]`.
+/// x/√(mean(x²) + eps)·γ of the rows of `x: [n, h]`, `gamma: [h]` of its type or fp32, and the
+/// fp32 factor of each row, `[n]`.
 pub(crate) fn rms_norm(x: Tensor<2>, gamma: Tensor<1>, eps: f64) -> (Tensor<2>, Tensor<1>) {
     check_columns(&x, &[&gamma]);
     let (x, gamma) = (x.into_dispatch(), gamma.into_dispatch());
@@ -390,26 +423,30 @@ pub(crate) fn rms_norm(x: Tensor<2>, gamma: Tensor<1>, eps: f64) -> (Tensor<2>, 
     (Tensor::from_dispatch(y), Tensor::from_dispatch(rrms))
 }
 
-/// The gradient of the input of [`rms_norm`] for `dy` of its type, and its factors.
+/// The gradient of the input of [`rms_norm`] for `dy` of its type, and its factors; and that of
+/// gamma, fp32, `[h]`.
 pub(crate) fn rms_norm_backward(
     dy: Tensor<2>,
     x: Tensor<2>,
     gamma: Tensor<1>,
     rrms: Tensor<1>,
-) -> Tensor<2> {
+) -> (Tensor<2>, Tensor<1>) {
     check_columns(&x, &[&gamma]);
     check_gradient(&dy, &x, &[&rrms]);
-    Tensor::from_dispatch(<Dispatch as CubeKernels>::rms_norm_backward(
+    let (dx, sums) = <Dispatch as CubeKernels>::rms_norm_backward(
         dy.into_dispatch(),
         x.into_dispatch(),
         gamma.into_dispatch(),
         rrms.into_dispatch(),
-    ))
+    );
+    (Tensor::from_dispatch(dx), Tensor::from_dispatch(sums))
 }
 
 fn check_columns(x: &Tensor<2>, vectors: &[&Tensor<1>]) {
     for v in vectors {
-        assert_eq!((v.dims()[0], v.dtype()), (x.dims()[1], DType::F32), "of {:?}", x.dims());
+        assert_eq!(v.dims()[0], x.dims()[1], "of {:?}", x.dims());
+        let types = [vectors[0].dtype(), x.dtype(), DType::F32];
+        assert!(v.dtype() == types[0] && types[1..].contains(&types[0]), "{types:?}");
     }
 }
 

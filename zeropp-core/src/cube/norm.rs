@@ -1,27 +1,40 @@
-//! Layer norm and RMS norm of rows, forward and the gradient of their input.
+//! Layer norm and RMS norm of rows: forward, the gradient of their input, and with that those of
+//! gamma and beta.
+//!
+//! A row stays in the registers of its lanes, which take `parts` vectors of it each, so that it is
+//! read once.
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{StridedRows, empty, kernel_for, lane_of_unit, row_sum};
+use super::columns;
+use super::rows::{
+    StridedRows, empty, kernel_with_weights_for, lane_of_unit, row_sum, vector_size,
+};
+
+/// Cubes of a backward, each of which sums the gradients of gamma and beta over its rows. A
+/// constant, so that these sums have the same bits in every run.
+const CUBES: usize = 256;
 
 /// With `centered` a layer norm; without, an RMS norm, which has neither means nor beta.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
-fn forward_kernel<F: Float>(
-    x: &Tensor<F>,
-    gamma: &Tensor<f32>,
-    beta: &Tensor<f32>,
-    y: &mut Tensor<F>,
+fn forward_kernel<F: Float, G: Float, N: Size>(
+    x: &Tensor<Vector<F, N>>,
+    gamma: &Tensor<Vector<G, N>>,
+    beta: &Tensor<Vector<G, N>>,
+    y: &mut Tensor<Vector<F, N>>,
     means: &mut Tensor<f32>,
     scales: &mut Tensor<f32>,
     rows: usize,
     width: usize,
     pitch: usize,
+    elements: f32,
     eps: f32,
     #[comptime] centered: bool,
+    #[comptime] parts: usize,
     #[comptime] dim: CubeDim,
 ) {
     let (row, start, step) = lane_of_unit();
@@ -30,93 +43,181 @@ fn forward_kernel<F: Float>(
     if row < rows {
         end = width;
     }
-    let elements = f32::cast_from(width as u32);
+    let mut kept = Array::<Vector<f32, N>>::new(parts);
+    let mut sum = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for part in 0..parts {
+        let i = start + part * step;
+        let mut value = Vector::<f32, N>::new(0.0f32);
+        if i < end {
+            value = Vector::cast_from(x[from + i]);
+        }
+        kept[part] = value;
+        sum += value;
+    }
     let mut mean = 0.0f32.runtime();
     if comptime!(centered) {
-        let mut sum = 0.0f32.runtime();
-        let mut i = start;
-        while i < end {
-            sum += f32::cast_from(x[from + i]);
-            i += step;
+        mean = row_sum(sum.vector_sum(), dim) / elements;
+    }
+    let mut squares = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for part in 0..parts {
+        if start + part * step < end {
+            let c = kept[part] - Vector::new(mean);
+            kept[part] = c;
+            squares += c * c;
         }
-        mean = row_sum(sum, dim) / elements;
     }
-    let mut squares = 0.0f32.runtime();
-    let mut i = start;
-    while i < end {
-        let c = f32::cast_from(x[from + i]) - mean;
-        squares += c * c;
-        i += step;
-    }
-    let scale = 1.0 / (row_sum(squares, dim) / elements + eps).sqrt();
+    let scale = 1.0 / (row_sum(squares.vector_sum(), dim) / elements + eps).sqrt();
     if start == 0 && row < rows {
         if comptime!(centered) {
             means[row] = mean;
         }
         scales[row] = scale;
     }
-    let to = row * width;
-    i = start;
-    while i < end {
-        let mut value = (f32::cast_from(x[from + i]) - mean) * scale * gamma[i];
-        if comptime!(centered) {
-            value += beta[i];
+    #[unroll]
+    for part in 0..parts {
+        let i = start + part * step;
+        if i < end {
+            let mut value = kept[part] * Vector::new(scale) * Vector::cast_from(gamma[i]);
+            if comptime!(centered) {
+                value += Vector::cast_from(beta[i]);
+            }
+            y[row * width + i] = Vector::cast_from(value);
         }
-        y[to + i] = F::cast_from(value);
-        i += step;
     }
 }
 
+/// Rows of lanes take every n-th row, `rounds` of them, and a cube's rows of lanes sum dγ, and with
+/// `centered` dβ after it, over their rows: a row of `sums`.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
-fn backward_kernel<F: Float>(
-    dy: &Tensor<F>,
-    x: &Tensor<F>,
-    gamma: &Tensor<f32>,
+fn backward_kernel<F: Float, G: Float, N: Size>(
+    dy: &Tensor<Vector<F, N>>,
+    x: &Tensor<Vector<F, N>>,
+    gamma: &Tensor<Vector<G, N>>,
     means: &Tensor<f32>,
     scales: &Tensor<f32>,
-    dx: &mut Tensor<F>,
+    dx: &mut Tensor<Vector<F, N>>,
+    sums: &mut Tensor<Vector<f32, N>>,
     rows: usize,
     width: usize,
     dy_pitch: usize,
     pitch: usize,
+    rounds: usize,
+    at_a_time: usize,
+    elements: f32,
     #[comptime] centered: bool,
+    #[comptime] parts: usize,
     #[comptime] dim: CubeDim,
 ) {
-    let (row, start, step) = lane_of_unit();
-    let (from, dy_from) = (row * pitch, row * dy_pitch);
-    let elements = f32::cast_from(width as u32);
-    let mut end = 0usize.runtime();
-    let mut scale = 0.0f32.runtime();
-    let mut mean = 0.0f32.runtime();
-    if row < rows {
-        end = width;
-        scale = scales[row];
-        if comptime!(centered) {
-            mean = means[row];
+    let (first, start, step) = lane_of_unit();
+    let mut gammas = Array::<Vector<f32, N>>::new(parts);
+    let mut dgamma = Array::<Vector<f32, N>>::new(parts);
+    let mut dbeta = Array::<Vector<f32, N>>::new(parts);
+    #[unroll]
+    for part in 0..parts {
+        let i = start + part * step;
+        let mut value = Vector::<f32, N>::new(0.0f32);
+        if i < width {
+            value = Vector::cast_from(gamma[i]);
         }
+        gammas[part] = value;
+        dgamma[part] = Vector::new(0.0f32);
+        dbeta[part] = Vector::new(0.0f32);
     }
-    let mut plain = 0.0f32.runtime();
-    let mut weighted = 0.0f32.runtime();
-    let mut i = start;
-    while i < end {
-        let d = f32::cast_from(dy[dy_from + i]) * gamma[i];
-        plain += d;
-        weighted += d * (f32::cast_from(x[from + i]) - mean) * scale;
-        i += step;
+    let mut row = first;
+    let mut round = 0usize.runtime();
+    while round < rounds {
+        let mut end = 0usize.runtime();
+        let mut scale = 0.0f32.runtime();
+        let mut mean = 0.0f32.runtime();
+        if row < rows {
+            end = width;
+            scale = scales[row];
+            if comptime!(centered) {
+                mean = means[row];
+            }
+        }
+        let mut hats = Array::<Vector<f32, N>>::new(parts);
+        let mut slopes = Array::<Vector<f32, N>>::new(parts);
+        let mut plain = Vector::<f32, N>::new(0.0f32);
+        let mut weighted = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for part in 0..parts {
+            let i = start + part * step;
+            let mut hat = Vector::<f32, N>::new(0.0f32);
+            let mut d = Vector::<f32, N>::new(0.0f32);
+            if i < end {
+                let value = Vector::<f32, N>::cast_from(x[row * pitch + i]);
+                hat = (value - Vector::new(mean)) * Vector::new(scale);
+                d = Vector::cast_from(dy[row * dy_pitch + i]);
+            }
+            dgamma[part] = dgamma[part] + d * hat;
+            if comptime!(centered) {
+                dbeta[part] = dbeta[part] + d;
+            }
+            let slope = d * gammas[part];
+            plain += slope;
+            weighted += slope * hat;
+            hats[part] = hat;
+            slopes[part] = slope;
+        }
+        let c2 = row_sum(weighted.vector_sum(), dim) / elements;
+        let mut c1 = 0.0f32.runtime();
+        if comptime!(centered) {
+            c1 = row_sum(plain.vector_sum(), dim) / elements;
+        }
+        #[unroll]
+        for part in 0..parts {
+            let i = start + part * step;
+            if i < end {
+                let slope = slopes[part] - Vector::new(c1) - hats[part] * Vector::new(c2);
+                dx[row * width + i] = Vector::cast_from(slope * Vector::new(scale));
+            }
+        }
+        row += at_a_time;
+        round += 1;
+        // The next row's sums take the places of this one's, which all lanes must have read.
+        sync_cube();
     }
-    let c2 = row_sum(weighted, dim) / elements;
-    let mut c1 = 0.0f32.runtime();
+    let mut to = CUBE_POS * width;
     if comptime!(centered) {
-        c1 = row_sum(plain, dim) / elements;
+        to = CUBE_POS * 2 * width;
+        add_up::<N>(&dbeta, sums, to + width, width, parts, dim);
     }
-    let to = row * width;
-    i = start;
-    while i < end {
-        let d = f32::cast_from(dy[dy_from + i]) * gamma[i];
-        let hat = (f32::cast_from(x[from + i]) - mean) * scale;
-        dx[to + i] = F::cast_from((d - c1 - hat * c2) * scale);
-        i += step;
+    add_up::<N>(&dgamma, sums, to, width, parts, dim);
+}
+
+/// Writes the sums of the values of a cube's rows of lanes to `sums`, `width` of them from `to` on.
+#[cube]
+fn add_up<N: Size>(
+    values: &Array<Vector<f32, N>>,
+    sums: &mut Tensor<Vector<f32, N>>,
+    to: usize,
+    width: usize,
+    #[comptime] parts: usize,
+    #[comptime] dim: CubeDim,
+) {
+    let (_, start, step) = lane_of_unit();
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(dim.num_elems() as usize));
+    #[unroll]
+    for part in 0..parts {
+        let mut total = values[part];
+        if comptime!(dim.y > 1) {
+            shared[UNIT_POS as usize] = total;
+            sync_cube();
+            let mut other = UNIT_POS_X + CUBE_DIM_X;
+            while other < CUBE_DIM_X * CUBE_DIM_Y {
+                total += shared[other as usize];
+                other += CUBE_DIM_X;
+            }
+            sync_cube();
+        }
+        let i = start + part * step;
+        if UNIT_POS_Y == 0 && i < width {
+            sums[to + i] = total;
+        }
     }
 }
 
@@ -135,7 +236,8 @@ pub(super) fn forward(
     let rows = |n: usize| empty(&y, Shape::new([n]), DType::F32);
     let (means, scales) = (rows(if centered { x.n } else { 1 }), rows(x.n));
     let at = x.launch();
-    let kernel = kernel_for!(forward_kernel, y.dtype, "a norm");
+    let vector = vector_size(&[&x.tensor, &y, &gamma, &beta], &[x.width, x.pitch]);
+    let kernel = kernel_with_weights_for!(forward_kernel, y.dtype, gamma.dtype, "a norm");
     // SAFETY: a unit stays below the rows and the width of `x`, which `y` has too; the vectors
     // have one element a row (`means` only where it is written) or a column.
     unsafe {
@@ -143,6 +245,7 @@ pub(super) fn forward(
             &at.client,
             at.count,
             at.dim,
+            vector,
             x.tensor.into_tensor_arg(),
             gamma.into_tensor_arg(),
             beta.into_tensor_arg(),
@@ -150,50 +253,66 @@ pub(super) fn forward(
             means.clone().into_tensor_arg(),
             scales.clone().into_tensor_arg(),
             x.n,
-            x.width,
-            x.pitch,
+            x.width / vector,
+            x.pitch / vector,
+            x.width as f32,
             eps,
             centered,
+            (x.width / vector).div_ceil(at.dim.x as usize),
             at.dim,
         );
     }
     (y, means, scales)
 }
 
-/// See [`layer_norm_backward`](super::layer_norm_backward); without `means` that of an RMS norm.
+/// See [`layer_norm_backward`](super::layer_norm_backward); without `means` that of an RMS norm,
+/// which has no gradient of beta.
 pub(super) fn backward(
     dy: CubeTensor,
     x: CubeTensor,
     gamma: CubeTensor,
     means: Option<CubeTensor>,
     scales: CubeTensor,
-) -> CubeTensor {
+) -> (CubeTensor, CubeTensor) {
     let (dy, x) = (StridedRows::of(dy), StridedRows::of(x));
     let (gamma, scales) = (into_contiguous(gamma), into_contiguous(scales));
     let centered = means.is_some();
     let means = means.map_or_else(|| scales.clone(), into_contiguous);
     let dx = dy.empty_like(dy.tensor.dtype).tensor;
     let at = dy.launch();
-    let kernel = kernel_for!(backward_kernel, dx.dtype, "a norm");
-    // SAFETY: as in `forward`; `dy` and `dx` have the shape of `x`.
+    let rows_of_lanes = at.dim.y as usize;
+    let cubes = x.n.div_ceil(rows_of_lanes).min(CUBES);
+    let all = if centered { 2 * x.width } else { x.width };
+    let sums = empty(&dx, Shape::new([cubes, all]), DType::F32);
+    let read = [&dy.tensor, &x.tensor, &gamma, &dx, &sums];
+    let vector = vector_size(&read, &[x.width, x.pitch, dy.pitch]);
+    let kernel = kernel_with_weights_for!(backward_kernel, dx.dtype, gamma.dtype, "a norm");
+    // SAFETY: as in `forward`; `dy` and `dx` have the shape of `x`, and `sums` has a row for each
+    // cube.
     unsafe {
         kernel(
             &at.client,
-            at.count,
+            CubeCount::Static(cubes as u32, 1, 1),
             at.dim,
+            vector,
             dy.tensor.into_tensor_arg(),
             x.tensor.into_tensor_arg(),
             gamma.into_tensor_arg(),
             means.into_tensor_arg(),
             scales.into_tensor_arg(),
             dx.clone().into_tensor_arg(),
+            sums.clone().into_tensor_arg(),
             x.n,
-            x.width,
-            dy.pitch,
-            x.pitch,
+            x.width / vector,
+            dy.pitch / vector,
+            x.pitch / vector,
+            x.n.div_ceil(cubes * rows_of_lanes),
+            cubes * rows_of_lanes,
+            x.width as f32,
             centered,
+            (x.width / vector).div_ceil(at.dim.x as usize),
             at.dim,
         );
     }
-    dx
+    (dx, columns::sums(sums))
 }

@@ -45,6 +45,23 @@ macro_rules! kernel_for {
 }
 pub(super) use kernel_for;
 
+/// The launch of `$kernel` for floats of type `$dtype`, beside weights that have that type or are
+/// f32.
+macro_rules! kernel_with_weights_for {
+    ($kernel:ident, $dtype:expr, $weights:expr, $what:literal) => {{
+        use burn::tensor::{DType, bf16, f16};
+        match ($dtype, $weights) {
+            (DType::F32, DType::F32) => $kernel::launch_unchecked::<f32, f32>,
+            (DType::BF16, DType::F32) => $kernel::launch_unchecked::<bf16, f32>,
+            (DType::BF16, DType::BF16) => $kernel::launch_unchecked::<bf16, bf16>,
+            (DType::F16, DType::F32) => $kernel::launch_unchecked::<f16, f32>,
+            (DType::F16, DType::F16) => $kernel::launch_unchecked::<f16, f16>,
+            other => panic!("{} in {other:?}: f32, bf16 and f16 are supported", $what),
+        }
+    }};
+}
+pub(super) use kernel_with_weights_for;
+
 /// The row of this unit, its first element there, and the distance to its next one. The row may lie
 /// behind the last one: such units read and write nothing, but take part in all sums, for which a
 /// cube waits.
@@ -156,6 +173,21 @@ impl StridedRows {
         let count = cubecl::calculate_cube_count_elemwise(&client, units, dim);
         RowsLaunch { client, count, dim }
     }
+}
+
+/// The elements that a unit reads at once: a divisor of all `lengths`, which are those of rows and
+/// their distances, such that a vector of each of `tensors` is no larger than what a device loads
+/// at once and begins at a multiple of its size.
+pub(super) fn vector_size(tensors: &[&CubeTensor], lengths: &[usize]) -> usize {
+    let sizes = tensors.iter().map(|t| t.dtype.size());
+    let narrowest = sizes.min().expect("kernels read something");
+    let fits = |n: &usize| {
+        let starts = |t: &CubeTensor| t.handle.offset_start.unwrap_or(0) as usize;
+        lengths.iter().all(|length| length.is_multiple_of(*n))
+            && tensors.iter().all(|t| starts(t).is_multiple_of(n * t.dtype.size()))
+    };
+    let client = &tensors[0].client;
+    client.io_optimized_vector_sizes(narrowest).filter(fits).max().unwrap_or(1)
 }
 
 /// A contiguous tensor beside `t`, not yet written.

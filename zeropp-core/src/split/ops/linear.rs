@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor, bf16 as Half};
+use burn::tensor::{Tensor, bf16 as Half};
 
+use super::columns::column_sums;
 use super::{Later, fast, halves, is_fast, link, products, rows, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
@@ -93,7 +94,7 @@ pub(super) fn bias_gradient<const D: usize>(dy: &Tensor<D>, start: usize, out: u
         bf16::rows::add_columns(&mut sums, dy.as_slice(), width, start);
     } else {
         let columns = rows(dy.clone()).narrow(1, start, out);
-        return columns.cast(DType::F32).sum_dim(0).reshape([out]);
+        return column_sums(columns);
     }
     cpu_tensor::from_vec(sums, [out])
 }
@@ -203,7 +204,7 @@ impl Matrix {
         }
         let (x, dy) = (rows(x), rows(dy));
         if let Some(b) = bias {
-            grads.add(b.slot(), dy.clone().cast(DType::F32).sum_dim(0));
+            grads.add(b.slot(), column_sums(dy.clone()));
         }
         let (left, right) = if self.transposed { (dy, x) } else { (x, dy) };
         products::add_gradient(grads, self.w.slot(), left.transpose(), right);

@@ -15,6 +15,7 @@
 mod activation;
 mod adapter;
 mod attention;
+mod columns;
 mod dropout;
 mod embedding;
 mod experts;

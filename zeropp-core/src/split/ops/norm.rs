@@ -66,7 +66,7 @@ fn layer_norm_forward<const D: usize>(
     }
     #[cfg(feature = "cube")]
     if super::on_gpu(x) {
-        let (gamma, beta) = (gamma.cast(DType::F32), beta.cast(DType::F32));
+        let [gamma, beta] = [gamma, beta].map(|weight| for_kernel(weight, x.dtype()));
         let (y, means, rstds) = crate::cube::layer_norm(rows(x.clone()), gamma, beta, eps);
         return (y.reshape(x.dims()), means, rstds);
     }
@@ -113,19 +113,17 @@ fn layer_norm_backward<const D: usize>(
     let dtype = dy.dtype();
     let n = means.dims()[0];
     #[cfg(feature = "cube")]
-    let fused = super::on_gpu(&dy).then(|| {
-        let (dy, x, gamma) = (rows(dy.clone()), rows(x.clone()), gamma.clone().cast(DType::F32));
-        crate::cube::layer_norm_backward(dy, x, gamma, means.clone(), rstds.clone())
-    });
+    if super::on_gpu(&dy) {
+        let (dy, x, gamma) = (rows(dy), rows(x), for_kernel(gamma, dtype));
+        let (dx, sums) = crate::cube::layer_norm_backward(dy, x, gamma, means, rstds);
+        let dbeta = sums.clone().narrow(0, h, h);
+        return (dx.reshape(dims), sums.narrow(0, 0, h), dbeta);
+    }
     let rstd = rstds.reshape([n, 1]);
     let hat = (rows(x).cast(DType::F32) - means.reshape([n, 1])) * rstd.clone();
     let dy = rows(dy).cast(DType::F32);
     let dgamma = (dy.clone() * hat.clone()).sum_dim(0).reshape([h]);
     let dbeta = dy.clone().sum_dim(0).reshape([h]);
-    #[cfg(feature = "cube")]
-    if let Some(dx) = fused {
-        return (dx.reshape(dims), dgamma, dbeta);
-    }
     let dhat = dy * row_vector(gamma);
     let c1 = dhat.clone().mean_dim(1);
     let c2 = (dhat.clone() * hat.clone()).mean_dim(1);
@@ -170,7 +168,8 @@ fn rms_norm_forward<const D: usize>(
     }
     #[cfg(feature = "cube")]
     if super::on_gpu(x) {
-        let (y, rrms) = crate::cube::rms_norm(rows(x.clone()), gamma.cast(DType::F32), eps);
+        let gamma = for_kernel(gamma, x.dtype());
+        let (y, rrms) = crate::cube::rms_norm(rows(x.clone()), gamma, eps);
         return (y.reshape(x.dims()), rrms);
     }
     let x2 = rows(x.clone()).cast(DType::F32);
@@ -207,19 +206,22 @@ fn rms_norm_backward<const D: usize>(
     let dtype = dy.dtype();
     let n = rrms.dims()[0];
     #[cfg(feature = "cube")]
-    let fused = super::on_gpu(&dy).then(|| {
-        let (dy, x, gamma) = (rows(dy.clone()), rows(x.clone()), gamma.clone().cast(DType::F32));
-        crate::cube::rms_norm_backward(dy, x, gamma, rrms.clone())
-    });
+    if super::on_gpu(&dy) {
+        let (dy, x, gamma) = (rows(dy), rows(x), for_kernel(gamma, dtype));
+        let (dx, dgamma) = crate::cube::rms_norm_backward(dy, x, gamma, rrms);
+        return (dx.reshape(dims), dgamma);
+    }
     let rrms = rrms.reshape([n, 1]);
     let hat = rows(x).cast(DType::F32) * rrms.clone();
     let dy = rows(dy).cast(DType::F32);
     let dgamma = (dy.clone() * hat.clone()).sum_dim(0).reshape([h]);
-    #[cfg(feature = "cube")]
-    if let Some(dx) = fused {
-        return (dx.reshape(dims), dgamma);
-    }
     let dhat = dy * row_vector(gamma);
     let c = (dhat.clone() * hat.clone()).mean_dim(1);
     (((dhat - hat * c) * rrms).cast(dtype).reshape(dims), dgamma)
+}
+
+/// A weight as the kernels for rows of type `dtype` read it: of that type, or fp32.
+#[cfg(feature = "cube")]
+fn for_kernel(weight: Tensor<1>, dtype: DType) -> Tensor<1> {
+    if weight.dtype() == dtype { weight } else { weight.cast(DType::F32) }
 }

@@ -3,11 +3,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use parking_lot::Mutex;
 
 use super::{halves, is_fast, is_tracked};
 use crate::cpu_tensor;
+#[cfg(feature = "cube")]
+use crate::cube::{TurnedRows, turn_rows};
 use crate::kernels::bf16;
 use crate::kernels::rope::{self as kernels, ByPosition, Turned};
 use crate::split::on_devices::OnDevices;
@@ -29,6 +31,9 @@ pub(super) struct Angles {
     sin: Vec<f32>,
     /// Both on devices.
     there: OnDevices<[Tensor<2>; 2]>,
+    /// The numbers of their rows, in order.
+    #[cfg(feature = "cube")]
+    counted: OnDevices<Tensor<1, Int>>,
 }
 
 impl Angles {
@@ -40,6 +45,15 @@ impl Angles {
             Tensor::from_data(table, (device, DType::F32))
         };
         self.there.get(device, || [there(&self.cos), there(&self.sin)])
+    }
+
+    /// The numbers 0 to s − 1 on `device`.
+    #[cfg(feature = "cube")]
+    fn counted(&self, device: &Device) -> Tensor<1, Int> {
+        self.counted.get(device, || {
+            let numbers = (0..self.s as i32).collect();
+            Tensor::from_data(TensorData::new::<i32, _>(numbers, [self.s]), device)
+        })
     }
 }
 
@@ -94,6 +108,19 @@ impl RotaryTurn {
             rows.reshape([samples, s, 1, half])
         })
     }
+
+    /// [`turn`] on a GPU.
+    #[cfg(feature = "cube")]
+    fn turn_on_gpu(&self, x: Tensor<3>, back: bool) -> Tensor<3> {
+        let device = x.device();
+        let (positions, period) = match &self.documents {
+            None => (self.angles.counted(&device), self.places.len()),
+            Some(documents) => (documents.positions_on(&device), documents.rows()),
+        };
+        let first = self.places.start;
+        let by = TurnedRows { heads: self.heads, first, period, back };
+        turn_rows(x, self.angles.on(&device), positions, by)
+    }
 }
 
 impl Rotation {
@@ -122,7 +149,15 @@ impl Rotation {
         if self.scale != 1.0 {
             cos.iter_mut().chain(&mut sin).for_each(|x| *x *= self.scale);
         }
-        table.insert(Arc::new(Angles { s, cos, sin, there: OnDevices::default() })).clone()
+        let angles = Angles {
+            s,
+            cos,
+            sin,
+            there: OnDevices::default(),
+            #[cfg(feature = "cube")]
+            counted: OnDevices::default(),
+        };
+        table.insert(Arc::new(angles)).clone()
     }
 }
 
@@ -160,6 +195,10 @@ pub(super) fn turn(x: Tensor<3>, by: &RotaryTurn, back: bool) -> Tensor<3> {
             bf16::rows::rope(x, t, by.by_position(), back)
         })
         .expect("checked by halves");
+    }
+    #[cfg(feature = "cube")]
+    if super::on_gpu(&x) {
+        return by.turn_on_gpu(x, back);
     }
     let ([b, s, width], half, turned) = (x.dims(), t.d / 2, t.heads * t.d);
     let [cos, sin] = by.on(&x.device());

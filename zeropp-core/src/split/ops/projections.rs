@@ -3,8 +3,9 @@
 //! On the CPU each product writes its own columns, so that nothing is copied together or apart;
 //! elsewhere the weights are put side by side for one product.
 
-use burn::tensor::{DType, Tensor, bf16 as Half};
+use burn::tensor::{Tensor, bf16 as Half};
 
+use super::columns::column_sums;
 use super::linear::{bias_gradient, packed, row_block};
 use super::position::{RotaryTurn, Rotation, turn};
 use super::{Later, fast, halves, is_tracked, link, products, rows, wants_gradient};
@@ -262,14 +263,14 @@ impl ProjectionMaps {
             let (x, dy) = (x.clone().transpose(), own(start, map));
             products::add_gradient(grads, map.weight.slot(), x, dy);
         }
-        if self.maps.iter().all(|(_, map)| map.bias.is_none()) {
-            return;
-        }
-        let db = dy.cast(DType::F32).sum_dim(0);
+        let bias_trains =
+            |(_, map): &(usize, Projection)| map.bias.as_ref().is_some_and(Weight::trains);
+        let db = self.maps.iter().any(bias_trains).then(|| column_sums(dy));
         for (start, map) in &self.maps {
             let out = map.weight.shape()[1];
             if let Some(bias) = map.bias.as_ref().filter(|bias| bias.trains()) {
-                grads.add(bias.slot(), db.clone().narrow(1, *start, out));
+                let db = db.clone().expect("made where a bias trains");
+                grads.add(bias.slot(), db.narrow(0, *start, out));
             }
         }
     }

@@ -1,0 +1,13 @@
+//! Sums of columns off the CPU: gradients of biases.
+
+use burn::tensor::{DType, Tensor};
+
+/// The sums of the columns of `x: [n, h]` in fp32, `[h]`.
+pub(super) fn column_sums(x: Tensor<2>) -> Tensor<1> {
+    #[cfg(feature = "cube")]
+    if super::on_gpu(&x) {
+        return crate::cube::column_sums(x);
+    }
+    let h = x.dims()[1];
+    x.cast(DType::F32).sum_dim(0).reshape([h])
+}
