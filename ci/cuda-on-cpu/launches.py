@@ -36,7 +36,7 @@ def launches(zeropp, model, layers, micro_batches):
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
         lines = [line.split()[1:] for line in log.read_text().splitlines()]
-    # The host reads the loss and the norm, in this order, at the end of a step.
+    # In a step the host reads the sums for the norm, and then the loss.
     reads = [i for i, words in enumerate(lines) if words[0] == "down"]
     counts, units = collections.Counter(), collections.Counter()
     for words in lines[reads[-3]:reads[-1]]:

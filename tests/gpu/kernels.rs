@@ -76,6 +76,7 @@ fn run(
         output_wanted: true,
         forward_grads: None,
         masks: masks.clone(),
+        routers: None,
     };
     let leaf = x.on(device, dtype).autodiff().require_grad();
     let y = op(leaf.clone(), &layer, &cx);

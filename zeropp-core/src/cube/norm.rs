@@ -88,6 +88,64 @@ fn forward_kernel<F: Float, G: Float, N: Size>(
     }
 }
 
+/// What the lanes of one row hold in a backward: their parts of the row and of the gradients.
+#[derive(CubeType)]
+struct Lanes<N: Size> {
+    gamma: Array<Vector<f32, N>>,
+    dgamma: Array<Vector<f32, N>>,
+    dbeta: Array<Vector<f32, N>>,
+    /// (x − mean)·scale.
+    hats: Array<Vector<f32, N>>,
+    /// dy·γ.
+    slopes: Array<Vector<f32, N>>,
+}
+
+#[cube]
+impl<N: Size> Lanes<N> {
+    fn new<G: Float>(
+        gamma: &Tensor<Vector<G, N>>,
+        width: usize,
+        #[comptime] parts: usize,
+    ) -> Lanes<N> {
+        let (_, start, step) = lane_of_unit();
+        let mut lanes = Lanes::<N> {
+            gamma: Array::new(parts),
+            dgamma: Array::new(parts),
+            dbeta: Array::new(parts),
+            hats: Array::new(parts),
+            slopes: Array::new(parts),
+        };
+        #[unroll]
+        for part in 0..parts {
+            let i = start + part * step;
+            let mut value = Vector::<f32, N>::new(0.0f32);
+            if i < width {
+                value = Vector::cast_from(gamma[i]);
+            }
+            lanes.gamma[part] = value;
+            lanes.dgamma[part] = Vector::new(0.0f32);
+            lanes.dbeta[part] = Vector::new(0.0f32);
+        }
+        lanes
+    }
+
+    /// Adds a part of a row, dy and (x − mean)·scale, to the gradients.
+    fn add(
+        &mut self,
+        d: Vector<f32, N>,
+        hat: Vector<f32, N>,
+        #[comptime] centered: bool,
+        #[comptime] part: usize,
+    ) {
+        self.dgamma[part] = self.dgamma[part] + d * hat;
+        if comptime!(centered) {
+            self.dbeta[part] = self.dbeta[part] + d;
+        }
+        self.hats[part] = hat;
+        self.slopes[part] = d * self.gamma[part];
+    }
+}
+
 /// Rows of lanes take every n-th row, `rounds` of them, and a cube's rows of lanes sum dγ, and with
 /// `centered` dβ after it, over their rows: a row of `sums`.
 #[cube(launch_unchecked)]
@@ -112,20 +170,7 @@ fn backward_kernel<F: Float, G: Float, N: Size>(
     #[comptime] dim: CubeDim,
 ) {
     let (first, start, step) = lane_of_unit();
-    let mut gammas = Array::<Vector<f32, N>>::new(parts);
-    let mut dgamma = Array::<Vector<f32, N>>::new(parts);
-    let mut dbeta = Array::<Vector<f32, N>>::new(parts);
-    #[unroll]
-    for part in 0..parts {
-        let i = start + part * step;
-        let mut value = Vector::<f32, N>::new(0.0f32);
-        if i < width {
-            value = Vector::cast_from(gamma[i]);
-        }
-        gammas[part] = value;
-        dgamma[part] = Vector::new(0.0f32);
-        dbeta[part] = Vector::new(0.0f32);
-    }
+    let mut lanes = Lanes::<N>::new::<G>(gamma, width, parts);
     let mut row = first;
     let mut round = 0usize.runtime();
     while round < rounds {
@@ -139,8 +184,6 @@ fn backward_kernel<F: Float, G: Float, N: Size>(
                 mean = means[row];
             }
         }
-        let mut hats = Array::<Vector<f32, N>>::new(parts);
-        let mut slopes = Array::<Vector<f32, N>>::new(parts);
         let mut plain = Vector::<f32, N>::new(0.0f32);
         let mut weighted = Vector::<f32, N>::new(0.0f32);
         #[unroll]
@@ -153,15 +196,9 @@ fn backward_kernel<F: Float, G: Float, N: Size>(
                 hat = (value - Vector::new(mean)) * Vector::new(scale);
                 d = Vector::cast_from(dy[row * dy_pitch + i]);
             }
-            dgamma[part] = dgamma[part] + d * hat;
-            if comptime!(centered) {
-                dbeta[part] = dbeta[part] + d;
-            }
-            let slope = d * gammas[part];
-            plain += slope;
-            weighted += slope * hat;
-            hats[part] = hat;
-            slopes[part] = slope;
+            lanes.add(d, hat, centered, part);
+            plain += lanes.slopes[part];
+            weighted += lanes.slopes[part] * hat;
         }
         let c2 = row_sum(weighted.vector_sum(), dim) / elements;
         let mut c1 = 0.0f32.runtime();
@@ -172,7 +209,8 @@ fn backward_kernel<F: Float, G: Float, N: Size>(
         for part in 0..parts {
             let i = start + part * step;
             if i < end {
-                let slope = slopes[part] - Vector::new(c1) - hats[part] * Vector::new(c2);
+                let hat = lanes.hats[part];
+                let slope = lanes.slopes[part] - Vector::new(c1) - hat * Vector::new(c2);
                 dx[row * width + i] = Vector::cast_from(slope * Vector::new(scale));
             }
         }
@@ -181,42 +219,44 @@ fn backward_kernel<F: Float, G: Float, N: Size>(
         // The next row's sums take the places of this one's, which all lanes must have read.
         sync_cube();
     }
-    let mut to = CUBE_POS * width;
-    if comptime!(centered) {
-        to = CUBE_POS * 2 * width;
-        add_up::<N>(&dbeta, sums, to + width, width, parts, dim);
-    }
-    add_up::<N>(&dgamma, sums, to, width, parts, dim);
+    add_up::<N>(&lanes, sums, width, centered, parts, dim);
 }
 
-/// Writes the sums of the values of a cube's rows of lanes to `sums`, `width` of them from `to` on.
+/// Writes the sums of a cube's rows of lanes to its row of `sums`.
 #[cube]
 fn add_up<N: Size>(
-    values: &Array<Vector<f32, N>>,
+    lanes: &Lanes<N>,
     sums: &mut Tensor<Vector<f32, N>>,
-    to: usize,
     width: usize,
+    #[comptime] centered: bool,
     #[comptime] parts: usize,
     #[comptime] dim: CubeDim,
 ) {
     let (_, start, step) = lane_of_unit();
+    let vectors = comptime!(if centered { 2usize } else { 1usize });
     let mut shared = Shared::<[Vector<f32, N>]>::new_slice(comptime!(dim.num_elems() as usize));
     #[unroll]
     for part in 0..parts {
-        let mut total = values[part];
-        if comptime!(dim.y > 1) {
-            shared[UNIT_POS as usize] = total;
-            sync_cube();
-            let mut other = UNIT_POS_X + CUBE_DIM_X;
-            while other < CUBE_DIM_X * CUBE_DIM_Y {
-                total += shared[other as usize];
-                other += CUBE_DIM_X;
+        #[unroll]
+        for vector in 0..vectors {
+            let mut total = lanes.dgamma[part];
+            if comptime!(vector == 1) {
+                total = lanes.dbeta[part];
             }
-            sync_cube();
-        }
-        let i = start + part * step;
-        if UNIT_POS_Y == 0 && i < width {
-            sums[to + i] = total;
+            if comptime!(dim.y > 1) {
+                shared[UNIT_POS as usize] = total;
+                sync_cube();
+                let mut other = UNIT_POS_X + CUBE_DIM_X;
+                while other < CUBE_DIM_X * CUBE_DIM_Y {
+                    total += shared[other as usize];
+                    other += CUBE_DIM_X;
+                }
+                sync_cube();
+            }
+            let i = start + part * step;
+            if UNIT_POS_Y == 0 && i < width {
+                sums[(CUBE_POS * vectors + vector) * width + i] = total;
+            }
         }
     }
 }
@@ -265,6 +305,12 @@ pub(super) fn forward(
     (y, means, scales)
 }
 
+/// Lanes of a row of so many vectors in a backward, of at most `units`: two vectors a lane, as each
+/// holds five numbers of every element.
+fn lanes(vectors: usize, units: usize) -> usize {
+    vectors.div_ceil(2).next_power_of_two().clamp(32.min(units), units)
+}
+
 /// See [`layer_norm_backward`](super::layer_norm_backward); without `means` that of an RMS norm,
 /// which has no gradient of beta.
 pub(super) fn backward(
@@ -280,12 +326,15 @@ pub(super) fn backward(
     let means = means.map_or_else(|| scales.clone(), into_contiguous);
     let dx = dy.empty_like(dy.tensor.dtype).tensor;
     let at = dy.launch();
-    let rows_of_lanes = at.dim.y as usize;
+    let read = [&dy.tensor, &x.tensor, &gamma, &dx];
+    let vector = vector_size(&read, &[x.width, x.pitch, dy.pitch]);
+    let units = at.dim.num_elems();
+    let lanes = lanes(x.width / vector, units as usize);
+    let dim = CubeDim::new_2d(lanes as u32, units / lanes as u32);
+    let rows_of_lanes = dim.y as usize;
     let cubes = x.n.div_ceil(rows_of_lanes).min(CUBES);
     let all = if centered { 2 * x.width } else { x.width };
     let sums = empty(&dx, Shape::new([cubes, all]), DType::F32);
-    let read = [&dy.tensor, &x.tensor, &gamma, &dx, &sums];
-    let vector = vector_size(&read, &[x.width, x.pitch, dy.pitch]);
     let kernel = kernel_with_weights_for!(backward_kernel, dx.dtype, gamma.dtype, "a norm");
     // SAFETY: as in `forward`; `dy` and `dx` have the shape of `x`, and `sums` has a row for each
     // cube.
@@ -293,7 +342,7 @@ pub(super) fn backward(
         kernel(
             &at.client,
             CubeCount::Static(cubes as u32, 1, 1),
-            at.dim,
+            dim,
             vector,
             dy.tensor.into_tensor_arg(),
             x.tensor.into_tensor_arg(),
@@ -310,8 +359,8 @@ pub(super) fn backward(
             cubes * rows_of_lanes,
             x.width as f32,
             centered,
-            (x.width / vector).div_ceil(at.dim.x as usize),
-            at.dim,
+            (x.width / vector).div_ceil(lanes),
+            dim,
         );
     }
     (dx, columns::sums(sums))
