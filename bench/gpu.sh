@@ -85,6 +85,7 @@ fi
 part 150 $few bf16
 part 60 $few products
 part 60 CUBECL_AUTOTUNE_LEVEL=1 peak
+part 60 CUBECL_AUTOTUNE_LEVEL=1 attention
 if [[ -n ${ZEROPP_GPU_LONG:-} ]]; then
     visit=$((visit + 400))
     part 400 $few pipeline

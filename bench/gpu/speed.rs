@@ -7,6 +7,7 @@ use zeropp::config::{Activation, Precision};
 use zeropp::model::gpt::{self, GptShape};
 use zeropp::{Config, Trainer};
 use zeropp_core::device::wait_for;
+use zeropp_core::split::ops::products::matmul;
 
 use crate::{Bench, Outcome, row};
 
@@ -22,7 +23,7 @@ fn peak_flops(bench: &Bench) -> Result<f64, zeropp::Error> {
         let start = Instant::now();
         let mut last = a.clone();
         for _ in 0..products {
-            last = a.clone().matmul(a.clone());
+            last = matmul(a.clone(), a.clone());
         }
         wait_for(last);
         start.elapsed().as_secs_f64()
@@ -121,17 +122,23 @@ pub(crate) fn pipeline(bench: &Bench) -> Outcome {
 
 /// Layers of LLaMA-3 8B, with fewer ids than it has: the head would hide them.
 pub(crate) fn llama(bench: &Bench) -> Outcome {
-    let of_its_size = Config { model: "llama3-8b".into(), seq: 4096, ..bench.config() };
-    let small = Config { model: "llama".into(), hidden: 32, seq: 32, ..bench.config() };
+    let Config { device, data, timeout_s, .. } = bench.config();
+    let sizes = if bench.small {
+        Config { layers: 2, hidden: 32, seq: 32, vocab: Some(512), ..Config::for_model("llama")? }
+    } else {
+        let (seq, vocab) = (4096, Some(32_768));
+        Config { layers: 8, seq, vocab, ..Config::for_model("llama3-8b")? }
+    };
     let config = Config {
-        layers: if bench.small { 2 } else { 8 },
-        vocab: Some(if bench.small { 512 } else { 32_768 }),
+        device,
+        data,
+        timeout_s,
         micro_batches: Some(4),
         unit: Some(4),
         virtual_stages: Some(1),
         steps: if bench.small { 3 } else { 8 },
         precision: bench.fast(),
-        ..if bench.small { small } else { of_its_size }
+        ..sizes
     };
     let what = format!("LLaMA-3 8B, {} layers of it, {} tokens", config.layers, config.seq);
     train(bench, &what, Trainer::new(config)?)

@@ -166,7 +166,7 @@ fn heads_of_any_multiple_of_8_elements_are_fused() {
     }
 }
 
-/// Queries of few keys have larger probabilities, and so larger errors of dO·O in bf16.
+/// Whatever else is hidden, and what is dropped.
 #[test]
 fn windows_documents_and_dropout_are_the_cpus() {
     let Some(gpu) = cuda() else { return };
@@ -177,13 +177,13 @@ fn windows_documents_and_dropout_are_the_cpus() {
     for d in [64, 128] {
         agrees(&gpu, [1, 300, 2, 1, d], &Hidden { window: Some(90), ..none.clone() }, 1.5);
         let both = Hidden { window: Some(50), documents: documents.clone(), ..none.clone() };
-        agrees(&gpu, [2, 300, 2, 1, d], &both, 2.0);
+        agrees(&gpu, [2, 300, 2, 1, d], &both, 1.5);
         let packed = Hidden { documents: documents.clone(), ..none.clone() };
-        agrees(&gpu, [2, 300, 2, 2, d], &packed, 2.0);
+        agrees(&gpu, [2, 300, 2, 2, d], &packed, 1.5);
         let dropped = Hidden { dropout: Some(dropout), ..none.clone() };
-        agrees(&gpu, [2, 130, 2, 1, d], &dropped, 2.0);
+        agrees(&gpu, [2, 130, 2, 1, d], &dropped, 1.5);
         let all = Hidden { window: Some(50), documents: documents.clone(), dropout: Some(dropout) };
-        agrees(&gpu, [2, 300, 2, 1, d], &all, 2.0);
+        agrees(&gpu, [2, 300, 2, 1, d], &all, 1.5);
     }
 }
 

@@ -5,14 +5,14 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{ExpSum, StridedRows, empty, lane_of_unit};
+use super::rows::{ExpSum, StridedRows, empty, lane_of_unit, row_sum, vector_size};
 
 /// The gradient of `weight` times the sum takes the place of the logits if `gradient`; a target
 /// that is no column makes the row's loss `unknown`, which WGSL has no literal for.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
-fn cross_entropy_kernel<F: Float, I: Int>(
-    logits: &mut Tensor<F>,
+fn cross_entropy_kernel<F: Float, I: Int, N: Size>(
+    logits: &mut Tensor<Vector<F, N>>,
     targets: &Tensor<I>,
     losses: &mut Tensor<f32>,
     rows: usize,
@@ -21,40 +21,59 @@ fn cross_entropy_kernel<F: Float, I: Int>(
     unknown: f32,
     weight: f32,
     #[comptime] gradient: bool,
+    #[comptime] n: usize,
     #[comptime] dim: CubeDim,
 ) {
     let (row, start, step) = lane_of_unit();
     let from = row * pitch;
     let mut end = 0usize.runtime();
-    let mut target = width;
-    let mut chosen = unknown;
+    let mut target = width * n;
     if row < rows {
         end = width;
         // A negative id becomes one that is too large.
         target = u32::cast_from(targets[row]) as usize;
-        if target < width {
-            chosen = f32::cast_from(logits[from + target]);
-        }
     }
+    let (its_vector, its_place) = (target / n, target % n);
     let mut part = ExpSum::empty();
+    let mut chosen = 0.0f32.runtime();
     let mut i = start;
     while i < end {
-        part.add(f32::cast_from(logits[from + i]));
+        let values = Vector::<f32, N>::cast_from(logits[from + i]);
+        part.add_vector::<N>(values, n);
+        if i == its_vector {
+            #[unroll]
+            for place in 0..n {
+                if place == its_place {
+                    chosen = values.extract(place);
+                }
+            }
+        }
         i += step;
     }
     let (row_top, row_total) = part.of_row(dim);
+    chosen = row_sum(chosen, dim);
+    if its_vector >= width {
+        chosen = unknown;
+    }
     if start == 0 && row < rows {
         losses[row] = row_top + row_total.ln() - chosen;
     }
     if comptime!(gradient) {
-        let scale = weight / row_total;
+        let scale = Vector::<f32, N>::new(weight / row_total);
         i = start;
         while i < end {
-            let mut slope = (f32::cast_from(logits[from + i]) - row_top).exp() * scale;
-            if i == target {
-                slope -= weight;
+            let values = Vector::<f32, N>::cast_from(logits[from + i]);
+            let mut slopes = (values - Vector::new(row_top)).exp() * scale;
+            if i == its_vector {
+                #[unroll]
+                for place in 0..n {
+                    if place == its_place {
+                        let slope = slopes.extract(place) - weight;
+                        slopes.insert(place, slope);
+                    }
+                }
             }
-            logits[from + i] = F::cast_from(slope);
+            logits[from + i] = Vector::cast_from(slopes);
             i += step;
         }
     }
@@ -86,6 +105,7 @@ pub(super) fn cross_entropy(
     let targets = into_contiguous(targets);
     let losses = empty(&logits.tensor, Shape::new([logits.n]), DType::F32);
     let at = logits.launch();
+    let n = vector_size(&[&logits.tensor], &[logits.width, logits.pitch]);
     let kernel = match (logits.tensor.dtype, targets.dtype) {
         (DType::F32, DType::I32) => cross_entropy_kernel::launch_unchecked::<f32, i32>,
         (DType::F32, DType::I64) => cross_entropy_kernel::launch_unchecked::<f32, i64>,
@@ -102,15 +122,17 @@ pub(super) fn cross_entropy(
             &at.client,
             at.count,
             at.dim,
+            n,
             logits.tensor.clone().into_tensor_arg(),
             targets.into_tensor_arg(),
             losses.clone().into_tensor_arg(),
             logits.n,
-            logits.width,
-            logits.pitch,
+            logits.width / n,
+            logits.pitch / n,
             f32::NAN,
             weight,
             gradient,
+            n,
             at.dim,
         );
     }

@@ -126,6 +126,26 @@ impl ExpSum {
         }
     }
 
+    /// Adds e to each of the `n` elements of `exponents`.
+    pub(super) fn add_vector<N: Size>(&mut self, exponents: Vector<f32, N>, #[comptime] n: usize) {
+        let mut top = self.top;
+        #[unroll]
+        for i in 0..n {
+            let exponent = exponents.extract(i);
+            if exponent > top {
+                top = exponent;
+            }
+        }
+        if top > self.top {
+            self.sum *= (self.top - top).exp();
+            self.top = top;
+        }
+        #[unroll]
+        for i in 0..n {
+            self.sum += (exponents.extract(i) - top).exp();
+        }
+    }
+
     /// The largest exponent and the sum over all lanes of a row, as in [`row_fold`].
     pub(super) fn of_row(&self, #[comptime] dim: CubeDim) -> (f32, f32) {
         let top = row_fold(self.top, true, dim);
