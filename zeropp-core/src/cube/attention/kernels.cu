@@ -31,6 +31,9 @@ constexpr bool MIXED = WIDE % 64 == 0;
 constexpr int PITCH = 2 * WIDE + (MIXED ? 0 : 16);
 // Rows of the tiles that a loop walks over; all tiles of a kernel fit into 48 KB.
 constexpr int ROWS = WIDE > 64 ? 32 : 64;
+// Blocks on a multiprocessor that registers are kept for: measured on an H200, 6 % of a layer's
+// attention in heads of 64.
+constexpr int BLOCKS_LEAST = WIDE > 64 ? 2 : 3;
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 #define NOTHING (-__int_as_float(0x7f800000))
 
@@ -230,7 +233,7 @@ __device__ __forceinline__ float factor(const Info& info, u32 query, u32 head, u
 
 #if FORWARD
 // A block has 128 queries of a head, a warp 32 of them, and walks over the keys.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_LEAST)
 attention_forward(const half_t* __restrict__ qkv, half_t* __restrict__ out,
                   float* __restrict__ logs,
                   POSITIONS const __grid_constant__ Info info) {
@@ -395,7 +398,7 @@ attention_forward(const half_t* __restrict__ qkv, half_t* __restrict__ out,
 #if BACKWARD_QUERIES
 // The gradient of the queries, and the sums of out·dout of each query for the other kernel. A
 // block has 64 queries of a head, a warp 16 of them, and walks over the keys.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_LEAST)
 attention_backward_queries(const half_t* __restrict__ qkv, const half_t* __restrict__ out,
                            const half_t* __restrict__ dout, const float* __restrict__ logs,
                            half_t* __restrict__ dqkv, float* __restrict__ means,
@@ -536,7 +539,7 @@ attention_backward_queries(const half_t* __restrict__ qkv, const half_t* __restr
 #if BACKWARD_KEYS
 // The gradients of keys and values. A block has 64 keys of a group, a warp 16 of them, and walks
 // over the queries of all heads of the group: sums have one order, and nothing is added in memory.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_LEAST)
 attention_backward_keys(const half_t* __restrict__ qkv, const half_t* __restrict__ dout,
                         const float* __restrict__ logs, const float* __restrict__ means,
                         half_t* __restrict__ dqkv,
