@@ -246,6 +246,7 @@ fn in_halves(
         forward_grads: None,
         masks: Masks::default(),
         routers: None,
+        slice: None,
     };
     let input = recording.input().expect("it was given");
     let cx = LayerCx { weights: weights.clone(), op, output_wanted: true };

@@ -77,6 +77,8 @@ fn run<const D: usize, const DY: usize>(
             output_wanted: true,
             forward_grads: None,
             masks: Masks::default(),
+            routers: None,
+            slice: None,
         }
     };
     let plain = values(op(xs.iter().map(|x| x.on(device)).collect(), &layer, &context(false)));
@@ -187,6 +189,8 @@ fn a_shared_input_is_kept_once() {
         output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),
+        routers: None,
+        slice: None,
     };
     let y = ops::swiglu(x.clone(), x, &cx);
     assert_eq!(cx.meter.now().activation, 4 * 40 * 4);
@@ -209,6 +213,8 @@ fn an_unknown_target_gives_no_number() {
             output_wanted: true,
             forward_grads: None,
             masks: Masks::default(),
+            routers: None,
+            slice: None,
         };
         let loss = values(ops::cross_entropy(logits, targets, &cx))[0];
         assert_eq!(loss.is_finite(), known, "target {target}: {loss}");

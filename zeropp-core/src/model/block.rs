@@ -186,7 +186,7 @@ impl Layer for Block {
         let heads = [d.heads, d.kv_heads];
         let place = [&self.name, "probabilities"];
         let attend = |qkv| ops::dropout_attention(qkv, heads, self.window, place, &cx.op);
-        self.run(x, cx, 0, attend)
+        self.run(x, cx, cx.op.first_token(), attend)
     }
 
     fn is_split(&self) -> bool {

@@ -75,6 +75,7 @@ fn outcome(
         forward_grads: None,
         masks: Masks { dropout, ..Masks::default() },
         routers: None,
+        slice: None,
     };
     let queue = op.queue.clone();
     let cx = LayerCx { weights: weights.clone(), op, output_wanted: true };
