@@ -214,6 +214,7 @@ impl Config {
         }
         self.check_recompute()?;
         self.check_reschedule()?;
+        self.check_slices()?;
         let stages = self.pp * stages_each;
         // A file has its own number of stages.
         let unknown = self.is_emulated() || self.schedule_file().is_some();

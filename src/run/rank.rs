@@ -116,6 +116,7 @@ fn build_executor(
     let worker_options = WorkerOptions {
         device: device.clone(),
         dims: [config.micro_batch_size, config.seq, bp.model.hidden],
+        sample_slices: schedule.sample_slices.iter().map(|tokens| *tokens as usize).collect(),
         compute: bp.compute,
         loss_scale: 1.0 / batches as f32,
         routers: config.router_losses(),

@@ -193,6 +193,10 @@ impl Layer for Block {
         true
     }
 
+    fn takes_slices(&self) -> bool {
+        self.moe().is_none()
+    }
+
     fn extend(&self, x: Tensor<3>, cx: &LayerCx, past: &mut Past) -> Option<Tensor<3>> {
         on_cpu(&x)?;
         let (d, first) = (&self.part.decoder, past.tokens());

@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use burn::tensor::Tensor;
 use zeropp_comm::{CommResult, Communicator, Pending};
-use zeropp_core::meter::{Hold, MemoryKind, Meter};
+use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_failures::tag::{Key, tag};
 use zeropp_zero3::StepOutcome;
 
