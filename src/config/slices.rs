@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use super::validate::check;
+use super::validate::{MICRO_BATCHES_MAX, check};
 use super::{Config, ConfigError, DeviceKind, Reschedule, SliceCut};
 
 /// The shortest sample that is cut: attention of shorter ones keeps its probabilities.
@@ -21,6 +21,11 @@ impl Config {
                 ConfigError::value("slice-cut", self.slice_cut, problem, "leave it out")
             });
         }
+        let most = MICRO_BATCHES_MAX / self.micro_batches().max(1);
+        check(n <= most, || {
+            let problem = "makes more micro-batches of a step than a schedule may have";
+            ConfigError::value("slices", n, problem, format!("use 1 to {most}"))
+        })?;
         check(self.seq >= SAMPLE_MIN, || {
             let problem = format!(
                 "cuts samples of seq = {} tokens, which have fewer than {SAMPLE_MIN}",

@@ -68,8 +68,9 @@ impl SlicePlan {
             },
         };
         if tokens.iter().sum::<u64>() != seq {
-            let problem = format!("its slices have {} tokens", tokens.iter().sum::<u64>());
-            let help = "make the schedule for samples of seq tokens";
+            let sum: u64 = tokens.iter().sum();
+            let problem = format!("its slices have {sum} tokens in all, and seq is {seq}");
+            let help = "make it for samples of as many tokens";
             return Err(ConfigError::value("schedule", &config.schedule, problem, help));
         }
         let (last, others) = tokens.split_last().expect("two or more");
