@@ -157,7 +157,7 @@ options! {
         /// Slices of its sequence that every sample is cut into, each a micro-batch of the schedule.
         ///
         /// For samples so long that a step has few of them: pipelines idle less, and hold less.
-        /// micro-batches, unit and batch count samples as before, and no bit depends on the number.
+        /// micro-batches and unit count samples as before, and no bit depends on the number.
         /// Samples have 512 tokens or more, and are cut at multiples of 256. For zeropp, 1f1b and
         /// interleaved-zb (whose unit is a sample then), on the CPU.
         "slices" "N" slices: usize = 1, Same Kept => "schedule:slices";

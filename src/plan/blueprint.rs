@@ -77,8 +77,7 @@ impl Blueprint {
         check_names(&model)?;
         let whole = parts(&model, batch);
         let given = &resolved.sample_slices;
-        let slices =
-            SlicePlan::new(config, given, &model, &whole, |batch| parts(&model, batch))?;
+        let slices = SlicePlan::new(config, given, &model, &whole, |batch| parts(&model, batch))?;
         let (parts, slices) = (whole, slices.map(Arc::new));
         let tokens = slices.as_ref().map_or(&[][..], |slices| slices.tokens());
         let resolved = resolved.clone().with_slices(tokens);
@@ -86,7 +85,7 @@ impl Blueprint {
         let cutter = cut::cutter(&resolved, &parts, &rule)?;
         let made_of = |stages: Stages| {
             let costs = cut::costs_of(&resolved, &cutter, &stages)?;
-            Self::of(&resolved, own, (&model, &parts, &slices), stages, costs.as_ref())
+            Self::of(&resolved, own, &model, &parts, &slices, stages, costs.as_ref())
         };
         let first = made_of(cut::first(config, &cutter)?)?;
         let mut made = cutter.within_memory(first, Self::held, made_of)?;
@@ -105,7 +104,9 @@ impl Blueprint {
     fn of(
         resolved: &Resolved,
         own: &CustomParts,
-        (model, parts, slices): (&Model, &Parts, &Option<Arc<SlicePlan>>),
+        model: &Model,
+        parts: &Parts,
+        slices: &Option<Arc<SlicePlan>>,
         stages: Stages,
         table: Option<&Table>,
     ) -> Result<Blueprint, Error> {

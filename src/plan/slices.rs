@@ -128,7 +128,8 @@ impl SlicePlan {
             bytes
         };
         let slices = 0..self.tokens.len();
-        (0..stages.len()).flat_map(|stage| slices.clone().map(move |slice| (stage, slice)))
+        (0..stages.len())
+            .flat_map(|stage| slices.clone().map(move |slice| (stage, slice)))
             .map(|(stage, slice)| of(stage, slice))
             .collect()
     }

@@ -81,8 +81,7 @@ fn build_executor(
     meter: &Arc<Meter>,
     scored: &Scored,
 ) -> Result<(Executor<ModelWorker>, Option<Resumed>), RankError> {
-    let bp = &shared.blueprint;
-    let config = &bp.config;
+    let (bp, config) = (&shared.blueprint, &shared.blueprint.config);
     let options = ShardOptions {
         device: device.clone(),
         compute: bp.compute,

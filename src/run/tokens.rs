@@ -131,8 +131,7 @@ fn source(bp: &Arc<Blueprint>, device: &Device, groups: &Groups, find: Find) -> 
             targets.extend(slice.clone().map(target));
         }
         let dims = [samples, slice.len()];
-        let tensor =
-            |v: Vec<i32>| Tensor::<2, Int>::from_data(TensorData::new(v, dims), &device);
+        let tensor = |v: Vec<i32>| Tensor::<2, Int>::from_data(TensorData::new(v, dims), &device);
         Ok((tensor(ids), tensor(targets)))
     };
     let documents = move |step: u64, micro_batch: usize| {

@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use crate::masks::masked;
 use crate::common::{Run, assert_same_bits, llama, run, run_saving_all, text_file, tiny};
+use crate::masks::masked;
 use zeropp::config::{
     OptimizerSync, Precision, Recompute, Reschedule, Resume, SliceCut, Tokenizer,
 };
@@ -266,7 +266,10 @@ fn what_slices_cannot_do_yet_is_refused_by_name() {
     let base = sliced(&small(), 4);
     let cases = [
         (Config { slices: 0, ..small() }, "schedule:slices = 0: at least 1 is needed"),
-        (Config { slices: 5, ..small() }, "schedule:slices = 5: a sample of 864 tokens has 4 blocks"),
+        (
+            Config { slices: 5, ..small() },
+            "schedule:slices = 5: a sample of 864 tokens has 4 blocks",
+        ),
         (Config { seq: 500, ..base.clone() }, "schedule:slices = 4: cuts samples of seq = 500"),
         (
             Config { seq: 800, ..base.clone() },

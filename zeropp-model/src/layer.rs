@@ -36,13 +36,13 @@ pub enum SamplePart {
 
 impl SamplePart {
     /// Whether slices behind it need its keys and values.
-    pub fn is_followed(self) -> bool {
+    pub(crate) fn is_followed(self) -> bool {
         matches!(self, SamplePart::FirstSlice | SamplePart::MiddleSlice)
     }
 
     /// Whether the B of a slice before it goes on with its sums over tokens, so that it leaves none
     /// for W that are no products.
-    pub fn hands_on(self) -> bool {
+    pub(crate) fn hands_on(self) -> bool {
         matches!(self, SamplePart::MiddleSlice | SamplePart::LastSlice)
     }
 }

@@ -163,14 +163,15 @@ impl SliceCx {
         let place = self.place();
         let mut state = self.context.0.lock();
         let n = state.slices.len();
-        let none = KeyContext {
-            columns,
-            rows: (0..n).map(|_| None).collect(),
-            sums: Vec::new(),
-        };
+        let none = KeyContext { columns, rows: (0..n).map(|_| None).collect(), sums: Vec::new() };
         state.operations.entry(place).or_insert(OperationContext::Keys(none));
         drop(state);
-        SliceKeys { slice: self.index, is_last: self.is_last(), place, context: self.context.clone() }
+        SliceKeys {
+            slice: self.index,
+            is_last: self.is_last(),
+            place,
+            context: self.context.clone(),
+        }
     }
 
     /// For a forward of an operation with vectors among its weights: what hands their gradients
@@ -229,10 +230,7 @@ impl SliceKeys {
 
     /// What later slices left for this one's keys and values, none for the last slice, and the sums
     /// of the earlier ones, which `f` adds to.
-    pub(crate) fn with_sums<T>(
-        &self,
-        f: impl FnOnce(Option<&[f32]>, Vec<&mut [f32]>) -> T,
-    ) -> T {
+    pub(crate) fn with_sums<T>(&self, f: impl FnOnce(Option<&[f32]>, Vec<&mut [f32]>) -> T) -> T {
         let mut taken = self.with(|keys| std::mem::take(&mut keys.sums));
         let (earlier, own) = taken.split_at_mut(self.slice);
         let own = own.first().and_then(|own| own.as_ref()).map(|own| &own.sums[..]);
@@ -290,7 +288,8 @@ impl<const N: usize> SliceVectors<N> {
         }
         self.with(|held| {
             let mut at = 0;
-            for ((n, _), sums) in self.vectors.iter().zip(&sums).filter(|((_, trains), _)| *trains) {
+            for ((n, _), sums) in self.vectors.iter().zip(&sums).filter(|((_, trains), _)| *trains)
+            {
                 let sums = cpu_tensor::on_cpu(sums).expect("slices are for the CPU");
                 held[at..at + n].copy_from_slice(sums.as_slice());
                 at += n;

@@ -108,7 +108,7 @@ impl OpCx {
     }
 
     /// Which token of its sample each sample's first one is: that where a slice begins, else 0.
-    pub fn first_token(&self) -> usize {
+    pub(crate) fn first_token(&self) -> usize {
         self.slice.as_ref().map_or(0, |slice| slice.tokens().start)
     }
 

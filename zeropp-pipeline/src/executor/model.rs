@@ -14,8 +14,8 @@ use zeropp_core::layer::{LayerCx, Part, pieces};
 use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_core::split::ops::{SliceLogits, SplitHead, input_gradient};
 use zeropp_core::split::{
-    ForwardGrads, Grads, LayerWeights, Makers, OpCx, RecordedBy, RouterCx, RouterSums, SampleContext,
-    Saved, StageRouters, WQueue, is_finite,
+    ForwardGrads, Grads, LayerWeights, Makers, OpCx, RecordedBy, RouterCx, RouterSums,
+    SampleContext, Saved, StageRouters, WQueue, is_finite,
 };
 use zeropp_zero3::{LayerSums, Optimizer, ParamExport, ShardedStage, StepOutcome};
 

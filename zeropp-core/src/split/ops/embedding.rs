@@ -94,8 +94,8 @@ fn by_block<'a, E>(
 }
 
 /// `x: [b, s, h]` plus the first s rows of `w: [T, h]`, the same for every sample; in documents
-/// ([`Masks::documents`](crate::split::Masks)) the first rows again for each. Of a slice of a sample
-/// ([`OpCx::slice`]) the rows of its tokens.
+/// ([`Masks::documents`](crate::split::Masks)) the first rows again for each. Of a slice of a
+/// sample ([`OpCx::slice`]) the rows of its tokens.
 ///
 /// Keeps nothing F→B. Keeps B→W: s·h fp32 numbers, dY summed over the samples.
 ///
