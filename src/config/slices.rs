@@ -61,8 +61,8 @@ impl Config {
         if let Some(blocks) = self.head_split.as_ref().filter(|text| *text != "off") {
             return refused("head-split", blocks, "off");
         }
-        let files = [("costs", &self.costs), ("save-costs", &self.save_costs)];
-        let files = files.into_iter().chain([("emulate", &self.emulate)]);
+        let emulate = ("emulate", &self.emulate);
+        let files = [("costs", &self.costs), ("save-costs", &self.save_costs), emulate];
         for (what, file) in files {
             let Some(file) = file else { continue };
             let problem = format!("runs cannot do it with {what} = {} yet", file.display());

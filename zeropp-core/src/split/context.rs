@@ -234,13 +234,14 @@ impl SliceKeys {
         let mut taken = self.with(|keys| std::mem::take(&mut keys.sums));
         let (earlier, own) = taken.split_at_mut(self.slice);
         let own = own.first().and_then(|own| own.as_ref()).map(|own| &own.sums[..]);
-        let sums = |of: &mut Option<HeldSums>| -> &mut [f32] {
-            &mut of.as_mut().expect("an earlier slice's B comes later").sums
-        };
-        let given = f(own, earlier.iter_mut().map(sums).collect());
+        let given = f(own, earlier.iter_mut().map(sums_of).collect());
         self.with(|keys| keys.sums = taken);
         given
     }
+}
+
+fn sums_of(earlier: &mut Option<HeldSums>) -> &mut [f32] {
+    &mut earlier.as_mut().expect("an earlier slice's B comes later").sums
 }
 
 /// Gradients of vectors, which the B of slices hand on.
