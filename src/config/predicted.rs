@@ -5,6 +5,7 @@ use std::sync::Arc;
 use zeropp_core::kernels::attention::keeps_probabilities;
 use zeropp_core::kernels::balance::RouterLosses;
 use zeropp_core::kernels::bf16::Packed;
+use zeropp_core::layer::BatchShape;
 use zeropp_plan::bytes::RunState;
 use zeropp_plan::layout::{ComputeSettings, Packing};
 use zeropp_zero3::checkpoint::WRITER_BYTES;
