@@ -436,10 +436,10 @@ impl<'a> Ledger<'a> {
                 bytes.layerwise.filter(|_| self.recomputed[self.places.of(stage, micro_batch)]);
             self.now.activation -= layers.map_or(bytes.activation, |layers| layers.redone);
             self.now.weight_stash += bytes.stash;
+            self.mark();
             if micro_batch % self.slices + 1 < self.slices {
                 self.now.activation -= bytes.context_gradient;
             }
-            self.mark();
         }
         if kind == Compute::BW {
             // Its W comes after its B.
