@@ -1,6 +1,8 @@
 //! Samples that are cut into slices: where, what a slice costs, and which runs cannot have them.
 
+use zeropp_core::head::blocks;
 use zeropp_core::layer::{BatchShape, Model, Part, SamplePart};
+use zeropp_core::params::ParamSpec;
 use zeropp_pipeline::costs::{SLICE_GRID, SampleGrowth, TimeGrowth, of_slices, slices_of};
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::simulate::{Costs, StageCosts};
@@ -13,6 +15,9 @@ use crate::config::{Config, ConfigError};
 /// Rows from which on the CPU's products have the same bits for each row, however many there are:
 /// the fewest of a sample's last slice.
 const LAST_MIN: u64 = 96;
+
+/// The fewest columns of such products.
+const COLUMNS_MIN: usize = 3;
 
 /// The slices of a run's samples, as predictions see them.
 #[derive(Clone, Debug)]
@@ -48,6 +53,9 @@ impl SlicePlan {
         if let Some(part) = model.parts.iter().find(|part| !part.takes_slices()) {
             let problem =
                 format!("{} of this model computes on whole samples alone", Part::name(part));
+            return refused(problem, "use 1");
+        }
+        if let Some(problem) = narrow(model) {
             return refused(problem, "use 1");
         }
         let seq = config.seq as u64;
@@ -133,6 +141,21 @@ impl SlicePlan {
             .map(|(stage, slice)| of(stage, slice))
             .collect()
     }
+}
+
+/// What of the model is multiplied with fewer than [`COLUMNS_MIN`] columns.
+fn narrow(model: &Model) -> Option<String> {
+    let why = format!("products of fewer than {COLUMNS_MIN} columns have bits of their own");
+    let of_map = |of: &ParamSpec| {
+        let side = *of.shape.iter().min()?;
+        let is_narrow = of.shape.len() > 1 && side < COLUMNS_MIN;
+        is_narrow.then(|| format!("{} has a side of {side}, and {why}", of.name))
+    };
+    let ids = model.vocabulary;
+    let last = blocks(ids).last().map_or(0, |block| block.len());
+    let of_head = (last < COLUMNS_MIN)
+        .then(|| format!("the head of {ids} token ids ends in a block of {last}, and {why}"));
+    model.parts.iter().flat_map(Part::parameters).find_map(|of| of_map(&of)).or(of_head)
 }
 
 /// Operations of a sample's F, B and W, and how they grow, from those of one `half` as long: what

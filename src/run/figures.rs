@@ -140,9 +140,6 @@ pub(crate) fn summarise(
     let count =
         |f: fn(&Action) -> bool| record.spans.iter().filter(|s| f(&s.action)).count() as u64;
     let (early, idle) = groups.held_aside();
-    if std::env::var("DBG").is_ok() {
-        eprintln!("METER {} {:?}", groups.coords.pp, meter.at_once());
-    }
     let loss = |(micro_batch, loss): (usize, f32)| MicroBatchLoss {
         dp: c.dp,
         zero3: c.zero3,
