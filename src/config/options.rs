@@ -154,7 +154,7 @@ options! {
         /// of the training depends on it.
         "head-split" "BLOCKS" head_split: Option<String> = None, Same Left
             => "schedule:head-split";
-        /// Slices that every sample is cut into along its sequence, each a micro-batch of the order.
+        /// Slices that every sample is cut into along its sequence, each a micro-batch.
         ///
         /// For samples so long that a step has few of them: pipelines idle less, and hold less.
         /// micro-batches and unit count samples as before, and no bit depends on the number.

@@ -301,8 +301,8 @@ fn what_slices_cannot_do_yet_is_refused_by_name() {
         ),
         (
             Config { lora_rank: 2, ..base.clone() },
-            "schedule:slices = 4: h.0.attn.c_attn.lora_A.weight has a side of 2, and products of fewer \
-             than 3 columns have bits of their own",
+            "schedule:slices = 4: h.0.attn.c_attn.lora_A.weight has a side of 2, and products of \
+             fewer than 3 columns have bits of their own",
         ),
         (
             Config { vocab: Some(258), ..base.clone() },
