@@ -76,6 +76,7 @@ impl Head {
             forward_grads: Some(forward_grads),
             masks: Masks::default(),
             routers: None,
+            slice: None,
         };
         let (x, targets) = (self.x.clone().autodiff().require_grad(), self.targets.clone());
         let w = self.weights.weight("w");

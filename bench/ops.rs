@@ -112,6 +112,7 @@ fn time<const D: usize, const DY: usize>(
             forward_grads: None,
             masks: Masks::default(),
             routers: None,
+            slice: None,
         };
         let leaf = x.clone().autodiff().require_grad();
         let (f, y) = seconds(|| op(leaf, &weights, &cx));

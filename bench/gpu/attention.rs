@@ -33,6 +33,7 @@ fn seconds(bench: &Bench, [b, s, heads, groups, d]: Sizes) -> Result<[f64; 2], z
         forward_grads: None,
         masks: Masks::default(),
         routers: None,
+        slice: None,
     };
     let forward = |x: Tensor<3>| ops::grouped_attention(x, heads, groups, &cx);
     let timed = |times: usize, work: &dyn Fn() -> Tensor<3>| {

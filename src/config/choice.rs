@@ -7,6 +7,7 @@ pub use zeropp_comm::placement::Place;
 pub use zeropp_core::choice::{
     Activation, Decay, DeviceKind, Order, Precision, Recompute, Tokenizer,
 };
+pub use zeropp_pipeline::costs::SliceCut;
 pub use zeropp_pipeline::lower::OptimizerSync;
 
 pub use super::optimizers::OptimizerKind;
@@ -79,5 +80,6 @@ settings!(
     Precision,
     Recompute,
     Reschedule,
+    SliceCut,
     Tokenizer
 );

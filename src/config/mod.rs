@@ -20,6 +20,7 @@ mod parts;
 mod predicted;
 mod resume;
 mod roles;
+mod slices;
 mod sources;
 mod stages;
 mod step_range;
@@ -32,7 +33,7 @@ pub use batch::samples_of;
 pub use bytes::Bytes;
 pub use choice::{
     Activation, Balance, Decay, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync,
-    Order, PackWeights, Place, Precision, Recompute, Reschedule, Tokenizer,
+    Order, PackWeights, Place, Precision, Recompute, Reschedule, SliceCut, Tokenizer,
 };
 pub use error::ConfigError;
 pub use file::as_table;
@@ -127,9 +128,14 @@ impl Config {
     }
 
     /// Micro-batches in a unit (U): that of [`default_unit`] for P, V and B; the whole step for
-    /// schedules that reduce once a step. A schedule file has its own.
+    /// schedules that reduce once a step, and a sample where they go in rounds of its slices. A
+    /// schedule file has its own.
     pub fn unit(&self) -> usize {
         let step = self.micro_batches();
+        let rounds = self.kind().is_some_and(|kind| kind.step == StepForm::Rounds);
+        if rounds && self.slices > 1 {
+            return 1;
+        }
         match self.in_units() {
             true => self.unit.unwrap_or_else(|| default_unit(self.pp, self.virtual_stages(), step)),
             false => step,

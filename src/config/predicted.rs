@@ -5,6 +5,7 @@ use std::sync::Arc;
 use zeropp_core::kernels::attention::keeps_probabilities;
 use zeropp_core::kernels::balance::RouterLosses;
 use zeropp_core::kernels::bf16::Packed;
+use zeropp_core::layer::BatchShape;
 use zeropp_plan::bytes::RunState;
 use zeropp_plan::layout::{ComputeSettings, Packing};
 use zeropp_zero3::checkpoint::WRITER_BYTES;
@@ -56,8 +57,15 @@ impl Config {
     /// kept.
     pub(crate) fn packed_bytes(&self) -> u64 {
         let batches = self.micro_batches();
-        let of_a_gather = if self.in_units() { self.unit() } else { batches };
-        self.compute().packing.bytes(batches, of_a_gather)
+        let in_units = self.in_units() || self.slices > 1;
+        let of_a_gather = if in_units { self.unit() } else { batches };
+        let slices = |samples: usize| samples.saturating_mul(self.slices);
+        self.compute().packing.bytes(slices(batches), slices(of_a_gather))
+    }
+
+    /// A micro-batch of one sample of so many tokens.
+    pub(crate) fn sample_of(&self, seq: usize) -> BatchShape {
+        self.compute().batch(1, seq)
     }
 
     /// The bytes that a rank holds with the optimizer of these settings, beside what comes and goes

@@ -151,6 +151,21 @@ fn bad_schedules_are_named_with_what_would_work() {
              leave virtual out",
         ),
         ("pp = 8\nschedule = 'v-min'", "layers = 8: pp 8 x virtual 2 makes 16 stages"),
+        ("slices = 0", "schedule:slices = 0: at least 1 is needed; use 1"),
+        ("slices = 4\nseq = 500", "schedule:slices = 4: cuts samples of seq = 500 tokens"),
+        (
+            "slices = 4\nseq = 1024\nmicro-batch-size = 2",
+            "schedule:slices = 4: runs cannot do it with micro-batch-size = 2 yet; use 1, or",
+        ),
+        (
+            "slices = 4\nseq = 1024\ndocument-mask = true",
+            "schedule:slices = 4: runs cannot do it with document-mask = true yet; use 1, or",
+        ),
+        (
+            "slices = 4\nseq = 1024\nsave-costs = 'x.json'",
+            "schedule:slices = 4: runs cannot do it with save-costs = x.json yet; use 1, or",
+        ),
+        ("slice-cut = 'tokens'", "schedule:slice-cut = tokens: samples are whole, as slices is 1"),
         ("unit = 0", "unit = 0: at least 1"),
         ("micro-batches = 0", "micro-batches = 0: at least 1"),
         ("micro-batches = 99999999", "micro-batches = 99999999: is too large"),

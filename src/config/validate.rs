@@ -17,7 +17,7 @@ const RANK_THREADS_MAX: usize = 4096;
 /// Most threads of a rank.
 const THREADS_MAX: usize = 1024;
 /// Most micro-batches in a step; a schedule is a list of all actions.
-const MICRO_BATCHES_MAX: usize = 1 << 20;
+pub(super) const MICRO_BATCHES_MAX: usize = 1 << 20;
 /// Most layers, and so most stages.
 const LAYERS_MAX: usize = 1 << 14;
 /// Largest hidden size, sequence and micro-batch: their products stay far from overflow.
@@ -214,6 +214,7 @@ impl Config {
         }
         self.check_recompute()?;
         self.check_reschedule()?;
+        self.check_slices()?;
         let stages = self.pp * stages_each;
         // A file has its own number of stages.
         let unknown = self.is_emulated() || self.schedule_file().is_some();

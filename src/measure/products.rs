@@ -99,6 +99,7 @@ fn product(
         forward_grads: None,
         masks: Masks::default(),
         routers: None,
+        slice: None,
     };
     let x = Tensor::<3>::ones([1, rows, inner], (device, dtype));
     move || {

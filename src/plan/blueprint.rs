@@ -30,6 +30,7 @@ use crate::own::CustomParts;
 use crate::plan::head::HeadPlan;
 use crate::plan::needs::Needs;
 use crate::plan::program::{Resolved, shape};
+use crate::plan::slices::SlicePlan;
 use crate::plan::times::ActionTimes;
 use crate::plan::{cut, evaluation, limit, memory, replicas, sizes};
 
@@ -55,6 +56,8 @@ pub(crate) struct Blueprint {
     pub(crate) times: ActionTimes,
     pub(crate) plan: Plan,
     pub(crate) own: CustomParts,
+    /// How samples are cut into slices, where they are.
+    pub(crate) slices: Option<Arc<SlicePlan>>,
     /// The slices of the head, where it is split.
     pub(crate) head: Option<Arc<HeadPlan>>,
     /// Where what does not train is from, if the run has looked.
@@ -72,12 +75,17 @@ impl Blueprint {
         let batch = config.compute().batch(config.micro_batch_size, config.seq);
         sizes::check(config, &model, batch)?;
         check_names(&model)?;
-        let parts = parts(&model, batch);
+        let whole = parts(&model, batch);
+        let given = &resolved.sample_slices;
+        let slices = SlicePlan::new(config, given, &model, &whole, |batch| parts(&model, batch))?;
+        let (parts, slices) = (whole, slices.map(Arc::new));
+        let tokens = slices.as_ref().map_or(&[][..], |slices| slices.tokens());
+        let resolved = resolved.clone().with_slices(tokens);
         let rule = config.run_state_with(own.parameters(config).rule).rule;
         let cutter = cut::cutter(&resolved, &parts, &rule)?;
         let made_of = |stages: Stages| {
             let costs = cut::costs_of(&resolved, &cutter, &stages)?;
-            Self::of(&resolved, own, &model, &parts, stages, costs.as_ref())
+            Self::of(&resolved, own, &model, &parts, &slices, stages, costs.as_ref())
         };
         let first = made_of(cut::first(config, &cutter)?)?;
         let mut made = cutter.within_memory(first, Self::held, made_of)?;
@@ -98,6 +106,7 @@ impl Blueprint {
         own: &CustomParts,
         model: &Model,
         parts: &Parts,
+        slices: &Option<Arc<SlicePlan>>,
         stages: Stages,
         table: Option<&Table>,
     ) -> Result<Blueprint, Error> {
@@ -122,6 +131,7 @@ impl Blueprint {
             times: ActionTimes::default(),
             plan: Plan::default(),
             own: own.clone(),
+            slices: slices.clone(),
             head: HeadPlan::new(resolved, own, model, batch)?.map(Arc::new),
             base: None,
         };
@@ -132,6 +142,9 @@ impl Blueprint {
         let stages: Vec<_> = (0..stages).map(|stage| blueprint.parts_of(stage)).collect();
         let mut estimates = parts.estimates(&stages, |s| recomputed.contains(&s));
         estimates.extend(blueprint.head.iter().flat_map(|head| head.estimates(parts)));
+        if let Some(slices) = slices {
+            estimates = slices.times(estimates);
+        }
         blueprint.times = ActionTimes::new(&blueprint.config, table, estimates, &bytes)?;
         let costs = resolved.generator_costs(&blueprint.times.costs, &bytes);
         let programs = replicas::programs(resolved, &costs)?;
@@ -167,8 +180,12 @@ impl Blueprint {
         if stages.len() != self.stages.len() || foreign {
             return Err(format!("{} stages, and {} here", stages.len(), self.stages.len()));
         }
+        let cut = self.slices.as_ref().map_or(&[][..], |slices| slices.tokens());
+        if all.iter().any(|schedule| schedule.sample_slices != cut) {
+            return Err(format!("other slices of a sample than {cut:?}"));
+        }
         let programs = replicas::given(&self.config, all)?;
-        let unit = Some(programs.most.units[0]);
+        let unit = Some(programs.most.units[0] / programs.most.slices_per_sample());
         let recomputed = Recomputed::new(self.config.recompute, &programs.most);
         let config = Config { unit, ..self.config.clone() };
         let measures = self.own.measures(&config);
@@ -262,7 +279,7 @@ impl Blueprint {
             dp: self.mesh.dp,
             schedule: self.schedule().kind.clone(),
             virtual_stages: self.config.virtual_stages(),
-            units: self.schedule().units.clone(),
+            units: self.units_of_samples(),
             micro_batches: self.config.deal().to_vec(),
             micro_batch_size: self.config.micro_batch_size,
             seq: self.config.seq,
@@ -278,6 +295,12 @@ impl Blueprint {
             notes: self.notes(batch),
             ..Plan::default()
         })
+    }
+
+    /// Micro-batches of each unit; samples where these are cut.
+    fn units_of_samples(&self) -> Vec<usize> {
+        let slices = self.schedule().slices_per_sample();
+        self.schedule().units.iter().map(|unit| unit / slices).collect()
     }
 
     /// What the settings do not do here, or what others would do better.
@@ -365,8 +388,12 @@ impl Blueprint {
         }
     }
 
-    /// Predicted bytes of every stage, and behind them of each rank's slice of a split head.
+    /// Predicted bytes of every stage, and behind them of each rank's slice of a split head; where
+    /// samples are cut, of every stage and slice.
     pub(crate) fn all_bytes(&self) -> Vec<StageBytes> {
+        if let Some(slices) = &self.slices {
+            return slices.bytes(&self.stages, |stage| self.form(stage));
+        }
         let bytes = |s: usize| self.parts.stage_bytes(self.parts_of(s), &self.form(s));
         let stages = self.stages.len();
         let (form, tokens) = (self.form(stages), self.batch.tokens());
@@ -380,7 +407,7 @@ impl Blueprint {
 
     /// Simulated time of a step's actions, ns.
     pub(crate) fn step_ns(&self) -> u64 {
-        let memory = vec![StageBytes::default(); self.schedule().cells()];
+        let memory = vec![StageBytes::default(); self.schedule().cost_entries()];
         self.simulated(&Costs { memory, ..self.times.costs.clone() }).end_ns()
     }
 
@@ -400,6 +427,18 @@ impl Blueprint {
                 w_ns: of(slice.w_ns, *n),
                 ..StageCosts::default()
             }));
+        }
+        if let Some(slices) = &self.slices {
+            // Means of a slice.
+            let n = slices.tokens().len() as u64;
+            let of_sample = |mean: StageCosts| StageCosts {
+                f_ns: mean.f_ns * n,
+                b_ns: mean.b_ns * n,
+                w_ns: mean.w_ns * n,
+                r_ns: mean.r_ns * n,
+                ..mean
+            };
+            stages = slices.times(stages.into_iter().map(of_sample).collect());
         }
         let memory = vec![StageBytes::default(); stages.len()];
         self.simulated(&Costs { stages, memory, ..Costs::default() }).bubble()

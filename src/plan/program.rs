@@ -5,7 +5,7 @@ use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, recomputed};
 use zeropp_pipeline::memory::StageBytes;
-use zeropp_pipeline::schedules::{Limits, OrderCosts, Shape, generate_split};
+use zeropp_pipeline::schedules::{Limits, OrderCosts, Shape, generate_sliced, generate_split};
 use zeropp_pipeline::simulate;
 use zeropp_pipeline::verify::{VerifyLimits, verify, verify_issue_order};
 use zeropp_plan::programs::{self, lowered};
@@ -23,6 +23,8 @@ pub(crate) struct Resolved {
     file: Option<Schedule>,
     /// The file of costs.
     pub(crate) costs: Option<Table>,
+    /// Tokens of each slice of a sample; none where samples are whole.
+    pub(crate) sample_slices: Vec<u64>,
 }
 
 impl Resolved {
@@ -36,7 +38,7 @@ impl Resolved {
         let mut resolved = config.resolved();
         let costs = config.costs.as_deref().map(|path| load("costs", path)).transpose()?;
         let Some(path) = config.schedule_file() else {
-            return Ok(Resolved { config: resolved, file: None, costs });
+            return Ok(Resolved { config: resolved, file: None, costs, sample_slices: Vec::new() });
         };
         let wrong = |problem: String| {
             let help = "name a file with a complete schedule, or a kind of schedule";
@@ -48,16 +50,21 @@ impl Resolved {
         };
         let limits = VerifyLimits { optimizer_step: false, ..VerifyLimits::default() };
         verify(&schedule, &limits).map_err(|e| wrong(e.to_string()))?;
-        if schedule.slices_per_sample() > 1 {
-            let problem = "its samples are cut into slices, which runs cannot do yet".to_string();
-            let help = "make the file without --slices";
-            return Err(ConfigError::value("schedule", &config.schedule, problem, help).into());
-        }
         check_sizes(config, &schedule)?;
+        let slices = schedule.slices_per_sample();
         resolved.virtual_stages = Some(schedule.stages().div_ceil(schedule.pp()));
-        resolved.micro_batches = Some(schedule.micro_batches());
-        resolved.unit = Some(schedule.units[0]);
-        Ok(Resolved { config: resolved, file: Some(schedule), costs })
+        resolved.micro_batches = Some(schedule.micro_batches() / slices);
+        resolved.unit = Some(schedule.units[0] / slices);
+        resolved.slices = slices;
+        resolved.check_slices()?;
+        let sample_slices = if slices > 1 { schedule.sample_slices.clone() } else { Vec::new() };
+        let schedule = Schedule { sample_slices: sample_slices.clone(), ..schedule };
+        Ok(Resolved { config: resolved, file: Some(schedule), costs, sample_slices })
+    }
+
+    /// The same with samples cut so.
+    pub(crate) fn with_slices(self, sample_slices: &[u64]) -> Resolved {
+        Resolved { sample_slices: sample_slices.to_vec(), ..self }
     }
 
     /// The row blocks of the head that each rank has, and the rank of the last stage, where the
@@ -160,6 +167,9 @@ impl Resolved {
         }
         let compact = match &self.file {
             Some(schedule) => schedule.clone(),
+            None if !self.sample_slices.is_empty() => {
+                generate_sliced(&config.schedule, &shape(config), &self.sample_slices)?
+            }
             None => match config.head_blocks()? {
                 Some(blocks) => {
                     generate_split(&config.schedule, &shape(config), &blocks, Some(costs))?
@@ -208,11 +218,17 @@ fn check_sizes(config: &Config, schedule: &Schedule) -> Result<(), ConfigError> 
         let problem = format!("{file} has {stages} stages on {pp} ranks");
         return fail("virtual", v, problem, "leave it out: it follows from the file".into());
     }
-    if let Some(b) = config.micro_batches.filter(|b| *b != schedule.micro_batches()) {
-        let problem = format!("{file} has {} a step", schedule.micro_batches());
+    let slices = schedule.slices_per_sample();
+    if config.slices != 1 && config.slices != slices {
+        let help = "leave it out: it follows from the file".into();
+        return fail("slices", config.slices, format!("{file} has {slices} a sample"), help);
+    }
+    let micro_batches = schedule.micro_batches() / slices;
+    if let Some(b) = config.micro_batches.filter(|b| *b != micro_batches) {
+        let problem = format!("{file} has {micro_batches} a step");
         return fail("micro-batches", b, problem, "leave it out: it follows from the file".into());
     }
-    let units = &schedule.units;
+    let units: Vec<usize> = schedule.units.iter().map(|unit| unit / slices).collect();
     let (last, full) = units.split_last().expect("a verified schedule has a unit");
     let fits = |u: usize| full.iter().all(|n| *n == u) && *last <= u;
     if let Some(u) = config.unit.filter(|u| !fits(*u)) {

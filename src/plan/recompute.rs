@@ -35,8 +35,8 @@ pub(crate) fn planned(
     let fits = |made: &Blueprint| !memory::is_short(&made.needs());
     // The program of a file recomputes what it says.
     let unit = |made: &Blueprint| match made.config.schedule_file() {
-        Some(_) => 1,
-        None => made.config.unit(),
+        None if made.slices.is_none() => made.config.unit(),
+        _ => 1,
     };
     let mut chosen = least(unit, made, fits)?;
     chosen.recompute_chosen = true;

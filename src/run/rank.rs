@@ -81,8 +81,7 @@ fn build_executor(
     meter: &Arc<Meter>,
     scored: &Scored,
 ) -> Result<(Executor<ModelWorker>, Option<Resumed>), RankError> {
-    let bp = &shared.blueprint;
-    let config = &bp.config;
+    let (bp, config) = (&shared.blueprint, &shared.blueprint.config);
     let options = ShardOptions {
         device: device.clone(),
         compute: bp.compute,
@@ -116,6 +115,7 @@ fn build_executor(
     let worker_options = WorkerOptions {
         device: device.clone(),
         dims: [config.micro_batch_size, config.seq, bp.model.hidden],
+        sample_slices: schedule.sample_slices.iter().map(|tokens| *tokens as usize).collect(),
         compute: bp.compute,
         loss_scale: 1.0 / batches as f32,
         routers: config.router_losses(),

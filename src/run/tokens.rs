@@ -1,6 +1,7 @@
 //! The micro-batches of a rank: samples of the step's batch, the documents in them, how many of
 //! their tokens are scored, and what is dropped of them.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -9,6 +10,7 @@ use zeropp_comm::groups::Groups;
 use zeropp_core::data::{DataError, Sample, Sampler};
 use zeropp_core::split::{Documents, Dropout, NOT_SCORED};
 use zeropp_pipeline::executor::TokenSource;
+use zeropp_pipeline::ir::Schedule;
 
 use crate::own::samples;
 use crate::plan::blueprint::Blueprint;
@@ -55,8 +57,9 @@ pub(crate) fn training(
     if bp.config.dropout > 0.0 {
         let (p, seed) = (bp.config.dropout, bp.config.seed);
         let (first, size) = (first_sample(bp, groups), bp.config.micro_batch_size);
+        let slices = bp.schedule().slices_per_sample();
         source.dropout = Some(Arc::new(move |step, micro_batch| {
-            Ok(Dropout { p, seed, step, sample: first + micro_batch * size })
+            Ok(Dropout { p, seed, step, sample: first + micro_batch / slices * size })
         }));
     }
     if masks {
@@ -103,29 +106,32 @@ fn first_sample(bp: &Blueprint, groups: &Groups) -> usize {
     bp.config.deal().first(c.dp, c.zero3, bp.mesh.zero3) * bp.config.micro_batch_size
 }
 
-/// Tokens of a micro-batch of this rank, of samples that `find` finds.
+/// Tokens of a micro-batch of this rank, of samples that `find` finds, or of a slice of one.
 fn source(bp: &Arc<Blueprint>, device: &Device, groups: &Groups, find: Find) -> TokenSource {
     let device = device.clone();
     let (samples, seq) = (bp.config.micro_batch_size, bp.config.seq);
     let first = first_sample(bp, groups);
+    let slices = slices(bp.schedule(), seq);
+    let per_sample = slices.len();
     let all = move |step: u64, micro_batch: usize| {
-        let first = first + micro_batch * samples;
+        let first = first + micro_batch / per_sample * samples;
         (first..first + samples).map(|index| find(step, index)).collect::<Result<Vec<_>, _>>()
     };
     let of = all.clone();
     let tokens = move |step: u64, micro_batch: usize| {
-        let mut ids = Vec::with_capacity(samples * seq);
-        let mut targets = Vec::with_capacity(samples * seq);
+        let slice = slices[micro_batch % slices.len()].clone();
+        let mut ids = Vec::with_capacity(samples * slice.len());
+        let mut targets = Vec::with_capacity(samples * slice.len());
         for sample in of(step, micro_batch)? {
-            ids.extend(sample.inputs.iter().map(|t| *t as i32));
-            let target = |(i, id): (usize, &u32)| match &sample.scored {
+            ids.extend(sample.inputs[slice.clone()].iter().map(|t| *t as i32));
+            let target = |i: usize| match &sample.scored {
                 Some(scored) if !scored[i] => NOT_SCORED,
-                _ => *id as i32,
+                _ => sample.targets[i] as i32,
             };
-            targets.extend(sample.targets.iter().enumerate().map(target));
+            targets.extend(slice.clone().map(target));
         }
-        let tensor =
-            |v: Vec<i32>| Tensor::<2, Int>::from_data(TensorData::new(v, [samples, seq]), &device);
+        let dims = [samples, slice.len()];
+        let tensor = |v: Vec<i32>| Tensor::<2, Int>::from_data(TensorData::new(v, dims), &device);
         Ok((tensor(ids), tensor(targets)))
     };
     let documents = move |step: u64, micro_batch: usize| {
@@ -138,5 +144,19 @@ fn source(bp: &Arc<Blueprint>, device: &Device, groups: &Groups, find: Find) -> 
         documents: if apart { Some(Arc::new(documents)) } else { None },
         scored: None,
         dropout: None,
+    }
+}
+
+/// The tokens of each slice of a sample of `seq` tokens.
+fn slices(schedule: &Schedule, seq: usize) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let of = |tokens: &u64| {
+        let first = end;
+        end += *tokens as usize;
+        first..end
+    };
+    match schedule.sample_slices.is_empty() {
+        true => vec![0..seq],
+        false => schedule.sample_slices.iter().map(of).collect(),
     }
 }

@@ -31,8 +31,8 @@ pub(crate) fn timeline(bp: &Blueprint, results: &[RankResult]) -> Timeline {
         let others = exchanged.iter().map(|(_, other)| &*other.program);
         [planned].into_iter().chain(others).map(|program| &program.ranks[rank.pp][..]).collect()
     };
-    // What ranks hold of a split head is not followed.
-    if bp.head.is_none() {
+    // What ranks hold of a split head, or of slices of samples, is not followed.
+    if bp.head.is_none() && bp.slices.is_none() {
         trace::follow_memory(&mut timeline, programs, &bp.all_bytes());
     }
     timeline.facts = facts(bp);

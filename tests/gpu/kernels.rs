@@ -77,6 +77,7 @@ fn run(
         forward_grads: None,
         masks: masks.clone(),
         routers: None,
+        slice: None,
     };
     let leaf = x.on(device, dtype).autodiff().require_grad();
     let y = op(leaf.clone(), &layer, &cx);

@@ -31,6 +31,7 @@ mod own_parts;
 mod recompute;
 mod resume;
 mod same_bits;
+mod slices;
 mod split_head;
 mod torch_training;
 mod uneven;

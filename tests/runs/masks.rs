@@ -134,7 +134,7 @@ fn packed_documents_give_what_they_give_alone() {
 }
 
 /// A file of 16-bit ids, one document, with a loss mask.
-fn masked(dir: &Path, ids: &[u16], marked: impl Fn(usize) -> bool) -> PathBuf {
+pub(crate) fn masked(dir: &Path, ids: &[u16], marked: impl Fn(usize) -> bool) -> PathBuf {
     let n = ids.len();
     let bin = dir.join("x.bin");
     std::fs::write(&bin, ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<_>>()).unwrap();

@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, Tensor};
 
 use crate::cpu_tensor::{from_vec, into_vec};
 use crate::kernels::attention::keeps_probabilities;
-use crate::layer::{BatchShape, Layer, LayerCx};
+use crate::layer::{BatchShape, Layer, LayerCx, SamplePart};
 use crate::meter::Meter;
 use crate::params::{FlatLayout, Init, ParamSpec};
 use crate::rng::Rng;
@@ -246,6 +246,7 @@ fn in_halves(
         forward_grads: None,
         masks: Masks::default(),
         routers: None,
+        slice: None,
     };
     let input = recording.input().expect("it was given");
     let cx = LayerCx { weights: weights.clone(), op, output_wanted: true };
@@ -292,6 +293,7 @@ fn costs(
         element_bytes: 4,
         keeps_probabilities: keeps_probabilities(seq),
         kernels: true,
+        part: SamplePart::Whole,
     };
     let cost = layer.cost(batch);
     let activation = match selective {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
 
-pub use zeropp_model::layer::{BackwardPeak, BatchShape, LayerCost, pieces};
+pub use zeropp_model::layer::{BackwardPeak, BatchShape, LayerCost, SamplePart, pieces};
 pub use zeropp_model::slots::{Keeps, Slot};
 
 use crate::optimizer::Role;
@@ -62,6 +62,11 @@ pub trait Layer: Send + Sync + 'static {
     fn is_split(&self) -> bool {
         false
     }
+    /// Whether a micro-batch may be a slice of a sample: whether the forward is made of operations
+    /// that know of slices ([`OpCx::slice`]).
+    fn takes_slices(&self) -> bool {
+        false
+    }
     /// The cost of a micro-batch.
     fn cost(&self, batch: BatchShape) -> LayerCost;
     /// The longest sample that the layer can take, in tokens, where it has a limit: learned
@@ -88,6 +93,11 @@ pub trait Embedding: Send + Sync + 'static {
     /// records it and nothing of it is in Burn's graph, which all ranks of a process share (ADR
     /// 63). Any other operation on what was computed then ends the run with a message.
     fn is_split(&self) -> bool {
+        false
+    }
+    /// Whether a micro-batch may be a slice of a sample: whether the forward is made of operations
+    /// that know of slices ([`OpCx::slice`]).
+    fn takes_slices(&self) -> bool {
         false
     }
     /// The cost of a micro-batch.
@@ -119,6 +129,11 @@ pub trait Head: Send + Sync + 'static {
     /// records it and nothing of it is in Burn's graph, which all ranks of a process share (ADR
     /// 63). Any other operation on what was computed then ends the run with a message.
     fn is_split(&self) -> bool {
+        false
+    }
+    /// Whether a micro-batch may be a slice of a sample: whether the forward is made of operations
+    /// that know of slices ([`OpCx::slice`]).
+    fn takes_slices(&self) -> bool {
         false
     }
     /// The cost of a micro-batch.
@@ -177,6 +192,15 @@ impl Part {
             Part::Layer(l) => l.is_split(),
             Part::Head(l) => l.is_split(),
             Part::Slice(_) => true,
+        }
+    }
+    /// Whether a micro-batch may be a slice of a sample.
+    pub fn takes_slices(&self) -> bool {
+        match self {
+            Part::Embedding(l) => l.takes_slices(),
+            Part::Layer(l) => l.takes_slices(),
+            Part::Head(l) => l.takes_slices(),
+            Part::Slice(_) => false,
         }
     }
     /// Whether a stage may begin or end at this part.

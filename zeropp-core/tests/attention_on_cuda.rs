@@ -66,6 +66,7 @@ fn run(
             ..Masks::default()
         },
         routers: None,
+        slice: None,
     };
     let op = |qkv| {
         let place = hidden.dropout.map(|_| ["h.0", "attention"]);

@@ -78,6 +78,7 @@ fn run<const D: usize, const DY: usize>(
             forward_grads: None,
             masks: Masks::default(),
             routers: None,
+            slice: None,
         }
     };
     let plain = values(op(xs.iter().map(|x| x.on(device)).collect(), &layer, &context(false)));
@@ -189,6 +190,7 @@ fn a_shared_input_is_kept_once() {
         forward_grads: None,
         masks: Masks::default(),
         routers: None,
+        slice: None,
     };
     let y = ops::swiglu(x.clone(), x, &cx);
     assert_eq!(cx.meter.now().activation, 4 * 40 * 4);
@@ -212,6 +214,7 @@ fn an_unknown_target_gives_no_number() {
             forward_grads: None,
             masks: Masks::default(),
             routers: None,
+            slice: None,
         };
         let loss = values(ops::cross_entropy(logits, targets, &cx))[0];
         assert_eq!(loss.is_finite(), known, "target {target}: {loss}");

@@ -353,3 +353,22 @@ fn a_loss_is_the_sum_of_the_whole_sample() {
         vec![vec![f32::from_bits(bits as u32), f32::from_bits((bits >> 32) as u32)]]
     });
 }
+
+/// Narrower products, and those of fewer than 96 rows, have an order of their own.
+#[test]
+fn rows_of_products_have_the_bits_of_the_whole_sample() {
+    let (tokens, slices) = (864, [0..256, 256..512, 512..768, 768..864]);
+    for (input, out) in [(3, 3), (4, 3), (16, 3), (16, 4), (64, 8), (24, 16), (64, 64)] {
+        let (x, w) = (numbers(tokens * input, 1), numbers(input * out, 2));
+        for w in [MatRef::new(&w, input, out), MatRef::new(&w, out, input).t()] {
+            let product = |slice: &Range<usize>| {
+                let x = MatRef::new(part(&x, input, slice), slice.len(), input);
+                gemm::product(1.0, x, w)
+            };
+            let cut: Vec<f32> = slices.iter().flat_map(product).collect();
+            let same =
+                cut.iter().zip(&product(&(0..tokens))).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{input} x {out}");
+        }
+    }
+}

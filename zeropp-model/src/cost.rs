@@ -2,7 +2,7 @@
 
 use crate::decoder::{Decoder, Moe, Norm};
 use crate::head::{head_chunk, workspace_bytes};
-use crate::layer::{BatchShape, LayerCost};
+use crate::layer::{BatchShape, LayerCost, SamplePart};
 use crate::parts::{DecoderPart, PartKind};
 use crate::slots::{Keeps, Slot};
 use crate::tensors::{DecoderTensor, EXPERTS, QK_NORMS, ROUTER};
@@ -41,8 +41,13 @@ fn norm(part: &DecoderPart, name: &str, batch: BatchShape) -> Keeps {
     let trained = ["weight", "bias"].into_iter().filter(|of| trains(part, &format!("{name}.{of}")));
     Keeps {
         slots: vec![Slot::new(hidden_bytes(&part.decoder, batch)), Slot::new(statistics)],
-        made: (4 * trained.count() * part.decoder.hidden) as u64,
+        made: vectors(trained.count() * part.decoder.hidden, batch),
     }
+}
+
+/// Bytes of so many elements of gradients that are vectors, as B makes them for W.
+fn vectors(elements: usize, batch: BatchShape) -> u64 {
+    if batch.part.hands_on() { 0 } else { 4 * elements as u64 }
 }
 
 /// Whether the part has a parameter whose name ends so, and it trains.
@@ -136,7 +141,7 @@ impl Maps {
         let any = self.joint && self.maps.iter().any(|map| map.weight);
         let each = self.maps.iter().map(|map| match any || map.weight {
             true => bytes(map.output, batch),
-            false if map.bias => 4 * map.output as u64,
+            false if map.bias => vectors(map.output, batch),
             false => 0,
         });
         bytes(elements, batch) + each.sum::<u64>()
@@ -245,9 +250,12 @@ fn operations(
         // q and k before their norms, and one number of each of their heads.
         let heads = Slot::new(4 * (batch.tokens() * (d.heads + d.kv_heads)) as u64);
         let trained = QK_NORMS.iter().filter(|name| trains(part, &format!("{name}.weight")));
-        let made = (4 * trained.count() * d.head_dim) as u64;
+        let made = vectors(trained.count() * d.head_dim, batch);
         operations.push(Keeps { slots: vec![attended, heads], made });
-        attended = attended.made_from(bytes(qkv, batch));
+        // Of a slice others need the keys and values before B.
+        if batch.part == SamplePart::Whole {
+            attended = attended.made_from(bytes(qkv, batch));
+        }
     }
     operations.push(Keeps { slots: vec![attended, beside], made: 0 });
     operations.extend([of_out.kept(None, batch), norm_2]);
@@ -272,6 +280,10 @@ fn block(part: &DecoderPart, index: usize, batch: BatchShape) -> LayerCost {
         frozen_flops: 2.0 * batch.tokens() as f64 * frozen_weights(&tensors, d.moe_of(index)),
         packed_elements: matrices.map(|tensor| packed(&tensor.shape)).sum(),
         idle_elements: inner.idle as u64,
+        context_bytes: match batch.part.is_followed() {
+            true => bytes(2 * d.kv_heads * d.head_dim, batch),
+            false => 0,
+        },
         ..LayerCost::keeping(&operations(part, index, &maps, inner.operations, batch))
     }
 }

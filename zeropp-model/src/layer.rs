@@ -16,6 +16,35 @@ pub struct BatchShape {
     pub keeps_probabilities: bool,
     /// Whether operations run on the CPU's kernels, not as tensor operations.
     pub kernels: bool,
+    /// What the micro-batch has of its samples.
+    pub part: SamplePart,
+}
+
+/// What a micro-batch has of its samples: `seq` counts its own tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SamplePart {
+    /// All of them.
+    #[default]
+    Whole,
+    /// The first slice of one.
+    FirstSlice,
+    /// A slice of one, neither the first nor the last.
+    MiddleSlice,
+    /// The last slice of one.
+    LastSlice,
+}
+
+impl SamplePart {
+    /// Whether slices behind it need its keys and values.
+    pub(crate) fn is_followed(self) -> bool {
+        matches!(self, SamplePart::FirstSlice | SamplePart::MiddleSlice)
+    }
+
+    /// Whether the B of a slice before it goes on with its sums over tokens, so that it leaves none
+    /// for W that are no products.
+    pub(crate) fn hands_on(self) -> bool {
+        matches!(self, SamplePart::MiddleSlice | SamplePart::LastSlice)
+    }
 }
 
 impl BatchShape {
@@ -103,6 +132,9 @@ pub struct LayerCost {
     pub backward: BackwardPeak,
     /// The same with selective recomputation.
     pub backward_selective: BackwardPeak,
+    /// Bytes of its keys and values, where slices behind the micro-batch need them; they are a part
+    /// of what is kept from F to B.
+    pub context_bytes: u64,
     /// Bytes that a forward takes beside what it keeps, and gives back at its end, where they are
     /// worth counting: the logits of a chunk of tokens.
     pub workspace_bytes: u64,

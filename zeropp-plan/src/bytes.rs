@@ -146,6 +146,9 @@ pub fn stage_bytes<'a>(
         input,
         activation: costs().map(|c| form.kept(c)).sum::<u64>().max(input),
         stash: costs().map(|c| c.stash_bytes).sum(),
+        context: costs().map(|c| c.context_bytes).sum(),
+        // In fp32.
+        context_gradient: costs().map(|c| c.context_bytes).sum::<u64>() / element * 4,
         backward_freed: backward.freed,
         backward_stash: backward.stashed,
         layerwise: layerwise.flatten(),
@@ -162,7 +165,7 @@ pub fn stage_bytes<'a>(
         gather_input: if alone || fp32 { 0 } else { shard * element },
         reduced: if alone { 0 } else { trained_shard * 4 },
         replica_reduced: if form.is_summed { trained_shard * 4 / cut.owners as u64 } else { 0 },
-        // Of a whole head, and of whole samples.
+        // Of a whole head.
         ..StageBytes::default()
     }
 }
@@ -176,10 +179,11 @@ fn layerwise(layers: &[&LayerSizes], form: &StageForm) -> Option<LayerwiseBytes>
     let input = |i: usize| if i == 0 && form.is_first { 0 } else { form.message };
     let inputs = (0..pieces.len()).map(input).sum();
     let mut all = LayerwiseBytes { inputs, ..LayerwiseBytes::default() };
-    let (mut before, mut stash) = (inputs, 0);
+    let context = |of: &[&LayerSizes]| of.iter().map(|layer| layer.cost.context_bytes).sum::<u64>();
+    let (mut before, mut stash) = (inputs + context(layers), 0);
     for (i, piece) in pieces.iter().enumerate().rev() {
         let costs = || layers[piece.clone()].iter().map(|layer| &layer.cost);
-        before -= input(i);
+        before -= input(i) + context(&layers[piece.clone()]);
         let made = before + costs().map(|c| form.kept(c)).sum::<u64>().max(input(i));
         let workspace = costs().map(|c| c.workspace_bytes).max().unwrap_or(0);
         // R makes the last one, B the others.

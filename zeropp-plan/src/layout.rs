@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 pub use zeropp_model::Recompute;
-use zeropp_model::layer::BatchShape;
+use zeropp_model::layer::{BatchShape, SamplePart};
 use zeropp_model::optimizer::Cut;
 use zeropp_schedule::costs::Machine;
 use zeropp_schedule::ir::looping;
@@ -86,6 +86,7 @@ impl ComputeSettings {
             element_bytes: self.element_bytes,
             keeps_probabilities: self.keeps_probabilities,
             kernels: !self.on_gpu,
+            part: SamplePart::Whole,
         }
     }
 

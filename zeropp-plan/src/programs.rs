@@ -127,7 +127,8 @@ impl Programs {
         all: Vec<Schedule>,
     ) -> Result<Option<Programs>, VerifyError> {
         let wanted = [deal.most].into_iter().chain(deal.fewer());
-        let found = all.iter().map(|program| (program.pp(), program.micro_batches()));
+        let samples = |of: &Schedule| of.micro_batches() / of.slices_per_sample();
+        let found = all.iter().map(|program| (program.pp(), samples(program)));
         if !found.eq(wanted.map(|n| (pp, n))) {
             return Ok(None);
         }

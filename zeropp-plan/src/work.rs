@@ -153,6 +153,7 @@ impl LayerWork {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zeropp_model::layer::SamplePart;
     use zeropp_model::presets::Preset;
 
     /// What a block's matrices and its experts wait for memory, and take by their operations, ms
@@ -167,6 +168,7 @@ mod tests {
             element_bytes: 2,
             keeps_probabilities: false,
             kernels: false,
+            part: SamplePart::Whole,
         };
         let work = LayerWork::new(block, batch, &ComputeSettings::GPU);
         work.matrices.map(|of| {

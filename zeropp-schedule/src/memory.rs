@@ -7,7 +7,7 @@
 //! * of samples in slices, *activation* has what slices need of each other, too: where a stage
 //!   recomputes, keys and values of a slice from F to R, which makes them again (of forwards alone,
 //!   to the sample's last F); the gradients of a slice's keys and values from the sample's first B,
-//!   that of its last slice, to the B of the slice itself;
+//!   that of its last slice, to the B of the slice itself; those of vectors, to the first slice's;
 //! * *workspace*: what a forward (or R, or the B of a split head's slice) takes beside that and
 //!   gives back at its end counts as activation meanwhile;
 //! * *weight stash*: what B keeps for W; a whole backward is B, then W. Between its beginning and
@@ -436,10 +436,10 @@ impl<'a> Ledger<'a> {
                 bytes.layerwise.filter(|_| self.recomputed[self.places.of(stage, micro_batch)]);
             self.now.activation -= layers.map_or(bytes.activation, |layers| layers.redone);
             self.now.weight_stash += bytes.stash;
+            self.mark();
             if micro_batch % self.slices + 1 < self.slices {
                 self.now.activation -= bytes.context_gradient;
             }
-            self.mark();
         }
         if kind == Compute::BW {
             // Its W comes after its B.

@@ -67,7 +67,8 @@ fn device_squares(shard: &Tensor<1>) -> Tensor<1> {
     let n = shard.dims()[0];
     let whole = n / DEVICE_BLOCK * DEVICE_BLOCK;
     let of = |first: usize, len: usize, block: usize| {
-        let rows = shard.clone().narrow(0, first, len).cast(DType::F32).reshape([len / block, block]);
+        let rows =
+            shard.clone().narrow(0, first, len).cast(DType::F32).reshape([len / block, block]);
         rows.square().sum_dim(1).reshape([len / block])
     };
     let parts = [(0, whole, DEVICE_BLOCK), (whole, n - whole, n - whole)];

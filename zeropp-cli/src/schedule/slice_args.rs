@@ -48,7 +48,8 @@ pub(super) fn slice_args(kinds: &str) -> [Arg; 4] {
             "Slices that every sample is cut into, along its sequence: a micro-batch of the \
              schedule is a slice then. --micro-batches and --unit count samples, of which costs \
              and memory are, too. For {kinds}. Peaks of memory leave out keys and \
-             values that later slices need, and their gradients. Runs cannot do it yet."
+             values that later slices need, and their gradients; those of runs \
+             (--schedule KIND:slices=N) have them."
         ));
     let cut = Arg::new("slice-cut")
         .long("slice-cut")

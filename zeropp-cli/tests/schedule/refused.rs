@@ -51,7 +51,7 @@ fn a_run_refuses_a_split_head_of_another_number_of_blocks() {
 }
 
 #[test]
-fn a_run_refuses_a_schedule_of_samples_in_slices() {
+fn a_run_takes_a_schedule_of_slices_of_its_own_samples_alone() {
     let dir = tempfile::tempdir().unwrap();
     let sliced = "schedule --kind interleaved-zb --pp 2 --micro-batches 3 --slices 4 \
                   --slice-pairs 0.5,0.6";
@@ -63,8 +63,14 @@ fn a_run_refuses_a_schedule_of_samples_in_slices() {
     works(dir.path(), "compare sliced.json sliced.json");
     let problem = "sample_slices = 4 slices: costs of slices are none of stages";
     fails(dir.path(), "schedule --kind zb-h1 --pp 2 --costs sliced.json", problem);
-    let problem = "schedule = sliced.csv: its samples are cut into slices, which runs cannot do";
-    fails(dir.path(), "run --schedule sliced.csv --pp 2 --layers 4 --steps 1", problem);
+    let run = "run --schedule sliced.csv --pp 2 --layers 4 --steps 1";
+    let problem = "schedule:slices = 4: cuts samples of seq = 64 tokens, which have fewer than 512";
+    fails(dir.path(), run, problem);
+    let problem = "schedule = sliced.csv: its slices have 32768 tokens in all, and seq is 1024";
+    fails(dir.path(), &format!("{run} --seq 1024"), problem);
+    let short = "schedule --kind interleaved-zb --pp 2 --micro-batches 2 --slices 2";
+    works(dir.path(), &format!("{short} --sample-tokens 640 -o sliced.csv"));
+    works(dir.path(), &format!("{run} --seq 640"));
     for (line, message) in [
         ("--kind zb-v --slices 4", "slices = 4: schedule zb-v has whole samples only; use zeropp"),
         ("--kind auto --slices 4", "slices = 4: schedule auto has whole samples only"),

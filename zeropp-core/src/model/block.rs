@@ -186,11 +186,15 @@ impl Layer for Block {
         let heads = [d.heads, d.kv_heads];
         let place = [&self.name, "probabilities"];
         let attend = |qkv| ops::dropout_attention(qkv, heads, self.window, place, &cx.op);
-        self.run(x, cx, 0, attend)
+        self.run(x, cx, cx.op.first_token(), attend)
     }
 
     fn is_split(&self) -> bool {
         true
+    }
+
+    fn takes_slices(&self) -> bool {
+        self.moe().is_none()
     }
 
     fn extend(&self, x: Tensor<3>, cx: &LayerCx, past: &mut Past) -> Option<Tensor<3>> {

@@ -84,6 +84,9 @@ impl Embedding for TokenEmbedding {
     fn is_split(&self) -> bool {
         true
     }
+    fn takes_slices(&self) -> bool {
+        true
+    }
     fn cost(&self, batch: BatchShape) -> LayerCost {
         self.0.cost(batch)
     }
@@ -110,6 +113,9 @@ impl Layer for PositionEmbedding {
         Some(x + rows.slice([first..first + n]).unsqueeze())
     }
     fn is_split(&self) -> bool {
+        true
+    }
+    fn takes_slices(&self) -> bool {
         true
     }
     fn cost(&self, batch: BatchShape) -> LayerCost {
@@ -146,6 +152,9 @@ impl Layer for FinalNorm {
     fn is_split(&self) -> bool {
         true
     }
+    fn takes_slices(&self) -> bool {
+        true
+    }
     fn cost(&self, batch: BatchShape) -> LayerCost {
         self.0.cost(batch)
     }
@@ -177,6 +186,9 @@ impl Head for LmHead {
         Some(ops::linear_transposed(x, &weight, &cx.op).narrow(2, 0, self.0.decoder.vocabulary))
     }
     fn is_split(&self) -> bool {
+        true
+    }
+    fn takes_slices(&self) -> bool {
         true
     }
     fn cost(&self, batch: BatchShape) -> LayerCost {

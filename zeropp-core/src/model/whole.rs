@@ -199,6 +199,7 @@ fn context<E>(
         forward_grads: None,
         masks: Masks::default(),
         routers: None,
+        slice: None,
     };
     Ok(LayerCx { weights: gathered, op, output_wanted: true })
 }

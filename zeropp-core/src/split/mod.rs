@@ -7,6 +7,7 @@
 //! [`Weight`] handles that are resolved at F and again at B, so that a gathered buffer can be freed
 //! in between.
 
+mod context;
 mod dropout;
 mod masks;
 mod on_devices;
@@ -19,6 +20,7 @@ mod tape;
 mod vjp;
 mod weight;
 
+pub use context::{SampleContext, SliceCx};
 pub use dropout::{Dropout, DropoutPlace};
 pub use masks::{Documents, Masks, NOT_SCORED};
 pub use queue::{ForwardGrads, Grads, ParamSlot, WQueue, is_finite};
@@ -59,6 +61,8 @@ pub struct OpCx {
     pub masks: Masks,
     /// The losses that routers of experts add in B. `None` outside of runs.
     pub routers: Option<RouterCx>,
+    /// Which slice of its sample the micro-batch is, where samples are cut into slices.
+    pub slice: Option<SliceCx>,
 }
 
 impl OpCx {
@@ -101,6 +105,11 @@ impl OpCx {
     /// not wanted.
     pub(crate) fn stand_in<const D: usize>(like: &Tensor<D>, dims: [usize; D]) -> Tensor<D> {
         Tensor::<D>::zeros([1; D], (&like.device(), like.dtype())).expand(dims)
+    }
+
+    /// Which token of its sample each sample's first one is: that where a slice begins, else 0.
+    pub(crate) fn first_token(&self) -> usize {
+        self.slice.as_ref().map_or(0, |slice| slice.tokens().start)
     }
 
     /// Whether gradients are wanted from this forward.

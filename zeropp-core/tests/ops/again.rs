@@ -7,7 +7,7 @@ use burn::tensor::{DType, Device, Tensor};
 use zeropp_core::choice::Activation;
 use zeropp_core::cpu_tensor::{from_vec, into_vec};
 use zeropp_core::kernels::attention::keeps_probabilities;
-use zeropp_core::layer::{BatchShape, Layer, LayerCost, LayerCx, Part};
+use zeropp_core::layer::{BatchShape, Layer, LayerCost, LayerCx, Part, SamplePart};
 use zeropp_core::meter::Meter;
 use zeropp_core::model::build_tuned;
 use zeropp_core::model::decoder::Decoder;
@@ -75,6 +75,7 @@ fn outcome(
         forward_grads: None,
         masks: Masks { dropout, ..Masks::default() },
         routers: None,
+        slice: None,
     };
     let queue = op.queue.clone();
     let cx = LayerCx { weights: weights.clone(), op, output_wanted: true };
@@ -105,6 +106,7 @@ fn cost(layer: &dyn Layer, dtype: DType, kernels: bool, dropped: bool) -> LayerC
         element_bytes: dtype.size(),
         keeps_probabilities,
         kernels,
+        part: SamplePart::Whole,
     })
 }
 

@@ -105,6 +105,7 @@ pub(crate) fn context(meter: &Arc<Meter>, selective: bool, tracked: bool) -> OpC
         forward_grads: None,
         masks: Masks::default(),
         routers: None,
+        slice: None,
     }
 }
 

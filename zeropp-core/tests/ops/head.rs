@@ -43,6 +43,7 @@ impl Case<'_> {
             forward_grads: grads.map(|grads| ForwardGrads { grads, loss_scale: self.scale }),
             masks: Masks::default(),
             routers: None,
+            slice: None,
         }
     }
 

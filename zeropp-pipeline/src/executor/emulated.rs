@@ -232,7 +232,7 @@ impl EmulatedWorker {
 impl Worker for EmulatedWorker {
     fn begin_step(&mut self, _step: u64) {}
 
-    fn message_shape(&self) -> (usize, DType) {
+    fn message_shape(&self, _: usize) -> (usize, DType) {
         (STAMP, DType::F32)
     }
 

@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use burn::tensor::Tensor;
 use zeropp_comm::{CommResult, Communicator, Pending};
-use zeropp_core::meter::{Hold, MemoryKind, Meter};
+use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_failures::tag::{Key, tag};
 use zeropp_zero3::StepOutcome;
 
@@ -501,19 +501,14 @@ impl<W: Worker> Executor<W> {
         f.spans[span].end_ns = self.now();
     }
 
-    fn hold_message(&self) -> Hold {
-        let (len, dtype) = self.worker.message_shape();
-        self.meter.hold(MemoryKind::Communication, (len * dtype.size()) as u64)
-    }
-
     fn receive(&mut self, f: &mut Flight, key: Key, span: usize) {
-        let (message, stage, _) = key;
+        let (message, stage, micro_batch) = key;
         let from = match message {
             Message::Activation => stage - 1,
             Message::Gradient => stage + 1,
         };
-        let (len, dtype) = self.worker.message_shape();
-        let hold = self.hold_message();
+        let (len, dtype) = self.worker.message_shape(micro_batch);
+        let hold = self.meter.hold(MemoryKind::Communication, (len * dtype.size()) as u64);
         let from = self.stages.placement[from];
         let tensor = self.pipeline.recv(from, tag(key), len, dtype);
         f.arriving.insert(key, IncomingTensor { tensor, span, _hold: Some(hold) });

@@ -14,11 +14,12 @@ use zeropp_core::layer::{LayerCx, Part, pieces};
 use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_core::split::ops::{SliceLogits, SplitHead, input_gradient};
 use zeropp_core::split::{
-    ForwardGrads, Grads, LayerWeights, Makers, OpCx, RecordedBy, RouterCx, RouterSums, Saved,
-    StageRouters, WQueue, is_finite,
+    ForwardGrads, Grads, LayerWeights, Makers, OpCx, RecordedBy, RouterCx, RouterSums,
+    SampleContext, Saved, StageRouters, WQueue, is_finite,
 };
 use zeropp_zero3::{LayerSums, Optimizer, ParamExport, ShardedStage, StepOutcome};
 
+mod context;
 mod pieces;
 mod slice;
 
@@ -36,9 +37,12 @@ pub struct WorkerOptions {
     pub device: Device,
     /// Samples, tokens a sample and hidden size: `[b, s, h]`.
     pub dims: [usize; 3],
+    /// Tokens of each slice of a sample, a micro-batch each; empty where samples are whole.
+    pub sample_slices: Arc<[usize]>,
     /// Type of activations and messages.
     pub compute: DType,
-    /// Factor on every micro-batch's loss gradient: one over the micro-batches of the step.
+    /// Factor on every micro-batch's loss gradient: one over the micro-batches of the step, or over
+    /// its samples where these are cut into slices.
     pub loss_scale: f32,
     /// Micro-batches of each unit: what is summed before a reduction.
     pub units: Vec<usize>,
@@ -88,6 +92,8 @@ pub struct ModelWorker {
     inputs: HashMap<(usize, usize), Vec<Option<Saved<3>>>>,
     graphs: HashMap<(usize, usize), Graph>,
     queues: HashMap<(usize, usize), WQueue>,
+    /// Of samples in slices, what these need of each other, by stage and sample.
+    contexts: HashMap<(usize, usize), SampleContext>,
     /// What F of this rank's slice of a head keeps, by micro-batch.
     slices: HashMap<usize, SliceLogits>,
     losses: Vec<(usize, Tensor<1>)>,
@@ -129,6 +135,7 @@ impl ModelWorker {
             inputs: HashMap::new(),
             graphs: HashMap::new(),
             queues: HashMap::new(),
+            contexts: HashMap::new(),
             slices: HashMap::new(),
             losses: Vec::new(),
             routers,
@@ -138,7 +145,8 @@ impl ModelWorker {
         }
     }
 
-    /// The losses of the step's micro-batches, where this rank has the last stage; clears them.
+    /// The losses of the step's micro-batches, or of its samples where these are cut into slices,
+    /// where this rank has the last stage; clears them.
     pub fn take_losses(&mut self) -> Vec<(usize, f32)> {
         let (micro_batches, losses): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.losses).into_iter().unzip();
@@ -254,7 +262,8 @@ impl ModelWorker {
         for i in range.clone() {
             let (part, weights) = (&this.parts[i], this.weights[i].clone());
             let output_wanted = output_wanted || i + 1 < range.end;
-            let cx = LayerCx { weights, op: op.clone(), output_wanted };
+            let slice = op.slice.as_ref().map(|slice| slice.at_layer(i));
+            let cx = LayerCx { weights, op: OpCx { slice, ..op.clone() }, output_wanted };
             let hidden = |x: Option<Tensor<3>>| x.expect("every stage but the first has an input");
             match part {
                 Part::Embedding(e) => {
@@ -271,7 +280,7 @@ impl ModelWorker {
                 Part::Slice(_) => unreachable!("its computes are of another kind"),
             }
             if let Some(y) = &x {
-                check_shape(part.name(), y.dims(), self.options.dims)?;
+                check_shape(part.name(), y.dims(), self.dims(micro_batch))?;
             }
             if let (Some(watched), Some(y)) = (&self.watched, &x) {
                 watched.lock().entry((stage, i)).or_default().add_output(y);
@@ -330,6 +339,7 @@ impl ModelWorker {
                 micro_batch,
                 figures: self.routers[&stage].clone(),
             }),
+            slice: self.slice_cx(stage, micro_batch),
         })
     }
 
@@ -362,7 +372,9 @@ impl ModelWorker {
         match output {
             StageOutput::Hidden(y) => Some(flat(y)),
             StageOutput::Loss(loss) => {
-                self.losses.push((micro_batch, loss));
+                if let Some(sample) = self.ends_sample(micro_batch) {
+                    self.losses.push((sample, loss));
+                }
                 None
             }
         }
@@ -392,8 +404,8 @@ impl Worker for ModelWorker {
         self.step = step;
     }
 
-    fn message_shape(&self) -> (usize, DType) {
-        (self.options.dims.iter().product(), self.options.compute)
+    fn message_shape(&self, micro_batch: usize) -> (usize, DType) {
+        (self.dims(micro_batch).iter().product(), self.options.compute)
     }
 
     fn forward(
@@ -402,7 +414,8 @@ impl Worker for ModelWorker {
         micro_batch: usize,
         x: Option<Tensor<1>>,
     ) -> Result<Option<Tensor<1>>, StepError> {
-        let dims = self.options.dims;
+        let dims = self.dims(micro_batch);
+        self.begin_forward(stage, micro_batch);
         let input = x.map(|x| device::on(&self.options.device, x).reshape(dims));
         let input = input.map(|x| Saved::new(x, MemoryKind::Activation, &self.meter));
         let (at, whole) = ((stage, micro_batch), 0..self.stages[&stage].parts.len());
@@ -414,6 +427,7 @@ impl Worker for ModelWorker {
         } else {
             self.build(stage, micro_batch, whole, input, true)?
         };
+        self.end_forward(stage, micro_batch);
         Ok(self.deliver(stage, micro_batch, output))
     }
 
@@ -430,7 +444,9 @@ impl Worker for ModelWorker {
         dy: Option<Tensor<1>>,
     ) -> Result<Option<Tensor<1>>, StepError> {
         let at = (stage, micro_batch);
-        let mut dy = dy.map(|dy| device::on(&self.options.device, dy).reshape(self.options.dims));
+        let dims = self.dims(micro_batch);
+        let mut dy = dy.map(|dy| device::on(&self.options.device, dy).reshape(dims));
+        self.begin_backward(stage, micro_batch);
         loop {
             let graph = self.graphs.remove(&at).expect("B follows its F");
             dy = graph.backward(dy, || {
@@ -438,6 +454,7 @@ impl Worker for ModelWorker {
                 Tensor::full([1], self.options.loss_scale, on)
             });
             if !self.redo(at)? {
+                self.end_backward(stage, micro_batch);
                 return Ok(dy.map(flat));
             }
         }
@@ -540,6 +557,7 @@ impl Worker for ModelWorker {
         self.inputs.clear();
         self.graphs.clear();
         self.queues.clear();
+        self.contexts.clear();
         self.slices.clear();
         self.losses.clear();
         // A head's forwards have begun gradients.

@@ -12,8 +12,8 @@ use crate::ir::HeadMessage;
 pub trait Worker {
     /// A new step begins.
     fn begin_step(&mut self, step: u64);
-    /// Elements and type of an activation or gradient message.
-    fn message_shape(&self) -> (usize, DType);
+    /// Elements and type of an activation or gradient message of a micro-batch.
+    fn message_shape(&self, micro_batch: usize) -> (usize, DType);
 
     /// F: the output for the next stage, or `None` where the stage ends in the loss.
     ///

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::memory::{LayerwiseBytes, StageBytes};
 use crate::simulate::{Costs, StageCosts};
 
@@ -13,7 +15,8 @@ use crate::simulate::{Costs, StageCosts};
 pub const SLICE_GRID: u64 = 256;
 
 /// What the slices of a sample have the same of.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum SliceCut {
     /// Work, so that the first slice has the most tokens.
     #[default]

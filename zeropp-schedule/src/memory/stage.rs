@@ -15,7 +15,8 @@ pub struct StageBytes {
     /// Keys and values of a slice, which slices behind it need: kept from F on where the stage
     /// recomputes, beside `input`; a part of `activation` elsewhere.
     pub context: u64,
-    /// The fp32 gradients of a slice's keys and values, which slices behind it add to.
+    /// The fp32 gradients of a slice's keys and values, which slices behind it add to; with the
+    /// first slice's, the gradients of vectors that slices hand on.
     pub context_gradient: u64,
     /// What B has given back of the activation when it holds the most.
     pub backward_freed: u64,

@@ -4,6 +4,7 @@ mod blocks;
 #[cfg(feature = "cube")]
 mod fused;
 mod hidden;
+mod sliced;
 mod softmax;
 
 use burn::tensor::Tensor;
@@ -17,6 +18,7 @@ use crate::kernels::bf16::attention as half_kernels;
 use crate::split::{DropoutPlace, OpCx, Saved, custom_vjp};
 
 use hidden::MaskedKeys;
+use sliced::SliceKernel;
 
 /// softmax(q·kᵀ/√d, causal)·v for `qkv: [b, s, 3h]`, which holds q, k and v one after another in
 /// its last axis and the heads inside of each (GPT-2's layout); the result is `[b, s, h]`.
@@ -30,10 +32,11 @@ use hidden::MaskedKeys;
 ///
 /// Where the micro-batch has documents ([`Masks::documents`](crate::split::Masks)), a query sees
 /// those keys alone that are of its own document; that keeps no probabilities anywhere. Nor does a
-/// micro-batch with dropout ([`Masks::dropout`](crate::split::Masks)).
+/// micro-batch with dropout ([`Masks::dropout`](crate::split::Masks)), or a slice of a sample
+/// ([`OpCx::slice`]), whose queries see the keys of the slices before it, too.
 ///
 /// # Panics
-/// Panics if `heads` does not divide h.
+/// Panics if `heads` does not divide h, and for a slice off the CPU.
 pub fn attention(qkv: Tensor<3>, heads: usize, cx: &OpCx) -> Tensor<3> {
     grouped_attention(qkv, heads, heads, cx)
 }
@@ -93,6 +96,10 @@ fn attend(
     );
     let dims = Dims { b, s, heads, groups, d: width / parts };
     let plain = qkv.clone().inner();
+    if let Some(slice) = &cx.slice {
+        let kernel = SliceKernel::new(dims, window, place, slice, cx);
+        return sliced::attend(qkv, plain, kernel, slice, cx);
+    }
     let hidden = MaskedKeys::new(window.filter(|window| *window < s), place, cx);
     #[cfg(feature = "cube")]
     if !super::takes_blocks() && FusedAttention::fits(&plain, dims.d) {

@@ -16,7 +16,7 @@ use crate::split::{DropoutPlace, OpCx, custom_vjp};
 pub fn dropout(x: Tensor<3>, place: DropoutPlace<'_>, cx: &OpCx) -> Tensor<3> {
     let Some(dropout) = &cx.masks.dropout else { return x };
     let [_, s, _] = x.dims();
-    let samples = kernels::SampleRows { first: dropout.sample, token: 0, rows: s };
+    let samples = kernels::SampleRows { first: dropout.sample, token: cx.first_token(), rows: s };
     let dropout = dropout.at(place);
     let out = x.clone().inner();
     let out = if cx.output_wanted { apply(out, samples, dropout) } else { out };

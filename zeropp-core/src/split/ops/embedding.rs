@@ -96,18 +96,21 @@ fn by_block<'a, E>(
 }
 
 /// `x: [b, s, h]` plus the first s rows of `w: [T, h]`, the same for every sample; in documents
-/// ([`Masks::documents`](crate::split::Masks)) the first rows again for each.
+/// ([`Masks::documents`](crate::split::Masks)) the first rows again for each. Of a slice of a
+/// sample ([`OpCx::slice`]) the rows of its tokens.
 ///
 /// Keeps nothing F→B. Keeps B→W: s·h fp32 numbers, dY summed over the samples.
 ///
 /// # Panics
-/// Panics if s is above T.
+/// Panics if a token's position is not below T.
 pub fn position_embedding(x: Tensor<3>, w: &Weight<2>, cx: &OpCx) -> Tensor<3> {
     let [_, s, h] = x.dims();
     let [places, _] = w.shape();
-    assert!(s <= places, "sequence of {s} tokens, but only {places} position embeddings");
+    let first = cx.first_token();
+    let end = first + s;
+    assert!(end <= places, "sequence of {end} tokens, but only {places} position embeddings");
     let documents = cx.masks.documents.clone();
-    let rows = w.get().slice([0..s]);
+    let rows = w.get().slice([first..end]);
     let rows = match &documents {
         None => rows.unsqueeze(),
         Some(documents) => rows.select(0, documents.positions_on(&x.device())).reshape(x.dims()),
@@ -135,10 +138,11 @@ pub fn position_embedding(x: Tensor<3>, w: &Weight<2>, cx: &OpCx) -> Tensor<3> {
             let sums = sums.take();
             let host_sums = fast(&sums);
             if let (Some(sums), Some(dw)) = (host_sums, grads.host_mut(w.slot())) {
-                dw.iter_mut().zip(sums.as_slice()).for_each(|(dw, d)| *dw += *d);
+                let dw = dw[first * h..].iter_mut().zip(sums.as_slice());
+                dw.for_each(|(dw, d)| *dw += *d);
                 return;
             }
-            grads.add(w.slot(), padded(sums.reshape([s, h]), places));
+            grads.add(w.slot(), padded(sums.reshape([s, h]), first, places));
         });
         dy
     })
@@ -167,12 +171,13 @@ fn sums_by_position(dy: &Tensor<3>, documents: &Documents) -> Tensor<1> {
     sums.reshape([s * h])
 }
 
-/// `t: [s, h]` with zero rows after it, `[rows, h]`.
-fn padded(t: Tensor<2>, rows: usize) -> Tensor<2> {
+/// `t: [s, h]` with `before` zero rows before it and others behind it, `[rows, h]`.
+fn padded(t: Tensor<2>, before: usize, rows: usize) -> Tensor<2> {
     let [s, h] = t.dims();
     if s == rows {
         return t;
     }
-    let zeros = Tensor::zeros([rows - s, h], (&t.device(), t.dtype()));
-    Tensor::cat(vec![t, zeros], 0)
+    let zeros = |n: usize| Tensor::zeros([n, h], (&t.device(), t.dtype()));
+    let parts = [zeros(before), t.clone(), zeros(rows - s - before)];
+    Tensor::cat(parts.into_iter().filter(|part| part.dims()[0] > 0).collect(), 0)
 }

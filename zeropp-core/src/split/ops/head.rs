@@ -28,7 +28,8 @@ pub use slice::{HeadSlice, SliceLogits, SplitHead, input_gradient, join_sums, su
 /// `targets: [b, s]`; fp32, shape `[1]`. Only the first `ids` rows of W take part.
 ///
 /// Where [`Masks::scored`](crate::split::Masks) is given, the loss is the sum over the tokens whose
-/// target is not [`NOT_SCORED`](crate::split::NOT_SCORED), divided by that.
+/// target is not [`NOT_SCORED`](crate::split::NOT_SCORED), divided by that. The loss of a slice
+/// ([`OpCx::slice`]) has those of the slices before in it, so that the last one's is the sample's.
 ///
 /// Where gradients are wanted they are computed here, in F: W's, if it trains, is added to
 /// [`OpCx::forward_grads`] at once, B only hands on x's. Keeps F→B: the gradient of x. Keeps

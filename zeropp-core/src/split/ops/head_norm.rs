@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::position::{RotaryTurn, turn};
 use super::projections::Turns;
-use super::{Later, fast, halves, link, wants_gradient};
+use super::{VectorSums, fast, halves, link, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::convert::{narrow, widen};
 use crate::kernels::head_norm::{self as kernels, HeadRow};
@@ -40,19 +40,19 @@ pub fn head_norm(
     let turned = turns.map(|turns| turns.of(plain.dims(), cx));
     let (out, rrms) = norms.turned_forward(&plain, turned.as_ref());
     drop(plain);
+    let sums = VectorSums::new([&norms.q, &norms.k], cx);
     if !wants_gradient(&qkv, cx) {
         return out;
     }
     let saved = (cx.keep(&qkv), cx.save(rrms));
     let again = (saved.0.clone(), norms.clone(), turned.clone());
-    let (norms, later) = (norms.clone(), Later::new(cx));
+    let norms = norms.clone();
     let out = link(qkv, out, cx, move |mut dy| {
         if let Some(by) = &turned {
             dy = turn(dy, by, true);
         }
-        let (dx, dq, dk) = norms.backward(dy, saved.0.take(), saved.1.take());
-        later.queue_add(&norms.q, dq);
-        later.queue_add(&norms.k, dk);
+        let (dx, of_weights) = norms.backward(dy, saved.0.take(), saved.1.take(), sums.begun());
+        sums.queue(of_weights);
         dx
     });
     cx.offer(out, move || {
@@ -96,34 +96,34 @@ impl HeadNorms {
         (y, rrms.reshape([b * s * normed]))
     }
 
-    /// The gradients of qkv, of q's weight and of k's.
+    /// The gradients of qkv, and of q's weight and k's, to which the kernels add from `sums` on.
     fn backward(
         &self,
         dy: Tensor<3>,
         qkv: Tensor<3>,
         rrms: Tensor<1>,
-    ) -> (Tensor<3>, Tensor<1>, Tensor<1>) {
+        mut sums: Vec<f32>,
+    ) -> (Tensor<3>, [Tensor<1>; 2]) {
         let ([b, s, _], [d]) = (qkv.dims(), self.q.shape());
         let (q, k) = (self.q.get(), self.k.get());
         let host = (fast(&qkv), fast(&q), fast(&k), fast(&rrms));
         if let (Some(x), Some(q), Some(k), Some(rrms)) = host {
-            let mut sums = vec![0.0; 2 * d];
             let dx = cpu_tensor::map_in_place(dy, |dy| {
                 let [x, q, k, rrms] = [&x, &q, &k, &rrms].map(|x| x.as_slice());
                 kernels::head_norm_backward(dy, x, self.at(), q, k, rrms, &mut sums);
             });
             let dx = dx.expect("gradients live where the values do");
             let dk = sums.split_off(d);
-            return (dx, cpu_tensor::from_vec(sums, [d]), cpu_tensor::from_vec(dk, [d]));
+            return (dx, [sums, dk].map(|sums| cpu_tensor::from_vec(sums, [d])));
         }
         let host = (halves(&dy), halves(&qkv), halves(&q), halves(&k), fast(&rrms));
         if let (Some(wide), Some(x), Some(q), Some(k), Some(rrms)) = host {
             let dims = dy.dims();
             let [mut dy, x, q, k] = [&wide, &x, &q, &k].map(|x| widen(x.as_slice()));
-            let (mut sums, rrms) = (vec![0.0; 2 * d], rrms.as_slice());
+            let rrms = rrms.as_slice();
             kernels::head_norm_backward(&mut dy, &x, self.at(), &q, &k, rrms, &mut sums);
             let (dx, dk) = (cpu_tensor::from_halves(narrow(&dy), dims), sums.split_off(d));
-            return (dx, cpu_tensor::from_vec(sums, [d]), cpu_tensor::from_vec(dk, [d]));
+            return (dx, [sums, dk].map(|sums| cpu_tensor::from_vec(sums, [d])));
         }
         let dtype = dy.dtype();
         let (dy, values) = self.parts(dy);
@@ -136,7 +136,7 @@ impl HeadNorms {
         let (dq, dk) = (sum(0, self.heads), sum(self.heads, self.groups));
         let dhat = dy * self.gamma(q, k);
         let c = (dhat.clone() * hat.clone()).mean_dim(3);
-        (self.joined((dhat - hat * c) * rrms, values, dtype), dq, dk)
+        (self.joined((dhat - hat * c) * rrms, values, dtype), [dq, dk])
     }
 
     /// Queries and keys in fp32, `[b, s, H + G, d]`, and the values as they are.

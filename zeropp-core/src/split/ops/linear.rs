@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{Tensor, bf16 as Half};
 
 use super::columns::column_sums;
-use super::{Later, fast, halves, is_fast, link, products, rows, wants_gradient};
+use super::{Later, VectorSums, fast, halves, is_fast, link, products, rows, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
 use crate::kernels::gemm::{MatRef, add_by_blocks, affine, product};
@@ -63,31 +63,35 @@ pub(super) struct Matrix {
 fn apply<const D: usize>(x: Tensor<D>, m: Matrix, b: Option<&Weight<1>>, cx: &OpCx) -> Tensor<D> {
     let xi = x.clone().inner();
     let out = if cx.output_wanted { m.forward(&xi, b) } else { m.stand_in(&xi) };
+    let bias = b.filter(|b| b.trains()).cloned();
+    let alone = bias.as_ref().filter(|_| !m.w.trains()).map(|bias| VectorSums::new([bias], cx));
     if !wants_gradient(&x, cx) {
         return out;
     }
     drop(xi);
     let saved = m.w.trains().then(|| cx.keep(&x));
-    let bias = b.filter(|b| b.trains()).cloned();
     let later = Later::new(cx);
     link(x, out, cx, move |dy| {
         let dx = m.input_gradient(&dy);
         if let Some(saved) = saved {
             let (x, dy) = (later.stash(saved.take()), later.stash(dy));
             later.queue.push(move |grads| m.weight_gradient(bias.as_ref(), x, dy, grads));
-        } else if let Some(bias) = bias {
-            let out = bias.shape()[0];
-            later.queue_add(&bias, bias_gradient(&dy, 0, out));
+        } else if let Some(alone) = alone {
+            let gradient = bias_gradient(&dy, 0, alone.begun());
+            alone.queue([gradient]);
         }
         dx
     })
 }
 
-/// The gradient of a bias of `out` elements that is added to the columns from `start` on: the sums
-/// of those of dY, `[out]` in fp32.
-pub(super) fn bias_gradient<const D: usize>(dy: &Tensor<D>, start: usize, out: usize) -> Tensor<1> {
-    let width = dy.dims()[D - 1];
-    let mut sums = vec![0.0; out];
+/// The gradient of a bias that is added to the columns from `start` on: the sums of those of dY,
+/// `[out]` in fp32, to which the kernels add from `sums` on.
+pub(super) fn bias_gradient<const D: usize>(
+    dy: &Tensor<D>,
+    start: usize,
+    mut sums: Vec<f32>,
+) -> Tensor<1> {
+    let (width, out) = (dy.dims()[D - 1], sums.len());
     if let Some(dy) = fast(dy) {
         reduce::add_columns(&mut sums, dy.as_slice(), width, start);
     } else if let Some(dy) = halves(dy) {

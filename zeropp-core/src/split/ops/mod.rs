@@ -56,6 +56,7 @@ pub use position::{Rotation, rope};
 pub(crate) use projections::turned;
 pub use projections::{Projection, Turns, projections};
 
+use super::context::SliceVectors;
 use super::vjp::is_tracked;
 use super::{OpCx, Saved, WQueue, Weight, custom_source, custom_vjp};
 use crate::cpu_tensor::{self, CpuTensor};
@@ -129,6 +130,41 @@ impl Later {
         }
         let (slot, g) = (weight.slot(), self.stash(g));
         self.queue.push(move |grads| grads.add(slot, g.take()));
+    }
+}
+
+/// The gradients of vectors that are sums over tokens, of one operation in one forward: where
+/// samples are cut into slices, the B of one goes on with what that of the slice behind it has.
+struct VectorSums<const N: usize> {
+    weights: [Weight<1>; N],
+    slice: Option<SliceVectors<N>>,
+    later: Later,
+}
+
+impl<const N: usize> VectorSums<N> {
+    /// Of these weights. Every forward asks for it, whether gradients are wanted or not.
+    fn new(weights: [&Weight<1>; N], cx: &OpCx) -> Self {
+        let vectors = weights.map(|w| (w.shape()[0], w.trains()));
+        let any = vectors.iter().any(|(_, trains)| *trains);
+        let slice = cx.slice.as_ref().filter(|_| any).map(|slice| slice.vectors(vectors));
+        Self { weights: weights.map(Clone::clone), slice, later: Later::new(cx) }
+    }
+
+    /// What the sums begin with, one vector after the other.
+    fn begun(&self) -> Vec<f32> {
+        let elements = || self.weights.iter().map(|w| w.shape()[0]).sum();
+        self.slice.as_ref().map_or_else(|| vec![0.0; elements()], SliceVectors::begun)
+    }
+
+    /// Queues what is of the whole sample, for those that train.
+    fn queue(self, sums: [Tensor<1>; N]) {
+        let sums = match &self.slice {
+            Some(slice) => slice.hand_on(sums),
+            None => Some(sums),
+        };
+        for (weight, sum) in self.weights.iter().zip(sums.into_iter().flatten()) {
+            self.later.queue_add(weight, sum);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::{Later, fast, halves, link, row_vector, rows, wants_gradient};
+use super::{VectorSums, fast, halves, link, row_vector, rows, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::convert::widen;
 use crate::kernels::bf16::rows as half_rows;
@@ -23,17 +23,17 @@ pub fn layer_norm<const D: usize>(
 ) -> Tensor<D> {
     let xi = x.clone().inner();
     let (out, means, rstds) = layer_norm_forward(&xi, gamma.get(), beta.get(), eps);
+    let sums = VectorSums::new([gamma, beta], cx);
     if !wants_gradient(&x, cx) {
         return out;
     }
     let saved = (cx.keep(&x), cx.save(means), cx.save(rstds));
     let again = (saved.0.clone(), gamma.clone(), beta.clone());
-    let (gamma, beta, later) = (gamma.clone(), beta.clone(), Later::new(cx));
+    let gamma = gamma.clone();
     let out = link(x, out, cx, move |dy| {
-        let (x, means, rstds) = (saved.0.take(), saved.1.take(), saved.2.take());
-        let (dx, dgamma, dbeta) = layer_norm_backward(dy, x, gamma.get(), means, rstds);
-        later.queue_add(&gamma, dgamma);
-        later.queue_add(&beta, dbeta);
+        let (x, rows) = (saved.0.take(), [saved.1.take(), saved.2.take()]);
+        let (dx, of_weights) = layer_norm_backward(dy, x, gamma.get(), rows, sums.begun());
+        sums.queue(of_weights);
         dx
     });
     cx.offer(out, move || {
@@ -78,37 +78,36 @@ fn layer_norm_forward<const D: usize>(
     (y.cast(x.dtype()).reshape(x.dims()), mean.reshape([n]), rstd.reshape([n]))
 }
 
+/// The gradients of x, and of gamma and beta, to which the kernels add from `sums` on.
 fn layer_norm_backward<const D: usize>(
     dy: Tensor<D>,
     x: Tensor<D>,
     gamma: Tensor<1>,
-    means: Tensor<1>,
-    rstds: Tensor<1>,
-) -> (Tensor<D>, Tensor<1>, Tensor<1>) {
+    [means, rstds]: [Tensor<1>; 2],
+    mut sums: Vec<f32>,
+) -> (Tensor<D>, [Tensor<1>; 2]) {
     let dims = x.dims();
     let h = dims[D - 1];
     let host_inputs = (fast(&x), fast(&gamma), fast(&means), fast(&rstds));
     if let (Some(x), Some(g), Some(m), Some(r)) = host_inputs {
-        let mut sums = vec![0.0; 2 * h];
         let [x, g, m, r] = [&x, &g, &m, &r].map(|t| t.as_slice());
         let dx = cpu_tensor::map_in_place(dy, |dy| {
             norm::layer_norm_backward(dy, x, g, m, r, &mut sums);
         });
         let dx = dx.expect("gradients live where the values do");
         let dbeta = sums.split_off(h);
-        return (dx, cpu_tensor::from_vec(sums, [h]), cpu_tensor::from_vec(dbeta, [h]));
+        return (dx, [sums, dbeta].map(|sums| cpu_tensor::from_vec(sums, [h])));
     }
     if let (Some(x), Some(g)) = (halves(&x), halves(&gamma)) {
         let g = widen(g.as_slice());
         let [m, r] = [&means, &rstds].map(|v| fast(v).expect("made by the forward"));
-        let mut sums = vec![0.0; 2 * h];
         let dx = cpu_tensor::map_halves_in_place(dy, |dy| {
             let (m, r) = (m.as_slice(), r.as_slice());
             half_rows::layer_norm_backward(dy, x.as_slice(), &g, m, r, &mut sums);
         });
         let dx = dx.expect("gradients live where the values do");
         let dbeta = sums.split_off(h);
-        return (dx, cpu_tensor::from_vec(sums, [h]), cpu_tensor::from_vec(dbeta, [h]));
+        return (dx, [sums, dbeta].map(|sums| cpu_tensor::from_vec(sums, [h])));
     }
     let dtype = dy.dtype();
     let n = means.dims()[0];
@@ -117,7 +116,7 @@ fn layer_norm_backward<const D: usize>(
         let (dy, x, gamma) = (rows(dy), rows(x), for_kernel(gamma, dtype));
         let (dx, sums) = crate::cube::layer_norm_backward(dy, x, gamma, means, rstds);
         let dbeta = sums.clone().narrow(0, h, h);
-        return (dx.reshape(dims), sums.narrow(0, 0, h), dbeta);
+        return (dx.reshape(dims), [sums.narrow(0, 0, h), dbeta]);
     }
     let rstd = rstds.reshape([n, 1]);
     let hat = (rows(x).cast(DType::F32) - means.reshape([n, 1])) * rstd.clone();
@@ -127,7 +126,7 @@ fn layer_norm_backward<const D: usize>(
     let dhat = dy * row_vector(gamma);
     let c1 = dhat.clone().mean_dim(1);
     let c2 = (dhat.clone() * hat.clone()).mean_dim(1);
-    (((dhat - c1 - hat * c2) * rstd).cast(dtype).reshape(dims), dgamma, dbeta)
+    (((dhat - c1 - hat * c2) * rstd).cast(dtype).reshape(dims), [dgamma, dbeta])
 }
 
 /// x/√(mean(x²) + eps)·γ over the last dimension h of `x`; `gamma: [h]`.
@@ -137,15 +136,17 @@ fn layer_norm_backward<const D: usize>(
 pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: &Weight<1>, eps: f64, cx: &OpCx) -> Tensor<D> {
     let xi = x.clone().inner();
     let (out, rrms) = rms_norm_forward(&xi, gamma.get(), eps);
+    let sums = VectorSums::new([gamma], cx);
     if !wants_gradient(&x, cx) {
         return out;
     }
     let saved = (cx.keep(&x), cx.save(rrms));
     let again = (saved.0.clone(), gamma.clone());
-    let (gamma, later) = (gamma.clone(), Later::new(cx));
+    let gamma = gamma.clone();
     let out = link(x, out, cx, move |dy| {
-        let (dx, dgamma) = rms_norm_backward(dy, saved.0.take(), gamma.get(), saved.1.take());
-        later.queue_add(&gamma, dgamma);
+        let (x, rrms) = (saved.0.take(), saved.1.take());
+        let (dx, dgamma) = rms_norm_backward(dy, x, gamma.get(), rrms, sums.begun());
+        sums.queue([dgamma]);
         dx
     });
     cx.offer(out, move || rms_norm_forward(&again.0.take(), again.1.get(), eps).0)
@@ -178,16 +179,17 @@ fn rms_norm_forward<const D: usize>(
     (y.cast(x.dtype()).reshape(x.dims()), rrms.reshape([n]))
 }
 
+/// The gradients of x, and of gamma, to which the kernels add from `dgamma` on.
 fn rms_norm_backward<const D: usize>(
     dy: Tensor<D>,
     x: Tensor<D>,
     gamma: Tensor<1>,
     rrms: Tensor<1>,
+    mut dgamma: Vec<f32>,
 ) -> (Tensor<D>, Tensor<1>) {
     let dims = x.dims();
     let h = dims[D - 1];
     if let (Some(x), Some(g), Some(r)) = (fast(&x), fast(&gamma), fast(&rrms)) {
-        let mut dgamma = vec![0.0; h];
         let [x, g, r] = [&x, &g, &r].map(|t| t.as_slice());
         let dx = cpu_tensor::map_in_place(dy, |dy| {
             norm::rms_norm_backward(dy, x, g, r, &mut dgamma);
@@ -196,7 +198,7 @@ fn rms_norm_backward<const D: usize>(
         return (dx, cpu_tensor::from_vec(dgamma, [h]));
     }
     if let (Some(x), Some(g), Some(r)) = (halves(&x), halves(&gamma), fast(&rrms)) {
-        let (g, mut dgamma) = (widen(g.as_slice()), vec![0.0; h]);
+        let g = widen(g.as_slice());
         let dx = cpu_tensor::map_halves_in_place(dy, |dy| {
             half_rows::rms_norm_backward(dy, x.as_slice(), &g, r.as_slice(), &mut dgamma);
         });

@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+#[cfg(feature = "cube")]
+use burn::tensor::Int;
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use parking_lot::Mutex;
 
 use super::{halves, is_fast, is_tracked};

@@ -8,7 +8,7 @@ use burn::tensor::{Tensor, bf16 as Half};
 use super::columns::column_sums;
 use super::linear::{bias_gradient, packed, row_block};
 use super::position::{RotaryTurn, Rotation, turn};
-use super::{Later, fast, halves, is_tracked, link, products, rows, wants_gradient};
+use super::{Later, VectorSums, fast, halves, is_tracked, link, products, rows, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat};
 use crate::kernels::gemm::{MatMut, MatRef, StoreMode, add_by_blocks, gemm};
@@ -75,10 +75,11 @@ pub fn projections(
     if let Some(by) = &turned {
         out = turn(out, by, false);
     }
+    let trains = maps.maps.iter().any(|(_, map)| map.weight.trains());
+    let biases = if trains { Vec::new() } else { maps.biases(cx) };
     if !wants_gradient(&x, cx) {
         return out;
     }
-    let trains = maps.maps.iter().any(|(_, map)| map.weight.trains());
     drop(xi);
     let (saved, later) = (trains.then(|| cx.keep(&x)), Later::new(cx));
     link(x, out, cx, move |mut dy| {
@@ -91,7 +92,12 @@ pub fn projections(
                 let (x, dy) = (later.stash(saved.take()), later.stash(dy));
                 later.queue.push(move |grads| maps.weight_gradient(x, dy, grads));
             }
-            None => maps.queue_biases(&dy, &later),
+            None => {
+                for (start, sums) in biases {
+                    let gradient = bias_gradient(&dy, start, sums.begun());
+                    sums.queue([gradient]);
+                }
+            }
         }
         dx
     })
@@ -230,13 +236,14 @@ impl ProjectionMaps {
         cpu_tensor::from_vec(dx, dims)
     }
 
-    /// Queues the gradients of the biases that train, where no weight does.
-    fn queue_biases(&self, dy: &Tensor<3>, later: &Later) {
-        for (start, map) in &self.maps {
-            if let Some(bias) = map.bias.as_ref().filter(|bias| bias.trains()) {
-                later.queue_add(bias, bias_gradient(dy, *start, bias.shape()[0]));
-            }
-        }
+    /// What becomes the gradients of the biases that train, where no weight does, and the first
+    /// column of each.
+    fn biases(&self, cx: &OpCx) -> Vec<(usize, VectorSums<1>)> {
+        let trained = |(start, map): &(usize, Projection)| {
+            let bias = map.bias.as_ref().filter(|bias| bias.trains())?;
+            Some((*start, VectorSums::new([bias], cx)))
+        };
+        self.maps.iter().filter_map(trained).collect()
     }
 
     /// W: dW += xᵀ·dY, db += column sums of dY, map by map; in fp32 as for one linear map.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use burn::tensor::{Int, Tensor, bf16 as Half};
 use zeropp_model::head::{block_rows, workspace_bytes};
 
-use super::super::{fast, halves, loss};
+use super::super::{fast, halves};
 use super::chunks::ChunkedHead;
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
@@ -40,7 +40,7 @@ impl ChunkedHead<'_> {
         let w = fast(&w).expect("as x");
         let w = w.as_slice();
         let _held = self.chunk_workspace(size_of::<f32>());
-        let mut sum = 0.0;
+        let mut sum = self.begun();
         for tokens in self.chunks(n) {
             let (c, targets) = (tokens.len(), &targets[tokens.clone()]);
             let x = &x[tokens.start * h..tokens.end * h];
@@ -61,7 +61,7 @@ impl ChunkedHead<'_> {
                 false => grads.dx.extend(dx.done()),
             }
         }
-        loss::mean(sum, self.divisor(n))
+        self.loss(sum, n)
     }
 
     /// The logits of a chunk of tokens `x: [c, h]` for its own blocks.
@@ -114,7 +114,7 @@ impl ChunkedHead<'_> {
         let w = &w.as_slice()[..self.rows() * h];
         let _held = self.chunk_workspace(size_of::<Half>());
         let held = sink.map(|_| self.cx.workspace(size_of_val(x)));
-        let (mut sum, mut dx) = (0.0, Vec::new());
+        let (mut sum, mut dx) = (self.begun(), Vec::new());
         for tokens in self.chunks(n) {
             let (c, targets) = (tokens.len(), &targets[tokens.clone()]);
             let x = Mat::new(&x[tokens.start * h..tokens.end * h], c, h);
@@ -139,7 +139,7 @@ impl ChunkedHead<'_> {
         }
         drop(held);
         let dx = sink.map(|_| self.cx.save(cpu_tensor::from_halves(dx, dims)));
-        (loss::mean(sum, self.divisor(n)), dx)
+        (self.loss(sum, n), dx)
     }
 
     /// The logits of a chunk of tokens `x: [c, h]` for its own blocks.

@@ -7,7 +7,7 @@ use burn::tensor::{Int, Tensor};
 use zeropp_model::head::{blocks, head_chunk};
 
 use super::super::{halves, is_fast, loss};
-use crate::split::{OpCx, Weight};
+use crate::split::{OpCx, SliceCx, Weight};
 
 thread_local! {
     static CHUNK: Cell<Option<usize>> = const { Cell::new(None) };
@@ -52,9 +52,24 @@ impl<'a> ChunkedHead<'a> {
         self.id_blocks().map(move |ids| ids.start - first..ids.end - first)
     }
 
-    /// The divisor of the loss of `n` tokens.
+    /// The divisor of the loss of `n` tokens, those of a whole sample where they are a slice of it.
     pub(super) fn divisor(&self, n: usize) -> f64 {
+        let n = self.cx.slice.as_ref().map_or(n, SliceCx::sample_tokens);
         self.cx.masks.scored.unwrap_or(n as f64)
+    }
+
+    /// The loss of `n` tokens, of which `sum` has the sum over those of the slice, if it is one,
+    /// and its sample's slices before: they add to that.
+    pub(super) fn loss(&self, sum: f64, n: usize) -> Tensor<1> {
+        if let Some(slice) = &self.cx.slice {
+            slice.with_loss(|of_sample| *of_sample = sum);
+        }
+        loss::mean(sum, self.divisor(n))
+    }
+
+    /// What the sum of the loss begins with: that of the sample's slices before.
+    pub(super) fn begun(&self) -> f64 {
+        self.cx.slice.as_ref().map_or(0.0, |slice| slice.with_loss(|of_sample| *of_sample))
     }
 
     pub(super) fn known(&self, targets: Tensor<2, Int>) -> Vec<usize> {

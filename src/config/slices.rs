@@ -1,0 +1,74 @@
+//! What runs with samples in slices cannot do yet, as far as the settings say it.
+
+use std::fmt::Display;
+
+use super::validate::{MICRO_BATCHES_MAX, check};
+use super::{Config, ConfigError, DeviceKind, Reschedule, SliceCut};
+
+/// The shortest sample that is cut: attention of shorter ones keeps its probabilities.
+const SAMPLE_MIN: usize = 512;
+
+impl Config {
+    /// Refuses settings that cannot stand beside slices.
+    pub(crate) fn check_slices(&self) -> Result<(), ConfigError> {
+        let n = self.slices;
+        check(n > 0, || {
+            ConfigError::value("slices", n, "at least 1 is needed", "use 1: whole samples")
+        })?;
+        if n == 1 {
+            return check(self.slice_cut == SliceCut::Work, || {
+                let problem = "samples are whole, as slices is 1";
+                ConfigError::value("slice-cut", self.slice_cut, problem, "leave it out")
+            });
+        }
+        let most = MICRO_BATCHES_MAX / self.micro_batches().max(1);
+        check(n <= most, || {
+            let problem = "makes more micro-batches of a step than a schedule may have";
+            ConfigError::value("slices", n, problem, format!("use 1 to {most}"))
+        })?;
+        check(self.seq >= SAMPLE_MIN, || {
+            let problem = format!(
+                "cuts samples of seq = {} tokens, which have fewer than {SAMPLE_MIN}",
+                self.seq
+            );
+            ConfigError::value("slices", n, problem, "use 1, or longer samples")
+        })?;
+        self.check_beside_slices()
+    }
+
+    /// What else there is beside slices, and runs cannot do with them yet.
+    fn check_beside_slices(&self) -> Result<(), ConfigError> {
+        let refused = |what: &str, value: &dyn Display, works: &str| {
+            let problem = format!("runs cannot do it with {what} = {value} yet");
+            let help = format!("use 1, or {what} = {works}");
+            Err(ConfigError::value("slices", self.slices, problem, help))
+        };
+        if self.micro_batch_size > 1 {
+            return refused("micro-batch-size", &self.micro_batch_size, "1");
+        }
+        if self.device != DeviceKind::Cpu {
+            return refused("device", &self.device, "cpu");
+        }
+        if self.document_mask {
+            return refused("document-mask", &true, "false");
+        }
+        if self.reschedule != Reschedule::Off {
+            return refused("reschedule", &self.reschedule, "off");
+        }
+        if let Some(first) = self.recompute_first {
+            return refused("recompute:first", &first, "all");
+        }
+        if let Some(blocks) = self.head_split.as_ref().filter(|text| *text != "off") {
+            return refused("head-split", blocks, "off");
+        }
+        let emulate = ("emulate", &self.emulate);
+        let files = [("costs", &self.costs), ("save-costs", &self.save_costs), emulate];
+        for (what, file) in files {
+            let Some(file) = file else { continue };
+            let problem = format!("runs cannot do it with {what} = {} yet", file.display());
+            let help = format!("use 1, or leave {what} out");
+            return Err(ConfigError::value("slices", self.slices, problem, help));
+        }
+        Ok(())
+    }
+}

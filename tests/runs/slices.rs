@@ -1,0 +1,318 @@
+//! Samples that are cut into slices: the bits of whole samples, whatever the number of slices, the
+//! layout and the order, and the memory that is predicted.
+
+use std::path::Path;
+
+use crate::common::{Run, assert_same_bits, llama, run, run_saving_all, text_file, tiny};
+use crate::masks::masked;
+use zeropp::config::{
+    OptimizerSync, Precision, Recompute, Reschedule, Resume, SliceCut, Tokenizer,
+};
+use zeropp::meter::MemoryKind;
+use zeropp::{Config, Trainer};
+
+/// Samples of 864 tokens: up to four slices, of which the last one has 96.
+fn small() -> Config {
+    Config {
+        layers: 4,
+        hidden: 16,
+        seq: 864,
+        micro_batches: Some(2),
+        unit: Some(1),
+        steps: 2,
+        ..tiny()
+    }
+}
+
+fn layout(config: &Config, pp: usize, v: usize) -> Config {
+    Config { pp, virtual_stages: Some(v), ..config.clone() }
+}
+
+fn of_kind(config: &Config, schedule: &str) -> Config {
+    Config { schedule: schedule.into(), unit: None, ..config.clone() }
+}
+
+fn sliced(config: &Config, slices: usize) -> Config {
+    Config { slices, ..config.clone() }
+}
+
+/// Peaks of every kind, and of all together, are as predicted.
+fn assert_memory(run: &Run, what: &str) {
+    let summary = &run.summary;
+    for kind in MemoryKind::ALL {
+        let (measured, predicted) =
+            (summary.peak_bytes.get(kind), summary.predicted_bytes.get(kind));
+        assert_eq!(measured, predicted, "{what}: {kind:?} measured, then predicted");
+    }
+    let [measured, predicted] = [summary.at_once_bytes, summary.predicted_at_once_bytes];
+    assert_eq!(measured, predicted, "{what}: at once");
+}
+
+/// The bits of `reference`, and the predicted memory.
+fn check(reference: &Run, config: Config) {
+    let what = format!(
+        "{} {} pp {} virtual {:?} zero3 {} dp {} recompute {} {} slices {}",
+        config.model,
+        config.precision,
+        config.pp,
+        config.virtual_stages,
+        config.zero3,
+        config.dp,
+        config.recompute,
+        config.schedule,
+        config.slices
+    );
+    let run = run(config);
+    assert_same_bits(reference, &run, &what);
+    assert_memory(&run, &what);
+}
+
+#[test]
+fn twenty_steps_have_the_bits_of_whole_samples() {
+    let base = Config { steps: 20, ..small() };
+    let reference = run(base.clone());
+    assert!(reference.summary.last_loss < reference.summary.first_loss);
+    check(&reference, sliced(&base, 2));
+    check(&reference, sliced(&layout(&base, 2, 2), 4));
+    check(&reference, sliced(&of_kind(&layout(&base, 4, 1), "interleaved-zb"), 4));
+}
+
+#[test]
+fn layouts_orders_and_cuts_have_the_bits_of_whole_samples() {
+    let reference = run(small());
+    for slices in [2, 4] {
+        for (pp, v) in [(1, 1), (1, 4), (2, 1), (2, 2), (4, 1)] {
+            check(&reference, sliced(&layout(&small(), pp, v), slices));
+        }
+        for (pp, v) in [(1, 2), (2, 1), (2, 2)] {
+            let rounds = of_kind(&layout(&small(), pp, v), "interleaved-zb");
+            check(&reference, sliced(&rounds, slices));
+        }
+        let tokens = Config { slice_cut: SliceCut::Tokens, ..layout(&small(), 2, 2) };
+        check(&reference, sliced(&tokens, slices));
+    }
+    // One unit, as 1F1B has it.
+    let base = Config { micro_batches: Some(3), unit: Some(3), ..small() };
+    let reference = run(base.clone());
+    for (pp, slices) in [(1, 2), (2, 2), (4, 4)] {
+        check(&reference, sliced(&of_kind(&layout(&base, pp, 1), "1f1b"), slices));
+        check(&reference, sliced(&layout(&base, pp, 1), slices));
+    }
+}
+
+#[test]
+fn recomputation_of_slices_changes_nothing_and_is_predicted() {
+    let reference = run(small());
+    for (pp, v) in [(1, 1), (1, 2), (2, 2), (2, 1), (4, 1)] {
+        for recompute in [Recompute::Selective, Recompute::Full] {
+            for slices in [2, 4] {
+                let base = Config { recompute, ..layout(&small(), pp, v) };
+                check(&reference, sliced(&base, slices));
+            }
+        }
+    }
+    let rounds = Config { recompute: Recompute::Full, ..layout(&small(), 2, 2) };
+    check(&reference, sliced(&of_kind(&rounds, "interleaved-zb"), 4));
+}
+
+/// A tiny Mistral whose window is shorter than its samples, and no multiple of blocks.
+const SLIDING: &str = r#"{"model_type": "mistral", "hidden_size": 16, "num_hidden_layers": 4,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 24, "vocab_size": 256,
+    "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "hidden_act": "silu", "sliding_window": 300, "tie_word_embeddings": false}"#;
+
+fn sliding(dir: &Path) -> Config {
+    let (model, toml) = (dir.join("config.json"), dir.join("run.toml"));
+    std::fs::write(&model, SLIDING).unwrap();
+    let text = format!("model = {:?}\nlayers = 4\nseq = 864", model.to_str().unwrap());
+    std::fs::write(&toml, text).unwrap();
+    let loaded = Config::load(&toml).unwrap();
+    let Config { micro_batches, unit, steps, lr, warmup, virtual_stages, .. } = small();
+    Config { micro_batches, unit, steps, lr, warmup, virtual_stages, ..loaded }
+}
+
+#[test]
+fn families_dropout_windows_and_bf16_have_the_bits_of_whole_samples() {
+    let dir = tempfile::tempdir().unwrap();
+    let bf16 = |config: Config| Config { precision: Precision::Bf16, ..config };
+    let dropped = |config: Config| Config { dropout: 0.2, ..config };
+    let windowed = sliding(dir.path());
+    let bases = [
+        llama(small()),
+        bf16(small()),
+        bf16(llama(small())),
+        dropped(small()),
+        dropped(bf16(llama(small()))),
+        windowed.clone(),
+        bf16(windowed.clone()),
+        dropped(windowed),
+        Config { model: "qwen3".into(), ..llama(small()) },
+        Config { tied: true, ..small() },
+    ];
+    for base in bases {
+        let reference = run(base.clone());
+        check(&reference, sliced(&base, 2));
+        let full = Config { recompute: Recompute::Full, ..layout(&base, 2, 2) };
+        check(&reference, sliced(&full, 4));
+        let selective = Config { recompute: Recompute::Selective, ..base };
+        check(&reference, sliced(&selective, 4));
+    }
+}
+
+/// Vectors that train beside frozen matrices, and adapters.
+#[test]
+fn frozen_weights_and_adapters_have_the_bits_of_whole_samples() {
+    let bases = [
+        Config {
+            freeze: Some("h.*.attn.c_attn.weight,h.*.mlp.c_fc.weight,h.*.ln_1".into()),
+            ..small()
+        },
+        Config { lora_rank: 4, lora_targets: Some("all".into()), ..llama(small()) },
+    ];
+    for base in bases {
+        let reference = run(base.clone());
+        check(&reference, sliced(&base, 4));
+        check(&reference, sliced(&layout(&base, 2, 2), 2));
+    }
+}
+
+#[test]
+fn shards_replicas_and_threads_have_the_bits_of_whole_samples() {
+    for (zero3, dp, zero1) in [(2, 1, false), (1, 2, false), (2, 2, true)] {
+        let base = Config { zero3, dp, zero1, ..small() };
+        let reference = run(base.clone());
+        check(&reference, sliced(&layout(&base, 2, 2), 4));
+        let gradients = |config: Config| Trainer::new(config).unwrap().first_gradients().unwrap().1;
+        assert!(gradients(base.clone()) == gradients(sliced(&base, 2)), "of the first step");
+    }
+    let reference = run(small());
+    check(&reference, sliced(&Config { threads: Some(2), ..small() }, 4));
+    // Replicas with other numbers of samples.
+    let uneven = Config { dp: 2, global_batch: Some("3".into()), micro_batches: None, ..small() };
+    let reference = run(uneven.clone());
+    check(&reference, sliced(&layout(&uneven, 2, 1), 2));
+}
+
+#[test]
+fn updates_that_are_validated_late_have_the_bits_of_whole_samples() {
+    let base = Config { steps: 4, clip: 0.1, ..small() };
+    let reference = run(base.clone());
+    for (pp, v) in [(2, 1), (2, 2)] {
+        let late = Config { optimizer_sync: OptimizerSync::Late, ..layout(&base, pp, v) };
+        let what = format!("late, pp {pp} virtual {v}");
+        assert_same_bits(&reference, &run(sliced(&late, 4)), &what);
+    }
+}
+
+#[test]
+fn masks_and_validation_losses_of_slices_are_those_of_whole_samples() {
+    let dir = tempfile::tempdir().unwrap();
+    let ids: Vec<u16> = (0..4000u32).map(|i| (i * i % 251) as u16).collect();
+    let data = Some(masked(dir.path(), &ids, |i| i % 3 == 0 || i % 1000 < 100));
+    let scored = Config { data, tokenizer: Tokenizer::U16, vocab: Some(256), ..small() };
+    let reference = run(scored.clone());
+    assert!(reference.steps[0].scored_tokens.unwrap() < 2 * 864);
+    check(&reference, sliced(&layout(&scored, 2, 2), 4));
+    let text = Some(text_file(&dir, 12_000));
+    let split = Some("7,3".into());
+    let evaluated =
+        Config { data: text, split, eval_every: 1, eval_steps: 1, ..layout(&small(), 2, 2) };
+    let losses = |run: &Run| -> Vec<u64> {
+        run.steps.iter().map(|step| step.eval.unwrap().loss.to_bits()).collect()
+    };
+    for recompute in [Recompute::None, Recompute::Full] {
+        let base = Config { recompute, ..evaluated.clone() };
+        let (whole, cut) = (run(base.clone()), run(sliced(&base, 4)));
+        assert_same_bits(&whole, &cut, "evaluated");
+        assert_eq!(losses(&whole), losses(&cut));
+    }
+}
+
+/// Checkpoints do not know of slices.
+#[test]
+fn a_run_of_slices_goes_on_with_whole_samples_and_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = Config { steps: 4, ..small() };
+    let reference = run(base.clone());
+    for (name, first, then) in [("a", 4, 1), ("b", 1, 4), ("c", 2, 4)] {
+        let save = Some(dir.path().join(name));
+        let base = Config { save, save_every: 2, keep: 9, ..base.clone() };
+        let whole = run_saving_all(sliced(&layout(&base, 2, 1), first));
+        assert_same_bits(&reference, &whole, name);
+        let rounds = of_kind(&layout(&base, 1, 2), "interleaved-zb");
+        let base = if then > 1 { rounds } else { Config { unit: None, ..base } };
+        let on = Config { resume: Resume::Step(2), ..sliced(&base, then) };
+        let rest = run(on);
+        let half = Run { steps: reference.steps[2..].to_vec(), ..run_of(&reference) };
+        assert_same_bits(&half, &rest, &format!("{first} to {then} slices"));
+    }
+}
+
+fn run_of(run: &Run) -> Run {
+    Run { steps: Vec::new(), summary: run.summary.clone(), weights: run.weights.clone() }
+}
+
+/// With a sample in four slices, four ranks hold what one and a bit of a sample take together; 1F1B
+/// holds four samples on the first.
+#[test]
+fn slices_hold_less_than_whole_samples() {
+    let base = Config { seq: 1024, micro_batches: Some(4), ..small() };
+    let activation = |config: Config| run(config).summary.peak_bytes.activation as f64;
+    let whole = activation(of_kind(&layout(&base, 4, 1), "1f1b"));
+    let cut = activation(sliced(&of_kind(&layout(&base, 4, 1), "interleaved-zb"), 4));
+    assert!(cut < 0.7 * whole, "{cut} of {whole}");
+}
+
+#[test]
+fn what_slices_cannot_do_yet_is_refused_by_name() {
+    let refused = |config: Config| Trainer::new(config).err().expect("refused").to_string();
+    let base = sliced(&small(), 4);
+    let cases = [
+        (Config { slices: 0, ..small() }, "schedule:slices = 0: at least 1 is needed"),
+        (
+            Config { slices: 5, ..small() },
+            "schedule:slices = 5: a sample of 864 tokens has 4 blocks",
+        ),
+        (Config { seq: 500, ..base.clone() }, "schedule:slices = 4: cuts samples of seq = 500"),
+        (
+            Config { seq: 800, ..base.clone() },
+            "schedule:slices = 4: cuts samples of seq = 800 tokens into slices of [256, 256, 256, \
+             32]; the last one has to have 96 or more",
+        ),
+        (
+            Config { micro_batch_size: 2, ..base.clone() },
+            "schedule:slices = 4: runs cannot do it with micro-batch-size = 2 yet; use 1, or",
+        ),
+        (
+            Config { reschedule: Reschedule::Auto, pp: 2, ..base.clone() },
+            "schedule:slices = 4: runs cannot do it with reschedule = auto yet",
+        ),
+        (
+            Config { head_split: Some("2,2".into()), pp: 2, ..base.clone() },
+            "schedule:slices = 4: runs cannot do it with head-split = 2,2 yet",
+        ),
+        (
+            Config { slice_cut: SliceCut::Tokens, ..small() },
+            "schedule:slice-cut = tokens: samples are whole, as slices is 1; leave it out",
+        ),
+        (
+            Config { model: "mixtral".into(), ..llama(base.clone()) },
+            "schedule:slices = 4: model.layers.0 of this model computes on whole samples alone",
+        ),
+        (
+            Config { lora_rank: 2, ..base.clone() },
+            "schedule:slices = 4: h.0.attn.c_attn.lora_A.weight has a side of 2, and products of \
+             fewer than 3 columns have bits of their own",
+        ),
+        (
+            Config { vocab: Some(258), ..base.clone() },
+            "schedule:slices = 4: the head of 258 token ids ends in a block of 2, and products",
+        ),
+    ];
+    for (config, message) in cases {
+        let text = refused(config);
+        assert!(text.starts_with(message), "{text}");
+    }
+    let zb_v = refused(Config { pp: 2, virtual_stages: None, ..of_kind(&base, "zb-v") });
+    assert!(zb_v.contains("schedule zb-v has whole samples only"), "{zb_v}");
+}
