@@ -10,6 +10,7 @@ use zeropp_comm::{CommResult, Communicator};
 use zeropp_core::meter::Meter;
 use zeropp_pipeline::executor::emulated::{EmulatedClock, EmulatedLinks, EmulatedWorker, Spent};
 use zeropp_pipeline::executor::{Executor, Instruments, StatusBoard};
+use zeropp_pipeline::head::HeadTree;
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::simulate::Costs;
 use zeropp_pipeline::timeline::{Computed, RankTimeline, Span, bubble};
@@ -30,6 +31,8 @@ pub(super) struct EmulationShared {
     pub(super) mesh: Mesh,
     pub(super) programs: Arc<Programs>,
     pub(super) costs: Arc<Costs>,
+    /// The costs from a step on, where they change.
+    pub(super) later: Option<(u64, Arc<Costs>)>,
     /// Where programs are exchanged.
     pub(super) exchangeable: Option<Exchangeable>,
     pub(super) offered: Offered,
@@ -87,6 +90,7 @@ pub(super) fn run_rank(
         CommResult::Ok(all)
     };
     for step in 1..=shared.steps {
+        change_costs(shared, step, &mut executor.worker);
         // Where no barrier ends a step, the next one begins at once.
         if step == 1 || !late {
             start = common_start(&*world, &clock)?;
@@ -135,6 +139,13 @@ pub(super) fn run_rank(
     Ok(end)
 }
 
+/// Has the worker take other costs before the step from which on they hold.
+fn change_costs(shared: &EmulationShared, step: u64, worker: &mut EmulatedWorker) {
+    if let Some((_, costs)) = shared.later.as_ref().filter(|(from, _)| *from == step) {
+        worker.take_costs(costs.clone());
+    }
+}
+
 fn rescheduling(shared: &EmulationShared, rank: usize) -> Option<Rescheduling> {
     let here: Vec<usize> = (0..shared.mesh.world()).collect();
     let exchangeable = shared.exchangeable.clone();
@@ -171,14 +182,21 @@ fn build(
     clock: &Arc<EmulatedClock>,
 ) -> Executor<EmulatedWorker> {
     let program = shared.programs.of(groups.coords.dp);
-    let costs = &shared.costs;
-    let links = EmulatedLinks::new(groups.pipeline.clone(), costs.clone(), clock.clone());
+    let (costs, head) = (&shared.costs, HeadTree::of(program));
+    let worker = EmulatedWorker::new(
+        costs.clone(),
+        clock.clone(),
+        groups.clone(),
+        program.stages(),
+        head.as_ref(),
+    );
+    let links = EmulatedLinks::new(groups.pipeline.clone(), costs.clone(), clock.clone(), head);
     Executor::new(
         program,
         Arc::new(links),
         groups.world.rank(),
         Instruments { meter: Meter::new(), status: shared.status.clone(), epoch: shared.epoch },
-        EmulatedWorker::new(costs.clone(), clock.clone(), groups.clone()),
+        worker,
     )
 }
 

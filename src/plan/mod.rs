@@ -21,4 +21,5 @@ pub(crate) mod replicas;
 pub(crate) mod reschedule;
 pub(crate) mod schedule_file;
 pub(crate) mod sizes;
+pub(crate) mod split;
 pub(crate) mod times;

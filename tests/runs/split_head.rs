@@ -15,7 +15,7 @@ const IDS: usize = 1000;
 const BLOCKS: usize = 8;
 
 fn small() -> Config {
-    Config { vocab: Some(IDS), layers: 4, steps: 4, ..tiny() }
+    Config { vocab: Some(IDS), layers: 4, steps: 20, ..tiny() }
 }
 
 /// The same with slices of so many blocks, one for each pipeline rank.
@@ -225,6 +225,73 @@ fn a_validation_loss_of_slices_has_the_bits_of_the_whole_head() {
     }
 }
 
+/// A head that takes as long as three layers.
+fn large() -> Config {
+    let split = Config { vocab: Some(4000), hidden: 64, seq: 64, steps: 3, ..small() };
+    Config { pp: 2, ..split }
+}
+
+fn notes(config: &Config) -> Vec<String> {
+    let notes = Trainer::new(config.clone()).unwrap().plan().notes.clone();
+    notes.into_iter().filter(|note| note.starts_with("head-split = auto: ")).collect()
+}
+
+#[test]
+fn a_large_head_is_split_by_default_and_no_bit_depends_on_it() {
+    let whole = Config { head_split: Some("off".into()), ..large() };
+    assert_eq!(notes(&whole), [""; 0]);
+    let said = notes(&large());
+    assert!(said.len() == 1 && said[0].contains("ranks have "), "{said:?}");
+    let auto = Config { head_split: Some("auto".into()), ..large() };
+    assert_eq!(notes(&auto), said);
+    assert!(!Trainer::new(large()).unwrap().schedule().head_blocks.is_empty());
+    check(&run(whole), large());
+}
+
+/// It stays whole without a word where it is small, and with one where this run cannot split it.
+#[test]
+fn a_head_that_is_small_or_cannot_be_split_stays_whole() {
+    for small in [
+        Config { hidden: 16, seq: 8, ..large() },
+        Config { vocab: Some(1920), ..large() },
+        Config { layers: 16, vocab: Some(2100), ..large() },
+        Config { schedule: "zb-v".into(), unit: None, virtual_stages: None, ..large() },
+        Config { pp: 1, ..large() },
+    ] {
+        assert_eq!(notes(&small), [""; 0], "{} ids of {}", small.vocab.unwrap(), small.hidden);
+        assert!(Trainer::new(small).unwrap().schedule().head_blocks.is_empty());
+    }
+    for (config, why) in [
+        (Config { tied: true, ..large() }, "this model's head shares its weight"),
+        (Config { optimizer_sync: OptimizerSync::Late, ..large() }, "with optimizer-sync = late"),
+    ] {
+        let said = notes(&config);
+        assert!(said.len() == 1 && said[0].contains("stays whole"), "{said:?}");
+        assert!(said[0].contains(why), "{said:?}");
+        assert!(Trainer::new(config).unwrap().schedule().head_blocks.is_empty());
+    }
+}
+
+/// A run with slices writes what they take as a head's times, and any run reads them.
+#[test]
+fn costs_of_a_run_with_slices_are_for_any_slices() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("costs.json");
+    let first = split(large(), &[10, 22]);
+    run(Config { save_costs: Some(file.clone()), steps: 4, ..first.clone() });
+    let table = zeropp::read_costs(&file).unwrap();
+    let head = table.head_times().unwrap().expect("that of a split head");
+    assert!(head.iter().all(|ns| *ns > 0), "{head:?}");
+    for config in [first, split(large(), &[16, 16]), large()] {
+        let config = Config { costs: Some(file.clone()), ..config };
+        let trainer = Trainer::new(config).unwrap();
+        assert!(trainer.plan().costs.starts_with("measured: "), "{}", trainer.plan().costs);
+        assert!(!trainer.schedule().head_blocks.is_empty());
+    }
+    let whole = Config { costs: Some(file), head_split: Some("off".into()), ..large() };
+    assert!(Trainer::new(whole).unwrap().plan().bubble > 0.0);
+}
+
 /// Each names the field, the value, what is wrong and what would work.
 #[test]
 fn settings_that_slices_do_not_go_with_are_refused_before_a_rank_starts() {
@@ -256,7 +323,7 @@ fn settings_that_slices_do_not_go_with_are_refused_before_a_rank_starts() {
         ),
         (
             Config { optimizer_sync: OptimizerSync::Late, ..base() },
-            "schedule:head-split = 4,4: runs cannot do it with optimizer-sync = late yet",
+            "schedule:head-split = 4,4: runs cannot split a head with optimizer-sync = late yet",
         ),
         (
             Config { schedule: "gpipe".into(), unit: None, ..base() },

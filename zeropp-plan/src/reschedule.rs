@@ -5,7 +5,9 @@
 use zeropp_schedule::ir::{Action, Compute, Schedule, looping, vee};
 use zeropp_schedule::lower::LowerOptions;
 use zeropp_schedule::memory::{HeldBytes, MemoryBytes, MemoryKind, StageBytes};
-use zeropp_schedule::schedules::{KINDS, Kind, Limits, OrderCosts, Shape, generate_with_costs};
+use zeropp_schedule::schedules::{
+    KINDS, Kind, Limits, OrderCosts, Shape, StepForm, generate_with_costs,
+};
 use zeropp_schedule::simulate::{Costs, StageCosts, simulate};
 use zeropp_search::budgeted::{self, Budgets, Placement, Request};
 
@@ -68,7 +70,9 @@ impl RunningProgram {
         let costs = self.with_divided_backwards(measured);
         let now_ns = step_ns(&self.program, &costs)?;
         let order = self.order_costs(&costs);
-        let kinds = KINDS.iter().filter(|kind| self.may_be(kind));
+        let mut kinds: Vec<&Kind> = KINDS.iter().filter(|kind| self.may_be(kind)).collect();
+        // Those that weigh many orders take longest: they come last, where time may be over.
+        kinds.sort_by_key(|kind| (kind.is_searched(), kind.obeys_limit));
         let mut best: Option<(u64, Schedule)> = None;
         for kind in kinds {
             if !(effort.goes_on)() {
@@ -122,12 +126,13 @@ impl RunningProgram {
             && gathers(program) <= gathers(&self.program)
     }
 
-    /// Whether a kind has these stages in these places.
+    /// Whether a kind has these stages in these places, and such a cut of sums.
     fn may_be(&self, kind: &Kind) -> bool {
         let Shape { pp, virtual_stages: v, .. } = self.shape();
-        // Kind `auto` has both placements.
+        let cuts = kind.step == StepForm::Units || self.program.units.len() == 1;
+        // Kind `auto` has both placements, and any cut.
         kind.stages.allows(v)
-            && (kind.is_searched() || (kind.placement)(pp, v) == self.program.placement)
+            && (kind.is_searched() || cuts && (kind.placement)(pp, v) == self.program.placement)
     }
 
     fn shape(&self) -> Shape {
@@ -396,6 +401,62 @@ mod tests {
                     end.program.kind
                 );
                 assert!(after * 100 <= best * 101, "{kind} {slow:?}: {after} and {best}");
+            }
+        }
+    }
+
+    #[test]
+    fn explore_temporarily() {
+        let of = |virtual_stages, micro_batches, unit| Shape {
+            pp: 4,
+            virtual_stages,
+            micro_batches,
+            unit,
+        };
+        for (kind, shape) in [
+            ("zeropp", of(2, 14, 7)),
+            ("zeropp", of(2, 16, 16)),
+            ("zeropp", of(2, 16, 8)),
+            ("zeropp-auto", of(2, 14, 7)),
+            ("1f1b", of(1, 16, 16)),
+            ("zb-h1", of(1, 16, 16)),
+            ("zb-v", of(2, 16, 16)),
+            ("auto", of(2, 16, 16)),
+        ] {
+            for slow in [None, Some(0), Some(1), Some(2), Some(3)] {
+                let start = run(kind, shape);
+                let quick = real(&shape, &start.program.placement, None);
+                let (start, _) = settled(start, &quick);
+                let costs = real(&shape, &start.program.placement, slow);
+                let now = step_ns(&start.program, &costs).expect("it runs");
+                let order = start.order_costs(&costs);
+                println!(
+                    "== {kind} {shape:?} slow {slow:?}: runs {} now {now}",
+                    start.program.kind
+                );
+                for kind in KINDS.iter() {
+                    let begun = std::time::Instant::now();
+                    let may = start.may_be(kind);
+                    let made = match kind.is_searched() {
+                        true => start.searched(&order, EFFORT),
+                        false => generate_with_costs(kind.name, &start.shape(), &order).ok(),
+                    };
+                    let Some(made) = made else { continue };
+                    let got = start.timed(&made, &costs);
+                    let ms = begun.elapsed().as_secs_f64() * 1e3;
+                    let any = lowered(&made, &start.options, false)
+                        .ok()
+                        .and_then(|p| step_ns(&p, &costs));
+                    if may {
+                        println!(
+                            "   {} may {may} {ms:.2} ms: allowed {:?} any {any:?}",
+                            kind.name,
+                            got.map(|g| g.0)
+                        );
+                    } else if ms > 3.0 {
+                        println!("   {} is left out, {ms:.2} ms", kind.name);
+                    }
+                }
             }
         }
     }
