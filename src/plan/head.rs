@@ -158,9 +158,6 @@ fn splittable(config: &Config, own: &CustomParts, model: &Model) -> Result<Split
              head yet",
         );
     }
-    if !split.weight.trains {
-        return whole("this run does not train its head, and runs cannot split such a head yet");
-    }
     let parameters = own.parameters(config);
     let of_head = parameters.parameter(&split.weight, Role::Head);
     if parameters.rule.whole(&of_head).is_some() {

@@ -108,6 +108,17 @@ fn other_kinds_bf16_dropout_and_recomputation_have_the_bits_of_the_whole_head() 
     }
 }
 
+/// Also where nothing of the head trains, as with adapters of the blocks.
+#[test]
+fn slices_that_do_not_train_have_the_bits_of_the_whole_head() {
+    for base in [
+        Config { freeze: Some("lm_head".into()), ..small() },
+        Config { lora_rank: 2, zero3: 2, ..llama(small()) },
+    ] {
+        check(&run(base.clone()), split(base, &[5, 3]));
+    }
+}
+
 /// Peaks of every kind, and the bytes of all messages of a step.
 #[test]
 fn memory_and_messages_of_slices_are_predicted() {
@@ -117,6 +128,7 @@ fn memory_and_messages_of_slices_are_predicted() {
         (Config { virtual_stages: Some(2), ..small() }, vec![8, 0]),
         (Config { virtual_stages: Some(2), zero3: 2, ..small() }, vec![1, 7]),
         (Config { precision: Precision::Bf16, ..small() }, vec![4, 4]),
+        (Config { freeze: Some("lm_head".into()), ..small() }, vec![4, 4]),
     ] {
         let config = Config { steps: 2, ..split(base, &blocks) };
         let trainer = Trainer::new(config.clone()).unwrap();
@@ -165,9 +177,13 @@ fn message_bytes(config: &Config, schedule: &zeropp::pipeline::ir::Schedule) -> 
 fn a_checkpoint_of_slices_goes_on_with_a_whole_head_and_back() {
     let dir = tempfile::tempdir().unwrap();
     let base = Config { zero3: 2, steps: 6, save_every: 3, ..small() };
+    let lora = Config { lora_rank: 2, ..base.clone() };
     let layouts = [base.clone(), split(base.clone(), &[3, 5]), split(base.clone(), &[2, 4, 2])];
-    for (i, first) in layouts.iter().enumerate() {
-        let then = &layouts[(i + 1) % layouts.len()];
+    let next = |i: usize| &layouts[(i + 1) % layouts.len()];
+    let mut pairs: Vec<_> = layouts.iter().enumerate().map(|(i, first)| (first, next(i))).collect();
+    let frozen = [split(lora.clone(), &[3, 5]), lora];
+    pairs.extend([(&frozen[0], &frozen[1]), (&frozen[1], &frozen[0])]);
+    for (i, (first, then)) in pairs.into_iter().enumerate() {
         let [saved, copy] = ["saved", "copy"].map(|name| dir.path().join(format!("{name}{i}")));
         let whole = run_saving_all(Config { save: Some(saved.clone()), ..first.clone() });
         let half = Run { steps: whole.steps[3..].to_vec(), ..whole };
@@ -316,10 +332,6 @@ fn settings_that_slices_do_not_go_with_are_refused_before_a_rank_starts() {
         (
             Config { tied: true, ..base() },
             "schedule:head-split = 4,4: this model's head shares its weight",
-        ),
-        (
-            Config { lora_rank: 2, ..base() },
-            "schedule:head-split = 4,4: this run does not train its head",
         ),
         (
             Config { optimizer_sync: OptimizerSync::Late, ..base() },
