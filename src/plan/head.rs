@@ -12,7 +12,7 @@ use zeropp_pipeline::simulate::StageCosts;
 use zeropp_plan::bytes::{LayerSizes, StageForm, StageState, stage_bytes};
 use zeropp_plan::parts::Parts;
 
-use crate::config::{Config, ConfigError, DeviceKind, EngineKind, OptimizerSync, Reschedule};
+use crate::config::{Config, ConfigError, DeviceKind, EngineKind, Reschedule};
 use crate::own::CustomParts;
 use crate::plan::program::Resolved;
 use crate::plan::times::SplitTimes;
@@ -179,9 +179,6 @@ fn check_settings(config: &Config) -> Result<(), Obstacle> {
     }
     if config.device != DeviceKind::Cpu {
         return refused("device", &config.device, "cpu");
-    }
-    if config.optimizer_sync == OptimizerSync::Late {
-        return refused("optimizer-sync", &config.optimizer_sync, "barrier");
     }
     if config.reschedule != Reschedule::Off {
         return refused("reschedule", &config.reschedule, "off");

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::common::{Run, assert_same_bits, llama, run, run_saving_all, text_file, tiny};
-use zeropp::config::{OptimizerKind, OptimizerSync, Precision, Recompute, Resume};
+use zeropp::config::{OptimizerKind, OptimizerSync, Precision, Recompute, Reschedule, Resume};
 use zeropp::meter::MemoryKind;
 use zeropp::pipeline::head::HeadTree;
 use zeropp::pipeline::ir::{Action, HeadMessage};
@@ -105,6 +105,19 @@ fn other_kinds_bf16_dropout_and_recomputation_have_the_bits_of_the_whole_head() 
     for schedule in ["1f1b", "zb-h1"] {
         let base = Config { schedule: schedule.into(), unit: None, ..base.clone() };
         check(&reference, split(base, &[3, 4, 1]));
+    }
+}
+
+/// Clipping makes most of the early updates wrong, so that steps are begun twice.
+#[test]
+fn updates_of_slices_that_are_validated_late_have_the_bits_of_the_whole_head() {
+    let base = Config { clip: 0.5, ..small() };
+    for (zero3, blocks) in [(1, &[3, 5][..]), (2, &[2, 4, 2])] {
+        let base = Config { zero3, ..base.clone() };
+        let late = Config { optimizer_sync: OptimizerSync::Late, ..base.clone() };
+        let late = run(split(late, blocks));
+        assert_same_bits(&run(base), &late, &format!("late, {blocks:?}"));
+        assert!(late.summary.steps_redone > 0, "no step was begun twice");
     }
 }
 
@@ -279,7 +292,7 @@ fn a_head_that_is_small_or_cannot_be_split_stays_whole() {
     }
     for (config, why) in [
         (Config { tied: true, ..large() }, "this model's head shares its weight"),
-        (Config { optimizer_sync: OptimizerSync::Late, ..large() }, "with optimizer-sync = late"),
+        (Config { reschedule: Reschedule::Auto, ..large() }, "with reschedule = auto"),
     ] {
         let said = notes(&config);
         assert!(said.len() == 1 && said[0].contains("stays whole"), "{said:?}");
@@ -334,8 +347,8 @@ fn settings_that_slices_do_not_go_with_are_refused_before_a_rank_starts() {
             "schedule:head-split = 4,4: this model's head shares its weight",
         ),
         (
-            Config { optimizer_sync: OptimizerSync::Late, ..base() },
-            "schedule:head-split = 4,4: runs cannot split a head with optimizer-sync = late yet",
+            Config { reschedule: Reschedule::Auto, ..base() },
+            "schedule:head-split = 4,4: runs cannot split a head with reschedule = auto yet",
         ),
         (
             Config { schedule: "gpipe".into(), unit: None, ..base() },
