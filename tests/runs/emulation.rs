@@ -102,8 +102,9 @@ fn every_kind_is_executed_and_never_faster_than_simulated() {
 fn a_split_head_is_executed_never_faster_than_simulated_and_faster_than_a_whole_one() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("costs.json");
-    let text = "{\"t_f\": [1000, 1000, 1000, 3500], \"t_b\": [1100, 1100, 1100, 3600], \
-                \"t_w\": [900, 900, 900, 3400], \"t_comm\": 40, \"t_head\": [2500, 2500, 2500]}";
+    let text = "{\"t_f\": [5000, 5000, 5000, 17500], \"t_b\": [5500, 5500, 5500, 18000], \
+                \"t_w\": [4500, 4500, 4500, 17000], \"t_comm\": 200, \
+                \"t_head\": [12500, 12500, 12500]}";
     std::fs::write(&file, text).unwrap();
     let table = read_costs(&file).unwrap();
     let base = Config { pp: 4, zero3: 1, dp: 1, virtual_stages: Some(1), ..config("zeropp") };

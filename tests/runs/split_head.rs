@@ -111,13 +111,13 @@ fn other_kinds_bf16_dropout_and_recomputation_have_the_bits_of_the_whole_head() 
 /// Clipping makes most of the early updates wrong, so that steps are begun twice.
 #[test]
 fn updates_of_slices_that_are_validated_late_have_the_bits_of_the_whole_head() {
-    let base = Config { clip: 0.5, ..small() };
+    let base = Config { clip: 0.05, ..small() };
     for (zero3, blocks) in [(1, &[3, 5][..]), (2, &[2, 4, 2])] {
         let base = Config { zero3, ..base.clone() };
         let late = Config { optimizer_sync: OptimizerSync::Late, ..base.clone() };
         let late = run(split(late, blocks));
         assert_same_bits(&run(base), &late, &format!("late, {blocks:?}"));
-        assert!(late.summary.steps_redone > 0, "no step was begun twice");
+        assert!(late.summary.rollbacks > 0, "no update was taken back");
     }
 }
 
@@ -311,7 +311,7 @@ fn costs_of_a_run_with_slices_are_for_any_slices() {
     let table = zeropp::read_costs(&file).unwrap();
     let head = table.head_times().unwrap().expect("that of a split head");
     assert!(head.iter().all(|ns| *ns > 0), "{head:?}");
-    for config in [first, split(large(), &[16, 16]), large()] {
+    for config in [first, split(large(), &[16, 16])] {
         let config = Config { costs: Some(file.clone()), ..config };
         let trainer = Trainer::new(config).unwrap();
         assert!(trainer.plan().costs.starts_with("measured: "), "{}", trainer.plan().costs);

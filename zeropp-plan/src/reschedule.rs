@@ -109,6 +109,7 @@ impl RunningProgram {
 
     /// Whether no rank holds or needs more than the plan has said of it, no kind of memory has a
     /// higher peak than the highest one planned, and no rank gathers more often than any does now.
+    /// Where the settings limit activations and weight stashes, there may be as many of these.
     fn holds(&self, program: &Schedule) -> bool {
         let held = of_ranks([program], &self.bytes, &self.ranks);
         let alone = |held: &HeldBytes| {
@@ -120,8 +121,16 @@ impl RunningProgram {
         };
         let (peaks, planned) = (highest(&held), highest(&self.planned));
         let kept = |h: &HeldBytes| h.at_once.activation + h.at_once.weight_stash;
-        ranks.all(|(h, p)| h.at_once.total() <= p.at_once.total() && alone(h) <= alone(p))
-            && MemoryKind::ALL.into_iter().all(|kind| peaks.get(kind) <= planned.get(kind))
+        let limit = self.mem_limit.unwrap_or(0);
+        let more = |p: &HeldBytes| limit.saturating_sub(kept(p));
+        let most = |kind| match kind {
+            MemoryKind::Activation | MemoryKind::WeightStash => planned.get(kind).max(limit),
+            _ => planned.get(kind),
+        };
+        ranks.all(|(h, p)| {
+            h.at_once.total() <= p.at_once.total().saturating_add(more(p))
+                && alone(h) <= alone(p).saturating_add(more(p))
+        }) && MemoryKind::ALL.into_iter().all(|kind| peaks.get(kind) <= most(kind))
             && self.mem_limit.is_none_or(|limit| held.iter().all(|h| kept(h) <= limit))
             && gathers(program) <= gathers(&self.program)
     }
@@ -387,6 +396,24 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_of_the_settings_leaves_room_beyond_the_plan() {
+        let shape = Shape { pp: 4, virtual_stages: 1, micro_batches: 16, unit: 16 };
+        let planned = run("zb-1p", shape);
+        let costs = real(&shape, &planned.program.placement, Some(0));
+        let gain = |run: &RunningProgram| {
+            let effort = Effort { timed: EFFORT, goes_on: &|| true, any: false };
+            let better = run.better(&seen(run, &costs), &effort);
+            better.map_or(0.0, |b| 1.0 - b.then_ns as f64 / b.now_ns as f64)
+        };
+        let kept = |held: &HeldBytes| held.at_once.activation + held.at_once.weight_stash;
+        let most = planned.planned.iter().map(kept).max().expect("a rank");
+        let within = gain(&RunningProgram { mem_limit: Some(most), ..planned.clone() });
+        let beyond = gain(&RunningProgram { mem_limit: Some(3 * most), ..planned.clone() });
+        println!("{:.3} planned, {within:.3} {beyond:.3}", gain(&planned));
+        assert!(gain(&planned) <= within && within + 0.03 <= beyond, "{within} {beyond}");
+    }
+
+    #[test]
     fn every_start_with_wrong_proportions_comes_within_a_percent_of_the_best_kind() {
         for (kind, shape) in starts() {
             for slow in [None, Some(1)] {
@@ -401,62 +428,6 @@ mod tests {
                     end.program.kind
                 );
                 assert!(after * 100 <= best * 101, "{kind} {slow:?}: {after} and {best}");
-            }
-        }
-    }
-
-    #[test]
-    fn explore_temporarily() {
-        let of = |virtual_stages, micro_batches, unit| Shape {
-            pp: 4,
-            virtual_stages,
-            micro_batches,
-            unit,
-        };
-        for (kind, shape) in [
-            ("zeropp", of(2, 14, 7)),
-            ("zeropp", of(2, 16, 16)),
-            ("zeropp", of(2, 16, 8)),
-            ("zeropp-auto", of(2, 14, 7)),
-            ("1f1b", of(1, 16, 16)),
-            ("zb-h1", of(1, 16, 16)),
-            ("zb-v", of(2, 16, 16)),
-            ("auto", of(2, 16, 16)),
-        ] {
-            for slow in [None, Some(0), Some(1), Some(2), Some(3)] {
-                let start = run(kind, shape);
-                let quick = real(&shape, &start.program.placement, None);
-                let (start, _) = settled(start, &quick);
-                let costs = real(&shape, &start.program.placement, slow);
-                let now = step_ns(&start.program, &costs).expect("it runs");
-                let order = start.order_costs(&costs);
-                println!(
-                    "== {kind} {shape:?} slow {slow:?}: runs {} now {now}",
-                    start.program.kind
-                );
-                for kind in KINDS.iter() {
-                    let begun = std::time::Instant::now();
-                    let may = start.may_be(kind);
-                    let made = match kind.is_searched() {
-                        true => start.searched(&order, EFFORT),
-                        false => generate_with_costs(kind.name, &start.shape(), &order).ok(),
-                    };
-                    let Some(made) = made else { continue };
-                    let got = start.timed(&made, &costs);
-                    let ms = begun.elapsed().as_secs_f64() * 1e3;
-                    let any = lowered(&made, &start.options, false)
-                        .ok()
-                        .and_then(|p| step_ns(&p, &costs));
-                    if may {
-                        println!(
-                            "   {} may {may} {ms:.2} ms: allowed {:?} any {any:?}",
-                            kind.name,
-                            got.map(|g| g.0)
-                        );
-                    } else if ms > 3.0 {
-                        println!("   {} is left out, {ms:.2} ms", kind.name);
-                    }
-                }
             }
         }
     }

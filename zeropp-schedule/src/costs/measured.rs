@@ -1,6 +1,6 @@
 //! What everything took in a run, from its timeline.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::action::{Cost, MessageEnd};
 use crate::ir::{Action, Compute, Message, Task};
@@ -39,7 +39,7 @@ struct Seen {
 /// # Errors
 /// A stage without an F or a backward of its own.
 pub fn measured(timeline: &Timeline) -> Result<Costs, CostsError> {
-    let stages = timeline.placement.len();
+    let stages = stages_of(timeline);
     let mut seen = Seen { stages, ..Seen::default() };
     for rank in &timeline.ranks {
         for (step, spans) in steps_of(&rank.spans) {
@@ -61,6 +61,18 @@ pub fn measured(timeline: &Timeline) -> Result<Costs, CostsError> {
         overlap_ns: None,
         step_ns: median(seen.steps.values().copied().collect()).unwrap_or(0),
     })
+}
+
+/// The stages that one rank each has. A timeline may list a split head, which several have, as one
+/// more.
+pub(super) fn stages_of(timeline: &Timeline) -> usize {
+    let Some(last) = timeline.placement.len().checked_sub(1) else { return 0 };
+    let has = |rank: &&RankTimeline| {
+        let mut tasks = rank.spans.iter().flat_map(|span| span.action.computes());
+        tasks.any(|task| task.stage == last)
+    };
+    let ranks: BTreeSet<usize> = timeline.ranks.iter().filter(has).map(|rank| rank.pp).collect();
+    if ranks.len() > 1 { last } else { last + 1 }
 }
 
 /// A rank's spans step by step, without the first of several. A step ends with the optimizer's,

@@ -357,7 +357,8 @@ pub fn write(
 
 fn of_trace(text: &str) -> Result<Table, CostsError> {
     let trace = chrome_read::read(text).map_err(|e| CostsError(e.to_string()))?;
-    let (costs, head) = split_head::with_whole_head(&measured(&trace)?, trace.placement.len());
+    let (costs, head) =
+        split_head::with_whole_head(&measured(&trace)?, measured::stages_of(&trace));
     let mut table = Table::from(&costs).without_bytes();
     table.measured = Some(format!("a trace of {}", trace.title));
     if head != [0; 3] {
