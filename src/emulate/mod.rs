@@ -113,25 +113,10 @@ pub fn emulate(
     costs: &Table,
     on_step: impl FnMut(&EmulatedStep),
 ) -> Result<EmulationReport, Error> {
-    emulate_changing(config, costs, None, on_step)
-}
-
-/// The same, where from a step on stages take what another table says.
-fn emulate_changing(
-    config: &Config,
-    costs: &Table,
-    later: Option<(u64, &Table)>,
-    on_step: impl FnMut(&EmulatedStep),
-) -> Result<EmulationReport, Error> {
     let config = &Config { without_model: true, ..config.clone() };
     config.validate()?;
     let resolved = Resolved::new(config, None)?;
     let costs = costs_of("emulate", costs, config, &resolved)?;
-    let later = later.map(|(from, table)| {
-        let costs = costs_of("emulate", table, config, &resolved)?;
-        Ok::<_, ConfigError>((from, Arc::new(costs)))
-    });
-    let later = later.transpose()?;
     let assumed = match &resolved.costs {
         Some(table) => &costs_of("costs", table, config, &resolved)?,
         None => &costs,
@@ -149,7 +134,6 @@ fn emulate_changing(
         offered: Offered::default(),
         programs: Arc::new(programs),
         costs: Arc::new(costs),
-        later,
         status: Arc::new(StatusBoard::new(config.mesh().world())),
         epoch: Instant::now(),
     });
@@ -158,10 +142,9 @@ fn emulate_changing(
         Some(program) => Programs::alike(config.deal(), (*program).clone()),
         None => (*shared.programs).clone(),
     };
-    let costs = shared.later.as_ref().map_or(&shared.costs, |(_, costs)| costs);
-    let simulated = simulated(&programs, costs)?;
+    let simulated = simulated(&programs, &shared.costs)?;
     let ends = simulated.ranks.iter().filter_map(|r| r.own_span()).map(|(_, end)| end);
-    let periods = programs.each().map(|program| step_period_ns(program, costs));
+    let periods = programs.each().map(|program| step_period_ns(program, &shared.costs));
     let report = EmulationReport {
         exchanging_ns: ranks[0].exchanging_ns,
         simulated_makespan_ns: ends.max().unwrap_or(0),

@@ -31,8 +31,6 @@ pub(super) struct EmulationShared {
     pub(super) mesh: Mesh,
     pub(super) programs: Arc<Programs>,
     pub(super) costs: Arc<Costs>,
-    /// The costs from a step on, where they change.
-    pub(super) later: Option<(u64, Arc<Costs>)>,
     /// Where programs are exchanged.
     pub(super) exchangeable: Option<Exchangeable>,
     pub(super) offered: Offered,
@@ -90,7 +88,6 @@ pub(super) fn run_rank(
         CommResult::Ok(all)
     };
     for step in 1..=shared.steps {
-        change_costs(shared, step, &mut executor.worker);
         // Where no barrier ends a step, the next one begins at once.
         if step == 1 || !late {
             start = common_start(&*world, &clock)?;
@@ -137,13 +134,6 @@ pub(super) fn run_rank(
     executor.settle(shared.steps).map_err(RankError::Step)?;
     end.exchanging_ns += rescheduling.as_ref().map_or(0, Rescheduling::searched_ns);
     Ok(end)
-}
-
-/// Has the worker take other costs before the step from which on they hold.
-fn change_costs(shared: &EmulationShared, step: u64, worker: &mut EmulatedWorker) {
-    if let Some((_, costs)) = shared.later.as_ref().filter(|(from, _)| *from == step) {
-        worker.take_costs(costs.clone());
-    }
 }
 
 fn rescheduling(shared: &EmulationShared, rank: usize) -> Option<Rescheduling> {

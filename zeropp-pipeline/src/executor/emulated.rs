@@ -200,11 +200,6 @@ impl EmulatedWorker {
         }
     }
 
-    /// From now on everything that the rank does by itself takes what these costs say.
-    pub fn take_costs(&mut self, costs: Arc<Costs>) {
-        self.costs = costs;
-    }
-
     /// What a stage takes, or the rank's slice behind the stages.
     fn costs_of(&self, stage: usize) -> &StageCosts {
         &self.costs.stages[self.cell(stage)]
