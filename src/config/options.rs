@@ -150,10 +150,10 @@ options! {
         ///
         /// A head of a large vocabulary takes as long as several layers. Split, all ranks compute
         /// some of its rows, and none waits for the last one. `auto` splits it where a step is
-        /// predicted to be shorter so. The rows are cut into at most 64 blocks, by their number
-        /// alone; where the numbers do not add up to that, --dry-run says how many there are. For
-        /// zeropp, 1f1b and zb-h1, on the CPU with engine threads. No bit of the training depends
-        /// on it.
+        /// predicted to be shorter so, and not where stages are given. The rows are cut into at
+        /// most 64 blocks, by their number alone; where the numbers do not add up to that,
+        /// --dry-run says how many there are. For zeropp, 1f1b and zb-h1, on the CPU with engine
+        /// threads. No bit of the training depends on it.
         "head-split" "BLOCKS" head_split: Option<String> = None, Same Left
             => "schedule:head-split";
         /// The most memory for activations and weight stashes on a rank, such as 24GiB.
