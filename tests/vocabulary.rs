@@ -183,6 +183,7 @@ fn a_large_vocabulary_takes_little_memory() {
             seq: 8192,
             precision: Precision::Bf16,
             vocab: Some(vocab),
+            head_split: Some("off".into()),
             ..Config::default()
         };
         let plan = Trainer::new(config).unwrap().plan().clone();

@@ -47,9 +47,9 @@ class Failed(Exception):
     pass
 
 
-def run(zeropp, arguments, folder, around=(), meanwhile=lambda: None, **environment):
+def run(zeropp, arguments, folder, around=(), meanwhile=lambda: None, says="", **environment):
     """The steps of a run: losses and norms. `around` goes before its command; `meanwhile` is
-    called once it has been started."""
+    called once it has been started; its output has to have what it `says`."""
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     steps = [] if "--steps" in arguments else ["--steps", "3"]
@@ -66,6 +66,8 @@ def run(zeropp, arguments, folder, around=(), meanwhile=lambda: None, **environm
         raise
     if child.returncode or "[cuda-on-cpu] error" in said:
         raise Failed(f"exit code {child.returncode}\n{said[-3000:]}")
+    if says not in said:
+        raise Failed(f"nothing says {says!r}\n{said[-3000:]}")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     return [(step["loss"], step["grad_norm"]) for step in lines if "loss" in step]
 
@@ -136,7 +138,7 @@ def recovered(zeropp, folder):
     got = on_cuda(zeropp, [*layout, "--save", folder / "ckpt", "--save-every", "1", "--resume"],
                   folder, 4, around=[zeropp, "supervise", "--"],
                   meanwhile=lambda: kill_a_rank(folder / "metrics.jsonl", mark),
-                  CUDA_ON_CPU_KILLED=str(folder))
+                  says="it is started again from", CUDA_ON_CPU_KILLED=str(folder))
     near(got, wanted, 1e-6)
 
 

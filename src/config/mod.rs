@@ -54,6 +54,9 @@ use std::path::Path;
 use zeropp_comm::mesh::Mesh;
 use zeropp_pipeline::schedules::{Kind, StagesPerRank, StepForm, default_unit};
 
+/// The value of `head-split` that leaves it to the run.
+const AUTO: &str = "auto";
+
 /// The settings that follow from others where they are not given.
 impl Config {
     /// Sizes of the mesh.
@@ -68,16 +71,21 @@ impl Config {
         matches!(extension.as_str(), "csv" | "json").then_some(path)
     }
 
-    /// The row blocks of each rank, where the head is split.
+    /// Whether the run chooses for itself if the head is split.
+    pub(crate) fn chooses_head_split(&self) -> bool {
+        self.head_split.as_deref().is_none_or(|text| text == AUTO)
+    }
+
+    /// The row blocks of each rank, where the settings split the head.
     ///
     /// # Errors
     /// A text that has no number for each rank.
     pub(crate) fn head_blocks(&self) -> Result<Option<Vec<usize>>, ConfigError> {
-        let Some(text) = self.head_split.as_deref().filter(|text| *text != "off") else {
-            return Ok(None);
-        };
+        let given = self.head_split.as_deref().filter(|text| !["off", AUTO].contains(text));
+        let Some(text) = given else { return Ok(None) };
         let wrong = |problem: String| {
-            let help = format!("give a number for each of the {} ranks, or use off", self.pp);
+            let help =
+                format!("give a number for each of the {} ranks, or use auto or off", self.pp);
             ConfigError::value("head-split", text, problem, help)
         };
         let numbers = text.split(',').map(|number| number.trim().parse::<usize>());

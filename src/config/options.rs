@@ -145,13 +145,15 @@ options! {
         /// searches again where they become longer. No bit of the training changes.
         "reschedule" "WHEN" reschedule: Reschedule = Reschedule::Off, Same Left
             => "schedule:reschedule";
-        /// How many of the head's row blocks each pipeline rank has, such as 4,4,4,4, or `off`.
+        /// How many of the head's row blocks each pipeline rank has: `auto`, `off` or a list such
+        /// as 16,16,16,16. Default: auto.
         ///
         /// A head of a large vocabulary takes as long as several layers. Split, all ranks compute
-        /// some of its rows, and none waits for the last one. The rows are cut into at most 64
-        /// blocks, by their number alone; where the numbers do not add up to that, --dry-run says
-        /// how many there are. For zeropp, 1f1b and zb-h1, on the CPU with engine threads. No bit
-        /// of the training depends on it.
+        /// some of its rows, and none waits for the last one. `auto` splits it where a step is
+        /// predicted to be shorter so, and not where stages are given. The rows are cut into at
+        /// most 64 blocks, by their number alone; where the numbers do not add up to that,
+        /// --dry-run says how many there are. For zeropp, 1f1b and zb-h1, on the CPU with engine
+        /// threads. No bit of the training depends on it.
         "head-split" "BLOCKS" head_split: Option<String> = None, Same Left
             => "schedule:head-split";
         /// Slices that every sample is cut into along its sequence, each a micro-batch.

@@ -12,7 +12,7 @@ use std::time::Instant;
 use tracing::Span;
 use zeropp_comm::threads::ThreadsOptions;
 use zeropp_core::device::Devices;
-use zeropp_pipeline::costs::{Sharers, Table, check_sums};
+use zeropp_pipeline::costs::{Sharers, Table, check_sums, with_slices};
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::simulate::{Costs, step_period_ns};
@@ -116,10 +116,6 @@ pub fn emulate(
     let config = &Config { without_model: true, ..config.clone() };
     config.validate()?;
     let resolved = Resolved::new(config, None)?;
-    if resolved.head_blocks()?.is_some() {
-        let problem = "emulated runs cannot split a head yet".into();
-        return Err(resolved.wrong_split(problem, "leave the head whole").into());
-    }
     let costs = costs_of("emulate", costs, config, &resolved)?;
     let assumed = match &resolved.costs {
         Some(table) => &costs_of("costs", table, config, &resolved)?,
@@ -174,6 +170,7 @@ fn costs_of(
     let sharers = Sharers { zero3: config.zero3, replicas: config.dp };
     let costs = table.of(resolved.stages(), sharers, None);
     let costs = costs.map_err(|e| misfit(of, config, &e.to_string()))?;
+    let costs = with_head(&costs, of, table, config, resolved)?;
     // The executor runs the two halves of an overlapped pair one after the other.
     if costs.overlap_ns.is_some() {
         let problem = "t_overlap: this executor overlaps no computation; leave it out";
@@ -182,6 +179,21 @@ fn costs_of(
     let micro_batches = resolved.config.micro_batches();
     check_sums(&costs, micro_batches).map_err(|e| misfit(of, config, &e.to_string()))?;
     Ok(costs)
+}
+
+/// The same with slices behind the stages where the head is split.
+fn with_head(
+    costs: &Costs,
+    of: &'static str,
+    table: &Table,
+    config: &Config,
+    resolved: &Resolved,
+) -> Result<Costs, ConfigError> {
+    let Some((blocks, _)) = resolved.head_blocks()? else { return Ok(costs.clone()) };
+    let head = table.head_times().map_err(|e| misfit(of, config, &e.to_string()))?;
+    let missing = "t_head is missing: a split head needs the times of its F, B and W";
+    let head = head.ok_or_else(|| misfit(of, config, missing))?;
+    Ok(with_slices(costs, head, head, &blocks))
 }
 
 /// Costs that the run cannot use, of the file that setting `of` names.
@@ -198,8 +210,10 @@ fn is_without_bytes(costs: &Costs) -> bool {
 /// Bytes of every stage. Without sizes a micro-batch counts as two units, half of which W needs.
 fn bytes_of(costs: &Costs) -> Vec<StageBytes> {
     let half = StageBytes { activation: 2, stash: 1, ..StageBytes::default() };
-    let unknown = is_without_bytes(costs);
-    if unknown { vec![half; costs.stages.len()] } else { costs.memory.clone() }
+    match is_without_bytes(costs) {
+        true => costs.memory.iter().map(|of| StageBytes { head: of.head, ..half }).collect(),
+        false => costs.memory.clone(),
+    }
 }
 
 fn programs(resolved: &Resolved, costs: &Costs, bytes: &[StageBytes]) -> Result<Programs, Error> {

@@ -10,6 +10,7 @@ use zeropp_comm::{CommResult, Communicator};
 use zeropp_core::meter::Meter;
 use zeropp_pipeline::executor::emulated::{EmulatedClock, EmulatedLinks, EmulatedWorker, Spent};
 use zeropp_pipeline::executor::{Executor, Instruments, StatusBoard};
+use zeropp_pipeline::head::HeadTree;
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::simulate::Costs;
 use zeropp_pipeline::timeline::{Computed, RankTimeline, Span, bubble};
@@ -171,14 +172,21 @@ fn build(
     clock: &Arc<EmulatedClock>,
 ) -> Executor<EmulatedWorker> {
     let program = shared.programs.of(groups.coords.dp);
-    let costs = &shared.costs;
-    let links = EmulatedLinks::new(groups.pipeline.clone(), costs.clone(), clock.clone());
+    let (costs, head) = (&shared.costs, HeadTree::of(program));
+    let worker = EmulatedWorker::new(
+        costs.clone(),
+        clock.clone(),
+        groups.clone(),
+        program.stages(),
+        head.as_ref(),
+    );
+    let links = EmulatedLinks::new(groups.pipeline.clone(), costs.clone(), clock.clone(), head);
     Executor::new(
         program,
         Arc::new(links),
         groups.world.rank(),
         Instruments { meter: Meter::new(), status: shared.status.clone(), epoch: shared.epoch },
-        EmulatedWorker::new(costs.clone(), clock.clone(), groups.clone()),
+        worker,
     )
 }
 

@@ -51,6 +51,8 @@ pub(crate) struct Blueprint {
     pub(crate) recomputed: Recomputed,
     /// Whether that was chosen by the memory that there is.
     pub(crate) recompute_chosen: bool,
+    /// Whether the slices of the head were chosen.
+    pub(crate) split_chosen: bool,
     pub(crate) compute: DType,
     pub(crate) batch: BatchShape,
     pub(crate) times: ActionTimes,
@@ -126,6 +128,7 @@ impl Blueprint {
             evaluation: None,
             recomputed: Recomputed::default(),
             recompute_chosen: false,
+            split_chosen: false,
             compute,
             batch,
             times: ActionTimes::default(),
@@ -141,11 +144,14 @@ impl Blueprint {
         let recomputed = &blueprint.recomputed.whole;
         let stages: Vec<_> = (0..stages).map(|stage| blueprint.parts_of(stage)).collect();
         let mut estimates = parts.estimates(&stages, |s| recomputed.contains(&s));
+        let last = estimates.last().copied().unwrap_or_default();
+        let split = blueprint.head.as_ref().map(|head| head.times(parts, &last));
         estimates.extend(blueprint.head.iter().flat_map(|head| head.estimates(parts)));
         if let Some(slices) = slices {
             estimates = slices.times(estimates);
         }
-        blueprint.times = ActionTimes::new(&blueprint.config, table, estimates, &bytes)?;
+        let split = split.as_ref();
+        blueprint.times = ActionTimes::new(&blueprint.config, table, estimates, &bytes, split)?;
         let costs = resolved.generator_costs(&blueprint.times.costs, &bytes);
         let programs = replicas::programs(resolved, &costs)?;
         let measures = own.measures(&blueprint.config);
@@ -408,7 +414,12 @@ impl Blueprint {
     /// Simulated time of a step's actions, ns.
     pub(crate) fn step_ns(&self) -> u64 {
         let memory = vec![StageBytes::default(); self.schedule().cost_entries()];
-        self.simulated(&Costs { memory, ..self.times.costs.clone() }).end_ns()
+        self.step_of(&Costs { memory, ..self.times.costs.clone() })
+    }
+
+    /// The same with these costs of its stages and slices.
+    pub(crate) fn step_of(&self, costs: &Costs) -> u64 {
+        self.simulated(costs).end_ns()
     }
 
     /// The schedule's `bubble` with measured times of each stage, and messages, gathers and

@@ -5,6 +5,7 @@ use zeropp_plan::layout::Layout;
 
 use crate::config::{Config, EngineKind};
 use crate::plan::blueprint::Blueprint;
+use crate::plan::split;
 
 /// The settings of a run that a planner changes.
 pub(crate) fn layout(config: &Config) -> Layout {
@@ -57,7 +58,7 @@ pub(crate) fn with(bp: &Blueprint, layout: &Layout) -> Option<Blueprint> {
         recompute_first: layout.redone,
         zero1: layout.zero1,
         schedule,
-        ..old.clone()
+        ..split::reopened(bp)
     };
-    Blueprint::new(&config, bp.model.clone(), &bp.own).ok()
+    split::planned(&config, bp.model.clone(), &bp.own).ok()
 }

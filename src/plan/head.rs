@@ -12,13 +12,16 @@ use zeropp_pipeline::simulate::StageCosts;
 use zeropp_plan::bytes::{LayerSizes, StageForm, StageState, stage_bytes};
 use zeropp_plan::parts::Parts;
 
-use crate::config::{Config, ConfigError, DeviceKind, EngineKind, OptimizerSync, Reschedule};
+use crate::config::{Config, ConfigError, DeviceKind, EngineKind, Reschedule};
 use crate::own::CustomParts;
 use crate::plan::program::Resolved;
+use crate::plan::times::SplitTimes;
 
 /// The slices of a split head.
 pub(crate) struct HeadPlan {
     pub(crate) split: SplitHead,
+    /// Blocks of each rank.
+    blocks: Vec<usize>,
     /// The slice of each rank that has one.
     pub(crate) slices: Vec<Option<Arc<HeadSlice>>>,
     /// The same as predictions see them.
@@ -49,7 +52,19 @@ impl HeadPlan {
             Some(LayerSizes::new(slice.parameters(), Role::Head, slice.cost(batch)))
         };
         let sizes = slices.iter().map(sizes).collect();
-        Ok(Some(HeadPlan { split, slices, sizes }))
+        Ok(Some(HeadPlan { split, blocks, slices, sizes }))
+    }
+
+    /// How files of costs, whose last stage has a whole head, are for the slices; `last` is what
+    /// that stage takes without it, as the model's parts estimate it.
+    pub(crate) fn times(&self, parts: &Parts, last: &StageCosts) -> SplitTimes {
+        let whole = parts.estimate(parts.flops(parts.layers().len() - 1, false));
+        let share = |of: fn(&StageCosts) -> u64| {
+            let (head, rest) = (of(&whole) as f64, of(last) as f64);
+            head / (head + rest).max(1.0)
+        };
+        let share = [share(|of| of.f_ns), share(|of| of.b_ns), share(|of| of.w_ns)];
+        SplitTimes { blocks: self.blocks.clone(), share }
     }
 
     /// Times of each rank's slice in proportion to its operations.
@@ -96,6 +111,17 @@ impl HeadPlan {
     }
 }
 
+/// What keeps a run from splitting its head: a problem in words, and what would work.
+struct Obstacle {
+    problem: String,
+    help: String,
+}
+
+/// Why a run of these settings cannot split the head of `model`, in words; none where it can.
+pub(crate) fn obstacle(config: &Config, own: &CustomParts, model: &Model) -> Option<String> {
+    splittable(config, own, model).err().map(|obstacle| obstacle.problem)
+}
+
 /// The head of `model`, if this run can split it into these blocks.
 fn check(
     resolved: &Resolved,
@@ -103,51 +129,50 @@ fn check(
     model: &Model,
     blocks: &[usize],
 ) -> Result<SplitHead, ConfigError> {
-    let config = &resolved.config;
-    let asked = |problem: String, help: &str| resolved.wrong_split(problem, help);
-    let whole = "leave the head whole";
+    let split = splittable(&resolved.config, own, model);
+    let split = split.map_err(|of| resolved.wrong_split(of.problem, &of.help))?;
+    let sum = blocks.iter().fold(0_usize, |sum, n| sum.saturating_add(*n));
+    let all = split.blocks();
+    if sum != all {
+        let problem = format!("has {sum} blocks, and a head of {} ids has {all}", split.ids);
+        return Err(resolved.wrong_split(problem, &format!("give numbers whose sum is {all}")));
+    }
+    Ok(split)
+}
+
+/// The head of `model`, if this run can split it.
+fn splittable(config: &Config, own: &CustomParts, model: &Model) -> Result<SplitHead, Obstacle> {
+    let whole = |problem: &str| {
+        Err(Obstacle { problem: problem.into(), help: "leave the head whole".into() })
+    };
     let head = match model.parts.last() {
         Some(Part::Head(head)) => head.split(),
         _ => None,
     };
     let Some(split) = head else {
-        let problem = "the program's own head or loss computes with all rows at once";
-        return Err(asked(problem.into(), whole));
+        return whole("the program's own head or loss computes with all rows at once");
     };
     if model.is_tied() {
-        let problem = "this model's head shares its weight with the embedding, and runs cannot \
-                       split such a head yet";
-        return Err(asked(problem.into(), whole));
-    }
-    if !split.weight.trains {
-        let problem = "this run does not train its head, and runs cannot split such a head yet";
-        return Err(asked(problem.into(), whole));
-    }
-    let sum = blocks.iter().fold(0_usize, |sum, n| sum.saturating_add(*n));
-    let all = split.blocks();
-    if sum != all {
-        let problem = format!("has {sum} blocks, and a head of {} ids has {all}", split.ids);
-        return Err(asked(problem, &format!("give numbers whose sum is {all}")));
+        return whole(
+            "this model's head shares its weight with the embedding, and runs cannot split such a \
+             head yet",
+        );
     }
     let parameters = own.parameters(config);
     let of_head = parameters.parameter(&split.weight, Role::Head);
     if parameters.rule.whole(&of_head).is_some() {
-        let rule = parameters.rule.name();
-        let problem = format!("{rule} updates the head's weight as a whole");
-        return Err(asked(problem, "use another optimizer, such as adamw"));
+        let problem = format!("{} updates the head's weight as a whole", parameters.rule.name());
+        return Err(Obstacle { problem, help: "use another optimizer, such as adamw".into() });
     }
-    check_settings(config, &asked)?;
+    check_settings(config)?;
     Ok(split)
 }
 
 /// What else runs cannot do with a split head yet.
-fn check_settings(
-    config: &Config,
-    asked: &dyn Fn(String, &str) -> ConfigError,
-) -> Result<(), ConfigError> {
+fn check_settings(config: &Config) -> Result<(), Obstacle> {
     let refused = |what: &str, value: &dyn std::fmt::Display, works: &str| {
-        let problem = format!("runs cannot do it with {what} = {value} yet");
-        Err(asked(problem, &format!("use {works}, or leave the head whole")))
+        let problem = format!("runs cannot split a head with {what} = {value} yet");
+        Err(Obstacle { problem, help: format!("use {works}, or leave the head whole") })
     };
     if config.engine != EngineKind::Threads {
         return refused("engine", &config.engine, "threads");
@@ -155,19 +180,12 @@ fn check_settings(
     if config.device != DeviceKind::Cpu {
         return refused("device", &config.device, "cpu");
     }
-    if config.optimizer_sync == OptimizerSync::Late {
-        return refused("optimizer-sync", &config.optimizer_sync, "barrier");
-    }
     if config.reschedule != Reschedule::Off {
         return refused("reschedule", &config.reschedule, "off");
     }
     if config.deal().fewer().is_some() {
         let batch = config.global_batch.as_deref().unwrap_or_default();
         return refused("global-batch", &batch, "a batch that the replicas divide evenly");
-    }
-    if let Some(costs) = config.costs.as_ref().or(config.save_costs.as_ref()) {
-        let field = if config.costs.is_some() { "costs" } else { "save-costs" };
-        return refused(field, &costs.display(), "no file of costs");
     }
     Ok(())
 }

@@ -22,4 +22,5 @@ pub(crate) mod reschedule;
 pub(crate) mod schedule_file;
 pub(crate) mod sizes;
 pub(crate) mod slices;
+pub(crate) mod split;
 pub(crate) mod times;

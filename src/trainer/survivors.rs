@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use crate::Error;
 use crate::config::{Config, ConfigError};
-use crate::plan::blueprint::Blueprint;
-use crate::plan::fits;
+use crate::plan::{fits, split};
 use crate::trainer::Trainer;
 
 impl Trainer {
@@ -21,12 +20,12 @@ impl Trainer {
             return Ok(None);
         }
         let samples = bp.config.samples_per_step();
-        let fewer = Config { dp, ..bp.config.clone() };
+        let fewer = Config { dp, ..split::reopened(bp) };
         let config = fewer.with_samples(samples).ok_or_else(|| {
             let problem = format!("the {samples} samples of a step cannot be dealt to dp {dp}");
             ConfigError::value("on-loss", bp.config.on_loss, problem, "use restart")
         })?;
-        let mut blueprint = Blueprint::new(&config, bp.model.clone(), &bp.own)?;
+        let mut blueprint = split::planned(&config, bp.model.clone(), &bp.own)?;
         fits::check(&blueprint)?;
         blueprint.base = bp.base.clone();
         Ok(Some(Trainer {

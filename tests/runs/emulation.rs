@@ -96,6 +96,45 @@ fn every_kind_is_executed_and_never_faster_than_simulated() {
     }
 }
 
+/// The ranks of a split head pass its messages on in a real executor, and all wait for what the
+/// simulator says that they wait for.
+#[test]
+fn a_split_head_is_executed_never_faster_than_simulated_and_faster_than_a_whole_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("costs.json");
+    let text = "{\"t_f\": [5000, 5000, 5000, 17500], \"t_b\": [5500, 5500, 5500, 18000], \
+                \"t_w\": [4500, 4500, 4500, 17000], \"t_comm\": 200, \
+                \"t_head\": [12500, 12500, 12500]}";
+    std::fs::write(&file, text).unwrap();
+    let table = read_costs(&file).unwrap();
+    let base = Config { pp: 4, zero3: 1, dp: 1, virtual_stages: Some(1), ..config("zeropp") };
+    let base = Config { unit: Some(8), steps: 3, ..base };
+    let emulated = |split: &str| {
+        let config = Config { head_split: Some(split.into()), ..base.clone() };
+        emulate(&config, &table, |_| ()).unwrap()
+    };
+    let whole = emulated("off").simulated_makespan_ns;
+    for split in ["16,16,16,16", "20,0,24,20"] {
+        let report = emulated(split);
+        for (rank, measured) in report.measured.ranks.iter().enumerate() {
+            assert_eq!(actions(&report.measured, rank), actions(&report.simulated, rank));
+            for (m, s) in measured.spans.iter().zip(&report.simulated.ranks[rank].spans) {
+                if s.lane == Lane::Compute {
+                    assert!(m.end_ns >= s.end_ns, "{split}: {}", m.action);
+                }
+            }
+        }
+        let quickest = report.steps.iter().map(|step| step.makespan_ns).min().unwrap();
+        let simulated = report.simulated_makespan_ns;
+        println!("{split}: {quickest} ns, {simulated} simulated, {whole} with a whole head");
+        assert!(quickest >= simulated && quickest < whole, "{quickest} {simulated} {whole}");
+    }
+    let without = Table::from(&costs(4));
+    let config = Config { head_split: Some("8,8,8,8".into()), ..base };
+    let error = emulate(&config, &without, |_| ()).unwrap_err().to_string();
+    assert!(error.contains("t_head is missing"), "{error}");
+}
+
 /// Steps that follow each other without a meeting are whole programs, too, and what the simulator
 /// says that a kind wins by that is there to be won.
 #[test]

@@ -218,6 +218,8 @@ pub struct Rescheduler {
     unsettled: bool,
     /// A search was under way in a part of the step that ends next.
     searched: bool,
+    /// The step before which no search begins, whatever times are.
+    rested: u64,
 }
 
 impl Rescheduler {
@@ -232,6 +234,7 @@ impl Rescheduler {
             setbacks: 0,
             unsettled: false,
             searched: false,
+            rested: 0,
         }
     }
 
@@ -241,6 +244,7 @@ impl Rescheduler {
         Rescheduler {
             state: State::Resting(step.saturating_add(rules.rest)),
             reference_s: Some(seconds),
+            rested: step.saturating_add(rules.rest),
             ..Rescheduler::new(rules)
         }
     }
@@ -342,10 +346,12 @@ impl Rescheduler {
         }
     }
 
-    /// No search for a while, and for a longer one the more finds in a row came to nothing.
+    /// No search for a while, and for a longer one the more finds in a row came to nothing, unless
+    /// times change.
     fn rest(&mut self, step: u64) {
         let steps = self.rules.rest.saturating_mul(1 << self.setbacks.min(5));
         self.state = State::Resting(step.saturating_add(steps));
+        self.rested = step.saturating_add(self.rules.rest);
         self.reference_s = self.times.middle(StepTimes::KEPT).or(self.reference_s);
     }
 
@@ -360,11 +366,14 @@ impl Rescheduler {
         };
         let drift = (now / reference - 1.0).abs();
         let drifted = drift >= self.rules.drift.max(3.0 * self.times.noise());
-        if step < until || !(drifted || self.unsettled) {
+        // What came to nothing did so by other times.
+        let is_due = if drifted { step >= self.rested } else { self.unsettled && step >= until };
+        if !is_due {
             return Follows::default();
         }
         if drifted {
             self.worse.clear();
+            self.setbacks = 0;
         }
         self.unsettled = false;
         self.times = StepTimes::default();
@@ -498,6 +507,20 @@ mod tests {
         machine.found(None);
         assert_eq!(measured(&mut machine, 25..50, 0.9), None, "as fast as before");
         assert!(measured(&mut machine, 50..60, 1.35).is_some_and(|step| step <= 54));
+    }
+
+    /// Finds that came to nothing put off the next search, until the times are others.
+    #[test]
+    fn steps_that_become_slower_are_measured_again_however_many_finds_came_to_nothing() {
+        let mut machine = found();
+        machine.setbacks = 4;
+        machine.rest(6);
+        let measured = |machine: &mut Rescheduler, steps: std::ops::Range<u64>, seconds: f64| {
+            steps.into_iter().find(|step| machine.step(seen(*step, seconds)).samples)
+        };
+        assert_eq!(measured(&mut machine, 7..50, 1.0), None, "it rests until step 166");
+        let step = measured(&mut machine, 50..160, 1.4);
+        assert!(step.is_some_and(|step| step <= 54), "{step:?}");
     }
 
     #[test]

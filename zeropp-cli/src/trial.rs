@@ -161,8 +161,9 @@ pub(crate) fn writing_nothing(config: Config) -> Config {
         trace: None,
         trace_steps: None,
         save_costs: None,
-        // What is measured is the program of the plan.
+        // What is measured is the program of the plan, whose head is whole.
         reschedule: Reschedule::Off,
+        head_split: config.head_split.clone().or_else(|| Some("off".into())),
         ..config
     }
 }

@@ -25,3 +25,25 @@ pub fn untag(tag: u64) -> Option<Key> {
     };
     Some((message, (tag >> 32 & 0x3fff_ffff) as usize, (tag & u64::from(u32::MAX)) as usize))
 }
+
+/// The message of a split head's tag; none of another's.
+pub fn untag_head(tag: u64) -> Option<HeadMessage> {
+    let which = (tag >> 63 == 1).then_some((tag >> 32 & 0x7fff_ffff) as usize)?;
+    HeadMessage::ALL.get(which).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_are_read_back() {
+        for (place, message) in HeadMessage::ALL.into_iter().enumerate() {
+            assert_eq!(message as usize, place);
+            let tag = head_tag(message, 1000 + place);
+            assert_eq!((untag_head(tag), untag(tag)), (Some(message), None));
+        }
+        let key = (Message::Gradient, 7, 9);
+        assert_eq!((untag(tag(key)), untag_head(tag(key))), (Some(key), None));
+    }
+}

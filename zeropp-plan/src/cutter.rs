@@ -69,7 +69,11 @@ impl Cutter {
             Some(given) => {
                 let kept: Vec<f64> = given.iter().map(step).collect();
                 let recomputed = given.iter().map(whole).collect();
-                GroupTimes { tail: head(&kept), kept, recomputed, recomputing }
+                let of_head = table.map(Table::head_times).transpose()?.flatten();
+                // In µs, as the blocks' times are.
+                let of_head = of_head.map(|ns| ns.iter().sum::<u64>() as f64 / 1000.0);
+                let tail = of_head.unwrap_or_else(|| head(&kept));
+                GroupTimes { tail, kept, recomputed, recomputing }
             }
             None => parts.times_by_flop(recomputing),
         };

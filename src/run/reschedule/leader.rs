@@ -23,6 +23,9 @@ use crate::run::trace;
 
 /// The share of a run's time that all searches together may take of a core.
 const SEARCH_SHARE: f64 = 0.01;
+/// What of the rest of it one search may take, so that those after it have some, too: a rank may
+/// become slower at any time.
+const SEARCH_PART: f64 = 0.25;
 /// The least and the most that one of them may take, in seconds.
 const SEARCH_S: (f64, f64) = (0.02, 10.0);
 /// Forwards and backwards that the search for kind `auto` times in a second, at least.
@@ -149,7 +152,7 @@ impl Leader {
         };
         let all_s = (self.begun.elapsed().as_secs_f64() + left_s) * SEARCH_SHARE;
         let spent_s = self.spent_ns() as f64 / 1e9;
-        let limit_s = (all_s - spent_s).clamp(SEARCH_S.0, SEARCH_S.1);
+        let limit_s = ((all_s - spent_s) * SEARCH_PART).clamp(SEARCH_S.0, SEARCH_S.1);
         let (sender, receiver) = channel();
         let (run, any) = (job.run.clone(), self.always);
         let search = move |limit: &Limit| {

@@ -6,6 +6,7 @@ use zeropp_core::metrics::StepMetrics;
 use zeropp_failures::ExchangedProgram;
 
 use super::Training;
+use crate::checkpoint::identity;
 use crate::checkpoint::resume::Resumed;
 use crate::config::Config;
 use crate::error::RankError;
@@ -72,16 +73,23 @@ impl<R: FnMut(RankEvent)> Training<'_, R> {
     }
 }
 
-/// The program that a run had found where it is `resumed`, unless its mesh was another one: then
-/// times are others, too.
+/// The program that a run had found where it is `resumed`, unless its mesh was another one, as then
+/// times are others, too, or another schedule is asked for now.
 fn program_of(resumed: &Resumed, config: &Config) -> Option<SavedProgram> {
     // One that is damaged is reported where it is read.
     let checkpoint = Checkpoint::open(&resumed.path).ok()?;
     let manifest = checkpoint.manifest();
     let program = manifest.program.clone()?;
-    let Some(was) = other_mesh(manifest, config) else { return Some(program) };
+    let was = other_mesh(manifest, config).or_else(|| other_schedule(manifest, config));
+    let Some(was) = was else { return Some(program) };
     info!("a better order is looked for anew, since {was} when one was found");
     None
+}
+
+/// The schedule of a checkpoint, in words, where the run is now asked for another one.
+fn other_schedule(manifest: &Manifest, config: &Config) -> Option<String> {
+    let then = identity::typed(&manifest.settings, "schedule")?;
+    (then != config.schedule).then(|| format!("schedule was {then}"))
 }
 
 /// The size of the mesh that is another one than in a checkpoint, in words.

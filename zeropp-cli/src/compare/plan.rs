@@ -60,7 +60,8 @@ impl ComparedSchedule {
         if flags.is_given() || (self.costs.is_some() && of_scale) || !factor.is_finite() {
             return Ok(planned);
         }
-        let found = measured(&run).ok().filter(|c| c.stages.len() == self.schedule.stages());
+        let cells = self.schedule.cost_entries();
+        let found = measured(&run).ok().filter(|c| c.stages.len() == cells);
         if let Some(found) = found {
             let costs = Costs { memory: own.costs.memory.clone(), ..found };
             // Of this step, and not of its medians: what is left is who waited for whom.

@@ -41,9 +41,9 @@ pub struct RouterSums {
 }
 
 impl RouterSums {
-    /// Adds those of a micro-batch; what is no number counts as 0.
+    /// Adds those of a micro-batch; what is no number counts as the largest one.
     pub fn add(&mut self, of: &RouterFigures) {
-        let whole = |x: f64| (x * UNIT) as i64;
+        let whole = |x: f64| if x.is_nan() { i64::MAX } else { (x * UNIT) as i64 };
         self.merge(&RouterSums {
             micro_batches: 1,
             balance: whole(of.balance),
@@ -114,5 +114,8 @@ mod tests {
             sums.add(&RouterFigures { z, ..RouterFigures::default() });
         }
         assert!(sums.means()[1] > 1e8 && sums.fullest() == 0.0);
+        let mut sums = RouterSums::default();
+        sums.add(&RouterFigures { balance: f64::NAN, ..RouterFigures::default() });
+        assert!(sums.means()[0] > 1e9, "nobody takes it for a small loss");
     }
 }

@@ -17,13 +17,14 @@ use parking_lot::Mutex;
 use zeropp_comm::groups::Groups;
 use zeropp_comm::{AllBytes, CommResult, CommStats, Communicator, InFlight, Pending};
 use zeropp_core::cpu_tensor;
-use zeropp_failures::tag::untag;
+use zeropp_failures::tag::{untag, untag_head};
 use zeropp_zero3::StepOutcome;
 
 use super::Worker;
 use super::error::StepError;
+use crate::head::HeadTree;
 use crate::ir::{HeadMessage, Message};
-use crate::simulate::Costs;
+use crate::simulate::{Costs, StageCosts};
 
 /// Waits end with a spin of at most this long, because a sleeping thread wakes up late: the kernel
 /// rounds timers by 50 µs. Short enough that many ranks on few cores do not get in each other's
@@ -158,6 +159,9 @@ pub struct EmulatedWorker {
     clock: Arc<EmulatedClock>,
     groups: Groups,
     stages: usize,
+    /// Sums of gradients that this rank makes of its slice of a split head; none where that is
+    /// whole.
+    own_sums: Option<usize>,
     /// Collectives of the ZeRO-3 group whose end is not known yet, in order.
     queue: VecDeque<(EmulatedCollective, Pending<Tensor<1>>)>,
     /// Ends of those that are known and not waited for yet.
@@ -171,14 +175,22 @@ pub struct EmulatedWorker {
 }
 
 impl EmulatedWorker {
-    /// A worker of one rank of a pipeline with these costs, which are those of every stage.
-    pub fn new(costs: Arc<Costs>, clock: Arc<EmulatedClock>, groups: Groups) -> Self {
-        let stages = costs.stages.len();
+    /// A worker of one rank of a pipeline of so many stages with these costs, which are those of
+    /// every stage, and behind them of each rank's slice of a `head`, if it is split.
+    pub fn new(
+        costs: Arc<Costs>,
+        clock: Arc<EmulatedClock>,
+        groups: Groups,
+        stages: usize,
+        head: Option<&HeadTree>,
+    ) -> Self {
+        let own_sums = head.map(|head| head.own_sums(groups.pipeline.rank()).len());
         Self {
             costs,
             clock,
             groups,
             stages,
+            own_sums,
             queue: VecDeque::new(),
             ends: HashMap::new(),
             zero3_free: 0,
@@ -186,6 +198,15 @@ impl EmulatedWorker {
             replicas: Vec::new(),
             norm: None,
         }
+    }
+
+    /// What a stage takes, or the rank's slice behind the stages.
+    fn costs_of(&self, stage: usize) -> &StageCosts {
+        &self.costs.stages[self.cell(stage)]
+    }
+
+    fn cell(&self, stage: usize) -> usize {
+        if stage < self.stages { stage } else { self.stages + self.groups.pipeline.rank() }
     }
 
     fn take(&self, ns: u64) {
@@ -202,14 +223,13 @@ impl EmulatedWorker {
     fn resolve(&mut self, wanted: EmulatedCollective) -> CommResult<()> {
         while let Some((collective, pending)) = self.queue.pop_front() {
             let start = latest(self.clock.blocked(pending)?).max(self.zero3_free);
-            let costs = &self.costs.stages;
             match collective {
                 EmulatedCollective::Gather(stage) => {
-                    self.zero3_free = start + costs[stage].all_gather_ns;
+                    self.zero3_free = start + self.costs_of(stage).all_gather_ns;
                     self.ends.insert(stage, self.zero3_free);
                 }
                 EmulatedCollective::Reduce(stage) => {
-                    self.zero3_free = start + costs[stage].reduce_scatter_ns;
+                    self.zero3_free = start + self.costs_of(stage).reduce_scatter_ns;
                     if let Some((end, _)) = self.reducing.get_mut(&stage) {
                         *end = Some(self.zero3_free);
                     }
@@ -242,12 +262,14 @@ impl Worker for EmulatedWorker {
         _: usize,
         _: Option<Tensor<1>>,
     ) -> Result<Option<Tensor<1>>, StepError> {
-        self.take(self.costs.stages[stage].f_ns);
-        Ok((stage + 1 < self.stages).then(|| self.message()))
+        self.take(self.costs_of(stage).f_ns);
+        // A split head takes the last stage's output.
+        let is_taken = stage + 1 < self.stages || self.own_sums.is_some();
+        Ok(is_taken.then(|| self.message()))
     }
 
     fn recompute(&mut self, stage: usize, _: usize) -> Result<(), StepError> {
-        self.take(self.costs.stages[stage].r_ns);
+        self.take(self.costs_of(stage).r_ns);
         Ok(())
     }
 
@@ -257,36 +279,40 @@ impl Worker for EmulatedWorker {
         _: usize,
         _: Option<Tensor<1>>,
     ) -> Result<Option<Tensor<1>>, StepError> {
-        self.take(self.costs.stages[stage].b_ns);
+        self.take(self.costs_of(stage).b_ns);
         Ok((stage > 0).then(|| self.message()))
     }
 
     fn weight(&mut self, stage: usize, _: usize) {
-        self.take(self.costs.stages[stage].w_ns);
+        self.take(self.costs_of(stage).w_ns);
     }
 
+    /// As if a token had a number of a stamp: sums of blocks have nothing beside their targets'.
     fn head_tokens(&self) -> usize {
-        unreachable!("heads are whole in emulated runs")
+        STAMP
     }
 
-    fn head_message(&self, _: HeadMessage, _: usize) -> (usize, DType) {
-        unreachable!("heads are whole in emulated runs")
+    fn head_message(&self, message: HeadMessage, tensors: usize) -> (usize, DType) {
+        let stamps = if message == HeadMessage::Gradient { tensors } else { 1 };
+        (stamps * STAMP, DType::F32)
     }
 
     fn slice_forward(&mut self, _: usize, _: Tensor<1>) -> Result<Tensor<1>, StepError> {
-        unreachable!("heads are whole in emulated runs")
+        self.take(self.costs_of(self.stages).f_ns);
+        Ok(self.message())
     }
 
     fn head_totals(&mut self, _: usize, _: Tensor<1>) -> Result<Tensor<1>, StepError> {
-        unreachable!("heads are whole in emulated runs")
+        Ok(self.message())
     }
 
     fn slice_backward(&mut self, _: usize, _: Tensor<1>) -> Result<Vec<Tensor<1>>, StepError> {
-        unreachable!("heads are whole in emulated runs")
+        self.take(self.costs_of(self.stages).b_ns);
+        Ok((0..self.own_sums.unwrap_or(0)).map(|_| self.message()).collect())
     }
 
     fn head_gradient(&self, _: Tensor<1>) -> Tensor<1> {
-        unreachable!("heads are whole in emulated runs")
+        self.message()
     }
 
     fn start_gather(&mut self, stage: usize) {
@@ -355,7 +381,7 @@ impl Worker for EmulatedWorker {
         let mut free = 0;
         for (stage, pending) in std::mem::take(&mut self.replicas) {
             let start = latest(self.clock.blocked(pending)?).max(free);
-            free = start + self.costs.stages[stage].replica_reduce_ns;
+            free = start + self.costs_of(stage).replica_reduce_ns;
         }
         self.clock.wait_until(free);
         let stamp = tensor(encode(self.clock.now()).to_vec());
@@ -391,16 +417,16 @@ impl Worker for EmulatedWorker {
 
     fn gather_bytes(&self, stage: usize) -> u64 {
         let size = self.groups.zero3.size() as u64;
-        self.costs.memory[stage].weights / size * (size - 1)
+        self.costs.memory[self.cell(stage)].weights / size * (size - 1)
     }
 
     fn reduce_bytes(&self, stage: usize) -> u64 {
         let size = self.groups.zero3.size() as u64;
-        self.costs.memory[stage].gradient / size * (size - 1)
+        self.costs.memory[self.cell(stage)].gradient / size * (size - 1)
     }
 
     fn replica_bytes(&self, stage: usize) -> u64 {
-        let shard = self.costs.memory[stage].gradient / self.groups.zero3.size() as u64;
+        let shard = self.costs.memory[self.cell(stage)].gradient / self.groups.zero3.size() as u64;
         let size = self.groups.replica.size() as u64;
         2 * shard / size * (size - 1)
     }
@@ -411,25 +437,43 @@ pub struct EmulatedLinks {
     inner: Arc<dyn Communicator>,
     costs: Arc<Costs>,
     clock: Arc<EmulatedClock>,
+    head: Option<HeadTree>,
     /// When each of this rank's links is free; empty without a limit.
     links: Mutex<Vec<u64>>,
 }
 
 impl EmulatedLinks {
-    /// Wraps `inner`, whose messages are those of an executor with an [`EmulatedWorker`].
-    pub fn new(inner: Arc<dyn Communicator>, costs: Arc<Costs>, clock: Arc<EmulatedClock>) -> Self {
+    /// Wraps `inner`, whose messages are those of an executor with an [`EmulatedWorker`], and of a
+    /// `head` that is split.
+    pub fn new(
+        inner: Arc<dyn Communicator>,
+        costs: Arc<Costs>,
+        clock: Arc<EmulatedClock>,
+        head: Option<HeadTree>,
+    ) -> Self {
         // More links than messages that are ever under way at once make no difference.
         let links = vec![0; costs.link.parallel_max.map_or(0, |n| n.min(LINKS_MAX))];
-        Self { inner, costs, clock, links: Mutex::new(links) }
+        Self { inner, costs, clock, head, links: Mutex::new(links) }
+    }
+
+    /// The bytes of a message to a rank.
+    fn bytes(&self, to: usize, tag: u64) -> u64 {
+        let memory = &self.costs.memory;
+        if let Some((message, consumer, _)) = untag(tag) {
+            // A gradient has the size of the activation that crosses the same boundary.
+            let boundary = if message == Message::Activation { consumer - 1 } else { consumer };
+            return memory[boundary].message;
+        }
+        let (head, me) = (self.head.as_ref().expect("a message of one"), self.inner.rank());
+        let message = untag_head(tag).expect("of a stage or of a head");
+        let edge = &head.edges[head.edge(message, me, to).expect("a message of its tree")];
+        memory[head.stage + me].head.of(message).saturating_mul(edge.tensors)
     }
 
     /// When a message that is sent now is at its receiver.
-    fn arrival(&self, tag: u64) -> u64 {
-        let (message, consumer, _) = untag(tag).expect("of a stage: heads are whole here");
-        // A gradient has the size of the activation that crosses the same boundary.
-        let boundary = if message == Message::Activation { consumer - 1 } else { consumer };
+    fn arrival(&self, to: usize, tag: u64) -> u64 {
         let link = &self.costs.link;
-        let transfer = link.transfer_ns(self.costs.memory[boundary].message) as u64;
+        let transfer = link.transfer_ns(self.bytes(to, tag)) as u64;
         let now = self.clock.now();
         let start = match self.links.lock().iter_mut().min() {
             Some(free) => {
@@ -472,12 +516,14 @@ impl Communicator for EmulatedLinks {
         self.inner.gather(root, bytes)
     }
     /// Sends the time of arrival in place of `buffer`.
-    fn send(&self, to: usize, tag: u64, _buffer: Tensor<1>) -> Pending<()> {
-        self.inner.send(to, tag, tensor(encode(self.arrival(tag)).to_vec()))
+    fn send(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()> {
+        let stamps = buffer.dims()[0] / STAMP;
+        self.inner.send(to, tag, tensor(encode(self.arrival(to, tag)).repeat(stamps)))
     }
     fn recv(&self, from: usize, tag: u64, len: usize, dtype: DType) -> Pending<Tensor<1>> {
         let message = self.inner.recv(from, tag, len, dtype);
-        Pending::in_flight(Box::new(Travelling { message, clock: self.clock.clone() }))
+        let message = Some(message);
+        Pending::in_flight(Box::new(Travelling { message, sent: None, clock: self.clock.clone() }))
     }
     fn barrier(&self) -> CommResult<()> {
         self.inner.barrier()
@@ -495,18 +541,34 @@ impl Communicator for EmulatedLinks {
 
 /// A message on an emulated link.
 struct Travelling {
-    message: Pending<Tensor<1>>,
+    /// Until it was sent.
+    message: Option<Pending<Tensor<1>>>,
+    sent: Option<CommResult<Tensor<1>>>,
     clock: Arc<EmulatedClock>,
 }
 
 impl InFlight<Tensor<1>> for Travelling {
-    /// True once it was sent: what `wait` then does is wait for a given time.
+    /// Whether it is there by the rank's time.
     fn is_done(&mut self) -> bool {
-        self.message.is_done()
+        if let Some(mut message) = self.message.take() {
+            match message.is_done() {
+                true => self.sent = Some(message.wait()),
+                false => self.message = Some(message),
+            }
+        }
+        match &self.sent {
+            Some(Ok(message)) => latest(message.clone()) <= self.clock.now(),
+            Some(Err(_)) => true,
+            None => false,
+        }
     }
 
-    fn wait(self: Box<Self>) -> CommResult<Tensor<1>> {
-        let message = self.clock.blocked(self.message)?;
+    fn wait(mut self: Box<Self>) -> CommResult<Tensor<1>> {
+        let message = match (self.sent.take(), self.message.take()) {
+            (Some(sent), _) => sent?,
+            (None, Some(message)) => self.clock.blocked(message)?,
+            (None, None) => unreachable!("a message is on its way or was sent"),
+        };
         self.clock.wait_until(latest(message.clone()));
         Ok(message)
     }

@@ -1,18 +1,20 @@
 //! What everything took in a run, from its timeline.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::action::{Cost, MessageEnd};
 use crate::ir::{Action, Compute, Message, Task};
 use crate::memory::StageBytes;
 use crate::simulate::{Costs, LinkCosts, StageCosts};
-use crate::timeline::{Span, Timeline};
+use crate::timeline::{RankTimeline, Span, Timeline};
 
 use super::CostsError;
 
-/// Durations by what took them and its stage.
+/// Durations by what took them and its stage; slices of a split head, whose stage is behind the
+/// others, are as many as ranks.
 #[derive(Default)]
 struct Seen {
+    stages: usize,
     /// F, B, W, R and BW: of each micro-batch all that there are.
     computes: BTreeMap<(Compute, usize), BTreeMap<usize, Vec<u64>>>,
     /// Gathers, reductions and sums over replicas.
@@ -31,25 +33,46 @@ struct Seen {
 /// backward counts as B. A collective takes the shortest
 /// time from its start until it was seen to be done: ranks that come to it early wait for others. A
 /// message takes the median over the links between stages of the shortest time from its sending to
-/// its use, which is that of a receiver that was waiting for it.
+/// its use, which is that of a receiver that was waiting for it. Where the head is split, those of
+/// each rank's slice are behind the stages'.
 ///
 /// # Errors
 /// A stage without an F or a backward of its own.
 pub fn measured(timeline: &Timeline) -> Result<Costs, CostsError> {
-    let mut seen = Seen::default();
+    let stages = stages_of(timeline);
+    let mut seen = Seen { stages, ..Seen::default() };
     for rank in &timeline.ranks {
         for (step, spans) in steps_of(&rank.spans) {
-            spans.iter().for_each(|span| seen.add(rank.group, step, span));
+            spans.iter().for_each(|span| seen.add(rank, step, span));
         }
     }
-    let stages = 0..timeline.placement.len();
+    let mut of_all: Vec<_> = (0..stages).map(|s| seen.stage(s)).collect::<Result<_, _>>()?;
+    if seen.computes.keys().any(|(_, cell)| *cell >= stages) {
+        let ranks = timeline.ranks.iter().map(|rank| rank.pp + 1).max().unwrap_or(0);
+        let has = |cell: usize| seen.computes.contains_key(&(Compute::F, cell));
+        for cell in stages..stages + ranks {
+            of_all.push(if has(cell) { seen.stage(cell)? } else { StageCosts::default() });
+        }
+    }
     Ok(Costs {
-        stages: stages.clone().map(|s| seen.stage(s)).collect::<Result<_, _>>()?,
-        memory: vec![StageBytes::default(); stages.len()],
+        memory: vec![StageBytes::default(); of_all.len()],
+        stages: of_all,
         link: LinkCosts { latency_ns: seen.message_ns(), ..LinkCosts::default() },
         overlap_ns: None,
         step_ns: median(seen.steps.values().copied().collect()).unwrap_or(0),
     })
+}
+
+/// The stages that one rank each has. A timeline may list a split head, which several have, as one
+/// more.
+pub(super) fn stages_of(timeline: &Timeline) -> usize {
+    let Some(last) = timeline.placement.len().checked_sub(1) else { return 0 };
+    let has = |rank: &&RankTimeline| {
+        let mut tasks = rank.spans.iter().flat_map(|span| span.action.computes());
+        tasks.any(|task| task.stage == last)
+    };
+    let ranks: BTreeSet<usize> = timeline.ranks.iter().filter(has).map(|rank| rank.pp).collect();
+    if ranks.len() > 1 { last } else { last + 1 }
 }
 
 /// A rank's spans step by step, without the first of several. A step ends with the optimizer's,
@@ -73,20 +96,23 @@ fn steps_of(spans: &[Span]) -> Vec<(usize, Vec<Span>)> {
 }
 
 impl Seen {
-    fn add(&mut self, group: usize, step: usize, span: &Span) {
+    fn add(&mut self, rank: &RankTimeline, step: usize, span: &Span) {
         let ns = span.end_ns - span.start_ns;
+        let stages = self.stages;
+        let cell = |stage: usize| if stage < stages { stage } else { stages + rank.pp };
         let shortest = |known: &mut u64| *known = (*known).min(ns);
         let row = span.action.row();
         match row.cost {
             Cost::F | Cost::B | Cost::W | Cost::BW | Cost::R => {
                 for Task { kind, stage, micro_batch } in span.action.computes() {
-                    let of_stage = self.computes.entry((kind, stage)).or_default();
+                    let of_stage = self.computes.entry((kind, cell(stage))).or_default();
                     of_stage.entry(micro_batch).or_default().push(ns);
                 }
             }
             Cost::Gather | Cost::Reduce | Cost::ReplicaReduce => {
                 let stage = span.action.stage().expect("a collective is of a stage");
-                self.collectives.entry((row.cost, stage)).and_modify(shortest).or_insert(ns);
+                let at = (row.cost, cell(stage));
+                self.collectives.entry(at).and_modify(shortest).or_insert(ns);
             }
             Cost::Step => {
                 self.steps.entry(step).and_modify(shortest).or_insert(ns);
@@ -103,7 +129,7 @@ impl Seen {
                 Message::Gradient => stage + 1,
             };
             let [sent, used] =
-                self.messages.entry((group, message, producer, micro_batch)).or_default();
+                self.messages.entry((rank.group, message, producer, micro_batch)).or_default();
             if is_send { sent.push(span.start_ns) } else { used.push(span.end_ns) }
         }
     }
@@ -199,7 +225,7 @@ mod tests {
     use super::*;
     use crate::draw::samples::gpipe;
     use crate::lower::{LowerOptions, lower};
-    use crate::schedules::{KINDS, Shape, generate};
+    use crate::schedules::{KINDS, Shape, generate, generate_split};
     use crate::simulate::simulate;
 
     fn uneven(stages: usize) -> Costs {
@@ -246,6 +272,23 @@ mod tests {
                 assert_eq!(*found, want, "{} stage {s}", kind.name);
             }
         }
+    }
+
+    /// Also of a head that is split.
+    #[test]
+    fn costs_of_slices_are_those_that_each_rank_was_simulated_with() {
+        let shape = Shape { pp: 3, virtual_stages: 2, micro_batches: 6, unit: 6 };
+        let compact = generate_split("zeropp", &shape, &[3, 0, 5], None).unwrap();
+        let program = lower(&compact, &LowerOptions::default());
+        let mut costs = uneven(program.cost_entries());
+        let timeline = simulate(&program, &costs).unwrap();
+        let found = measured(&timeline).unwrap();
+        costs.stages[7] = StageCosts::default();
+        for (cell, (found, costs)) in found.stages.iter().zip(&costs.stages).enumerate() {
+            let times = |of: &StageCosts| (of.f_ns, of.b_ns, of.w_ns, of.all_gather_ns);
+            assert_eq!(times(found), times(costs), "{cell}");
+        }
+        assert_eq!((found.stages.len(), found.memory.len()), (9, 9));
     }
 
     #[test]

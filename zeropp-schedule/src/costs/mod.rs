@@ -19,6 +19,7 @@
 //! t_replica_reduce = 2500  # stage with zero3_bytes_per_s and replica_bytes_per_s
 //! t_step = 3000            # the optimizer step
 //! blocks = [4, 4, 4, 3]    # of each stage that the times are of: a run may cut others from them
+//! t_head = [100, 90, 80]   # F, B and W of the head, a part of the last stage's
 //! ```
 //!
 //! A schedule's JSON has such a table, and a trace has times; both are read too. A file may also
@@ -29,6 +30,7 @@ mod layers;
 mod machine;
 mod measured;
 mod slices;
+mod split_head;
 
 use std::io::{self, Write};
 
@@ -45,6 +47,7 @@ pub use layers::layers_of;
 pub use machine::Machine;
 pub use measured::{measured, scaled_to};
 pub use slices::{SLICE_GRID, SampleGrowth, SliceCut, TimeGrowth, of_slices, slices_of};
+pub use split_head::with_slices;
 
 /// Keys that have an entry for every stage; one number stands for all stages.
 const PER_STAGE: [&str; 14] = [
@@ -205,13 +208,15 @@ impl Table {
                  or a list of {stages}; 0 where a whole backward is t_b"
             )));
         }
-        // Only a run knows blocks.
+        // Only a run knows blocks, and whether its head is split.
         self.blocks()?;
+        self.head_times()?;
         let rates = self.rates()?;
         let mut keys = Map::new();
         for (key, value) in &self.keys {
             let name = key.as_str();
-            if machine::is_key(name) || name == blocks::KEY || BANDWIDTHS.contains(&name) {
+            let is_ours = [blocks::KEY, split_head::KEY].contains(&name);
+            if machine::is_key(name) || is_ours || BANDWIDTHS.contains(&name) {
                 continue;
             }
             let value = match whole(value) {
@@ -312,7 +317,8 @@ pub fn check_sums(costs: &simulate::Costs, micro_batches: usize) -> Result<(), C
 }
 
 /// Writes costs as a file, a key a line, that says what was `measured`, of stages of so many
-/// `blocks`, if that is known. What is 0 everywhere is left out where it may be.
+/// `blocks`, if that is known, behind which there may be slices of a split head. What is 0
+/// everywhere is left out where it may be.
 ///
 /// # Errors
 /// What writing to `out` returns.
@@ -322,6 +328,8 @@ pub fn write(
     blocks: Option<&[usize]>,
     out: impl Write,
 ) -> io::Result<()> {
+    let stages = blocks.map_or(costs.stages.len(), <[usize]>::len);
+    let (costs, head) = split_head::with_whole_head(costs, stages);
     let mut out = io::BufWriter::new(out);
     let is_nothing = |value: &Value| match value {
         Value::Array(list) => list.iter().all(|x| x.as_f64() == Some(0.0)),
@@ -329,8 +337,11 @@ pub fn write(
     };
     write!(out, "{{\n  \"{MEASURED}\": ")?;
     Value::from(measured).serialize(&mut serde_json::Serializer::new(&mut out))?;
-    let mut table = Table::from(costs);
+    let mut table = Table::from(&costs);
     blocks.into_iter().for_each(|blocks| table.set_blocks(blocks));
+    if head != [0; 3] {
+        table.set_head_times(head);
+    }
     let mut keys: Vec<(String, Value)> = table.keys.into_iter().collect();
     let place = |key: &str| PER_STAGE.iter().position(|k| *k == key).unwrap_or(PER_STAGE.len());
     keys.sort_by_key(|(key, _)| (key.starts_with("mem_"), place(key)));
@@ -346,9 +357,14 @@ pub fn write(
 
 fn of_trace(text: &str) -> Result<Table, CostsError> {
     let trace = chrome_read::read(text).map_err(|e| CostsError(e.to_string()))?;
-    let costs = measured(&trace)?;
-    Ok(Table { measured: Some(format!("a trace of {}", trace.title)), ..Table::from(&costs) }
-        .without_bytes())
+    let (costs, head) =
+        split_head::with_whole_head(&measured(&trace)?, measured::stages_of(&trace));
+    let mut table = Table::from(&costs).without_bytes();
+    table.measured = Some(format!("a trace of {}", trace.title));
+    if head != [0; 3] {
+        table.set_head_times(head);
+    }
+    Ok(table)
 }
 
 fn of_schedule(text: &str) -> Result<Table, CostsError> {
