@@ -137,9 +137,9 @@ impl<N: Size> Lanes<N> {
         #[comptime] centered: bool,
         #[comptime] part: usize,
     ) {
-        self.dgamma[part] = self.dgamma[part] + d * hat;
+        self.dgamma[part] += d * hat;
         if comptime!(centered) {
-            self.dbeta[part] = self.dbeta[part] + d;
+            self.dbeta[part] += d;
         }
         self.hats[part] = hat;
         self.slopes[part] = d * self.gamma[part];
