@@ -171,8 +171,7 @@ fn backward_kernel<F: Float, G: Float, N: Size>(
 ) {
     let (first, start, step) = lane_of_unit();
     let mut lanes = Lanes::<N>::new::<G>(gamma, width, parts);
-    let mut round = 0usize.runtime();
-    while round < rounds {
+    for round in 0..rounds {
         let row = first + round * at_a_time;
         let mut end = 0usize.runtime();
         let mut scale = 0.0f32.runtime();
@@ -214,7 +213,6 @@ fn backward_kernel<F: Float, G: Float, N: Size>(
                 dx[row * width + i] = Vector::cast_from(slope * Vector::new(scale));
             }
         }
-        round += 1;
         // The next row's sums take the places of this one's, which all lanes must have read.
         sync_cube();
     }
