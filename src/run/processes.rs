@@ -111,6 +111,15 @@ pub(crate) fn threads(
     Ok(Threads::begun_by(threads, eager, move |i| cores::bind(own[i])))
 }
 
+/// What a rank that computes on a GPU draws its weights with, on the host: its share of the cores,
+/// which it needs no more after that. `None` on CPUs, whose ranks have their threads.
+pub(crate) fn starting_threads(shared: &RunShared, roster: &Roster) -> Option<Threads> {
+    let ranks = roster.threads().1.ranks.max(1);
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let on_gpu = shared.blueprint.config.device != DeviceKind::Cpu;
+    on_gpu.then(|| Threads::new((cores / ranks).max(1), false))
+}
+
 /// Whether threads that find nothing to do may look for more instead of sleeping: where a host has
 /// a core for each thread of its ranks.
 fn is_eager(ranks: usize, threads: usize, units: usize) -> bool {

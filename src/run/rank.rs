@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use zeropp_comm::Communicator;
 use zeropp_comm::groups::Groups;
+use zeropp_core::kernels::threads::Threads;
 use zeropp_core::meter::Meter;
 use zeropp_pipeline::executor::{Executor, Instruments, ModelWorker, WorkerOptions};
 use zeropp_plan::recompute::{Recomputed, redone};
@@ -43,7 +44,12 @@ pub(crate) fn run_rank(
     let groups = Groups::new(world, shared.blueprint.mesh)?;
     let meter = Meter::new();
     let scored = Scored::default();
-    let (mut executor, resumed) = build_executor(shared, &device, &groups, &meter, &scored)?;
+    let starting = processes::starting_threads(shared, &roster);
+    let (mut executor, resumed) = {
+        let _in_use = starting.as_ref().map(Threads::install);
+        build_executor(shared, &device, &groups, &meter, &scored)?
+    };
+    drop(starting);
     if shared.export == Export::Gradients {
         executor.worker.capture_gradients();
     }

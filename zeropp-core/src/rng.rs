@@ -3,14 +3,25 @@
 
 pub use zeropp_data::rng::Rng;
 
+use crate::kernels::threads;
 use crate::params::{Init, ParamSpec};
+
+/// Elements that are worth a thread.
+const PIECE_MIN: usize = 1 << 14;
 
 /// Starting values of elements `start..start + out.len()` of a parameter, in row-major order: any
 /// part of it can be drawn alone. Of some rows of a larger one they are what these begin with.
 pub fn initialise(seed: u64, spec: &ParamSpec, start: usize, out: &mut [f32]) {
     let rng = Rng::keyed(seed, &spec.name);
-    let start = (spec.first_element() + start) as u64;
-    match &spec.init {
+    let start = spec.first_element() + start;
+    let piece = threads::piece(out.len(), 4, PIECE_MIN);
+    threads::each(out.chunks_mut(piece).enumerate(), |(i, out)| {
+        fill(&spec.init, &rng, (start + i * piece) as u64, out);
+    });
+}
+
+fn fill(init: &Init, rng: &Rng, start: u64, out: &mut [f32]) {
+    match init {
         Init::Zeros => out.fill(0.0),
         Init::Ones => out.fill(1.0),
         Init::Normal(deviation) => {
@@ -28,6 +39,21 @@ pub fn initialise(seed: u64, spec: &ParamSpec, start: usize, out: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn any_number_of_threads_draws_the_same() {
+        let specs = [Init::Normal(0.02), Init::Uniform(0.1)];
+        for spec in specs.map(|init| ParamSpec::new("w", &[500, 301], init)) {
+            let draw = |threads: usize| {
+                let threads = threads::Threads::new(threads, false);
+                let _in_use = threads.install();
+                let mut out = vec![f32::NAN; 500 * 301 - 3];
+                initialise(7, &spec, 3, &mut out);
+                out
+            };
+            assert_eq!(draw(3), draw(1), "{spec:?}");
+        }
+    }
 
     #[test]
     fn starting_values_are_those_of_the_specification() {
