@@ -169,7 +169,16 @@ struct StartedAgain {
 fn started_again(save_every: u64, harm: impl Fn(&Path)) -> StartedAgain {
     let dir = tempfile::tempdir().unwrap();
     let config = Config { save_every, ..copying(dir.path()) };
-    let faulty = Fault::new(3, 330, panics).hidden_in(model(&config));
+    let memory = dir.path().join("memory");
+    // On a slow disk no copy may be complete by then.
+    let act = move || {
+        let begin = Instant::now();
+        while copies(&memory).is_empty() && begin.elapsed() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panics();
+    };
+    let faulty = Fault::new(3, 330, act).hidden_in(model(&config));
     let failed = Trainer::builder(config.clone()).model(faulty).build().unwrap().train(|_| ());
     assert!(failed.unwrap_err().to_string().contains("sabotage"));
     let step = |states: &[PathBuf]| {

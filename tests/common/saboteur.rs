@@ -15,7 +15,7 @@ use zeropp::split::custom_vjp;
 pub(crate) struct Fault {
     /// World rank.
     rank: usize,
-    act: fn(),
+    act: Box<dyn Fn() + Send + Sync>,
     /// Places passed on the rank until it happens: every block's F, B and W is one.
     left: AtomicI64,
     /// Block and kind of the action in which it happened.
@@ -24,8 +24,12 @@ pub(crate) struct Fault {
 
 impl Fault {
     /// `act` on world rank `rank`, as it comes to its place number `place`, from 0.
-    pub(crate) fn new(rank: usize, place: i64, act: fn()) -> Arc<Fault> {
-        let left = AtomicI64::new(place);
+    pub(crate) fn new(
+        rank: usize,
+        place: i64,
+        act: impl Fn() + Send + Sync + 'static,
+    ) -> Arc<Fault> {
+        let (act, left) = (Box::new(act), AtomicI64::new(place));
         Arc::new(Fault { rank, act, left, happened: Mutex::default() })
     }
 

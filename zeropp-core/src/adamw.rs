@@ -1,10 +1,12 @@
 //! AdamW of tensors on devices.
 
+#[cfg(feature = "cube")]
+use std::cell::RefCell;
 use std::ops::Range;
 
-#[cfg(feature = "cube")]
-use burn::tensor::TensorData;
 use burn::tensor::{Device, Tensor};
+#[cfg(feature = "cube")]
+use burn::tensor::{Int, TensorData};
 
 use crate::kernels::adamw::AdamWScalars;
 
@@ -36,13 +38,13 @@ pub fn adamw(
     if crate::cube::is_on(&parameter) {
         let mut changes: Vec<i32> = Vec::new();
         for pair in parts.windows(2).filter(|pair| pair[0].1 != pair[1].1) {
-            changes.push(pair[1].0.start.try_into().expect("elements of a layer"));
+            let element = u32::try_from(pair[1].0.start).expect("elements of a layer");
+            changes.push(element as i32);
         }
         if changes.is_empty() {
-            changes.push(i32::MAX);
+            changes.push(-1);
         }
-        let n = changes.len();
-        let changes = Tensor::from_data(TensorData::new(changes, [n]), &device);
+        let changes = on_device(changes, &device);
         let decays = parts.first().is_some_and(|part| part.1);
         return crate::cube::adamw([parameter, mean, square, gradient], changes, decays, *s);
     }
@@ -52,6 +54,23 @@ pub fn adamw(
     let v = square * s.beta2 + g.clone() * g * s.towards2;
     let update = m.clone() / (v.clone().sqrt() / s.root_bias2 + s.eps) * s.step_size;
     [parameter * keep - update, m, v]
+}
+
+/// `numbers` on `device`, copied there once for each thread, as a tensor belongs to one.
+#[cfg(feature = "cube")]
+fn on_device(numbers: Vec<i32>, device: &Device) -> Tensor<1, Int> {
+    type Copied = (Vec<i32>, Device, Tensor<1, Int>);
+    thread_local!(static COPIED: RefCell<Vec<Copied>> = const { RefCell::new(Vec::new()) });
+    COPIED.with_borrow_mut(|copied| {
+        let is_there = |(of, at, _): &&Copied| *of == numbers && at == device;
+        if let Some((.., tensor)) = copied.iter().find(is_there) {
+            return tensor.clone();
+        }
+        let data = TensorData::new(numbers.clone(), [numbers.len()]);
+        let tensor = Tensor::from_data(data, device);
+        copied.push((numbers, device.clone(), tensor.clone()));
+        tensor
+    })
 }
 
 /// The factor of each element: `decayed`, or 1 where nothing decays.

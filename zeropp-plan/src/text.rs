@@ -114,7 +114,7 @@ fn numbers(plan: &LayoutPlan) -> String {
     let mut lines = Vec::new();
     if plan.is_unproven {
         lines.push(
-            "No GPU has run this engine yet: time and memory of all rows are those of a model."
+            "Of GPUs only one H200 has run this engine: all time and memory here are of a model."
                 .to_string(),
         );
     }
@@ -368,7 +368,7 @@ mod tests {
         job.machine.margin = 0.2;
         let plan = crate::plan::LayoutPlan::new(&job, "").unwrap();
         let text = text(&plan, 120);
-        assert!(!text.contains("No GPU") && text.contains("off by 20 %"), "{text}");
+        assert!(!text.contains("Of GPUs") && text.contains("off by 20 %"), "{text}");
         let [least, most] = plan.layouts[0].tokens_per_s_range;
         let per_s = plan.layouts[0].tokens_per_s;
         assert!((per_s / least - 1.2).abs() < 1e-9 && (per_s / most - 0.8).abs() < 1e-9);
@@ -389,7 +389,7 @@ mod tests {
             let words: Vec<&str> = pasted.split_whitespace().collect();
             assert_eq!(words.join(" "), plan.layouts[0].command);
             for (said, what) in [
-                ("No GPU has run this engine yet", "what was never run"),
+                ("Of GPUs only one H200", "what was never run"),
                 ("tokens/s: the model was off by 10 % at worst", "a range"),
                 ("as PaLM and torchtitan count", "both counts of MFU"),
                 ("D ranks that share weights (ZeRO-3)", "a legend"),

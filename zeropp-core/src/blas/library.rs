@@ -108,7 +108,7 @@ pub(super) struct CublasLt {
 /// Where to look for libcublasLt: what [`VARIABLE`] names alone where it is set; else
 /// `libcublasLt.so.13` and others by name, then beside the toolkit, then NVIDIA's Python packages.
 fn search_from_env() -> LibrarySearch {
-    let names = ["libcublasLt.so.13", "libcublasLt.so", "libcublasLt.so.12"];
+    let names = ["libcublasLt.so.13", "libcublasLt.so"];
     let toolkit = std::env::var_os("CUDA_PATH").filter(|path| !path.is_empty());
     let toolkits = toolkit.map(PathBuf::from).into_iter();
     let toolkits = toolkits.chain(["/usr/local/cuda", "/opt/cuda"].map(PathBuf::from));

@@ -108,7 +108,8 @@ fn updated_of(
 
 /// fp32 parameters `p` and moments `m` and `v` after an update by the gradient `g`, `[n]` each, in
 /// place where nothing else holds them. `changes` are the elements where weight decay begins or
-/// ends, in order, and may lie behind the last; it applies to element 0 if `decays`.
+/// ends, in order, with the bits of a u32, and may lie behind the last; it applies to element 0 if
+/// `decays`.
 pub(crate) fn adamw(
     [p, m, v, g]: [Plain<1>; 4],
     changes: Plain<1, Whole>,

@@ -196,8 +196,8 @@ impl StridedRows {
 }
 
 /// The elements that a unit reads at once: a divisor of all `lengths`, which are those of rows and
-/// their distances, such that a vector of each of `tensors` is no larger than what a device loads
-/// at once and begins at a multiple of its size.
+/// their distances, such that a vector of the narrowest of `tensors` is no larger than what a
+/// device loads at once, and all begin at a multiple of theirs.
 pub(super) fn vector_size(tensors: &[&CubeTensor], lengths: &[usize]) -> usize {
     let sizes = tensors.iter().map(|t| t.dtype.size());
     let narrowest = sizes.min().expect("kernels read something");

@@ -161,6 +161,13 @@ impl FusedAttention {
     }
 }
 
+/// `t` without gaps, and beginning where kernels may load 16 bytes.
+fn ready(t: CubeTensor) -> CubeTensor {
+    let t = into_contiguous(t);
+    let is_aligned = t.handle.offset_start.unwrap_or(0).is_multiple_of(16);
+    if is_aligned { t } else { t.copy() }
+}
+
 fn positions_of(positions: Option<CubeTensor>) -> Option<CubeTensor> {
     positions.map(|positions| into_contiguous(cast(positions, DType::I32)))
 }
@@ -172,7 +179,7 @@ pub(super) fn forward(
     of: FusedAttention,
 ) -> (CubeTensor, CubeTensor) {
     let Dims { b, s, heads, .. } = of.dims;
-    let (qkv, positions) = (into_contiguous(qkv), positions_of(positions));
+    let (qkv, positions) = (ready(qkv), positions_of(positions));
     let out = empty(&qkv, Shape::new([b, s, of.dims.out_width()]), qkv.dtype);
     let sums = empty(&qkv, Shape::new([b, heads, s]), DType::F32);
     let (at, buffers) = ([FORWARD_QUERIES, heads], [&qkv, &out, &sums]);
@@ -186,7 +193,7 @@ pub(super) fn backward(
     positions: Option<CubeTensor>,
     of: FusedAttention,
 ) -> CubeTensor {
-    let ([dy, qkv, out, sums], positions) = (tensors.map(into_contiguous), positions_of(positions));
+    let ([dy, qkv, out, sums], positions) = (tensors.map(ready), positions_of(positions));
     let dqkv = empty(&qkv, qkv.shape(), qkv.dtype);
     let means = empty(&qkv, sums.shape(), DType::F32);
     let buffers = [&qkv, &out, &dy, &sums, &dqkv, &means];

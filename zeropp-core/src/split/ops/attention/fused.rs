@@ -10,7 +10,7 @@ use crate::split::ops::is_tracked;
 use crate::split::{OpCx, custom_vjp};
 
 /// See [`attend`](super::attend). Keeps F→B beside qkv and a number a query the output, which the
-/// projection after it keeps as well.
+/// projection after it keeps as well where its W needs it.
 pub(super) fn attention(
     qkv: Tensor<3>,
     plain: Tensor<3>,
