@@ -56,9 +56,13 @@ impl Config {
             return refused("reschedule", &self.reschedule, "off");
         }
         if let Some(first) = self.recompute_first {
-            return refused("recompute:first", &first, "all");
+            let problem = format!("runs cannot do it with recompute:first = {first} yet");
+            let help = "use 1, or leave recompute:first out";
+            return Err(ConfigError::value("slices", self.slices, problem, help));
         }
-        if let Some(blocks) = self.head_split.as_ref().filter(|text| *text != "off") {
+        let whole = ["auto", "off"];
+        let split = self.head_split.as_ref().filter(|text| !whole.contains(&text.as_str()));
+        if let Some(blocks) = split {
             return refused("head-split", blocks, "off");
         }
         let emulate = ("emulate", &self.emulate);

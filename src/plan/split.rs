@@ -93,8 +93,9 @@ fn ids(bp: &Blueprint) -> Option<usize> {
     let Some(Part::Head(head)) = bp.model.parts.last() else { return None };
     let split = head.split().filter(|split| split.blocks() >= BLOCKS_MIN)?;
     let can = bp.config.pp > 1 && bp.config.kind().is_some_and(|kind| kind.ahead.is_some());
-    // A cut by hand, as plans print them, is one for a whole head.
-    (can && bp.config.stages.is_none()).then_some(split.ids)
+    // A cut by hand, as plans print them, is one for a whole head; runs in slices of samples cannot
+    // split it yet.
+    (can && bp.config.stages.is_none() && bp.config.slices <= 1).then_some(split.ids)
 }
 
 fn sum(times: &StageCosts) -> f64 {

@@ -1,6 +1,6 @@
 //! A run as a timeline: what every rank did when.
 
-use zeropp_pipeline::timeline::{RankTimeline, Timeline};
+use zeropp_pipeline::timeline::{IN_SLICES, RankTimeline, Timeline};
 
 use crate::config::EngineKind;
 use crate::plan::blueprint::Blueprint;
@@ -10,13 +10,13 @@ use crate::run::trace;
 
 /// The actions of every rank with their times, of a run of `bp`.
 pub(crate) fn timeline(bp: &Blueprint, results: &[RankResult]) -> Timeline {
-    let title = match results.iter().map(|r| r.clock_error_ns).max() {
-        None | Some(0) => format!("{} · {}", bp.schedule().kind, bp.mesh),
-        Some(ns) => {
-            let us = ns.div_ceil(1000);
-            format!("{} · {} · clocks within {us} µs", bp.schedule().kind, bp.mesh)
-        }
-    };
+    let mut title = format!("{} · {}", bp.schedule().kind, bp.mesh);
+    if bp.slices.is_some() {
+        title += &format!(" · {IN_SLICES}");
+    }
+    if let Some(ns) = results.iter().map(|r| r.clock_error_ns).max().filter(|ns| *ns > 0) {
+        title += &format!(" · clocks within {} µs", ns.div_ceil(1000));
+    }
     let spans = results.iter().map(|result| result.spans.clone());
     let mut placement = bp.schedule().placement.clone();
     // A split head is a stage behind the last one, with its root there.

@@ -86,6 +86,9 @@ impl MemoryUnit {
     }
 }
 
+/// In the title of a run whose spans are of slices of samples.
+pub const IN_SLICES: &str = "samples in slices";
+
 /// A run: every rank's spans.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {

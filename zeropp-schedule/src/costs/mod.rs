@@ -41,6 +41,7 @@ use crate::draw::chrome_read;
 use crate::exchange::json;
 use crate::memory::StageBytes;
 use crate::simulate;
+use crate::timeline::IN_SLICES;
 
 pub use blocks::{BlockTimes, head};
 pub use layers::layers_of;
@@ -357,6 +358,11 @@ pub fn write(
 
 fn of_trace(text: &str) -> Result<Table, CostsError> {
     let trace = chrome_read::read(text).map_err(|e| CostsError(e.to_string()))?;
+    if trace.title.contains(IN_SLICES) {
+        let problem = "this trace is of a run with samples in slices, whose times are none of \
+                       stages; use one of a run with whole samples";
+        return Err(CostsError::new(problem));
+    }
     let (costs, head) =
         split_head::with_whole_head(&measured(&trace)?, measured::stages_of(&trace));
     let mut table = Table::from(&costs).without_bytes();

@@ -2,6 +2,7 @@ use super::*;
 use crate::draw::chrome;
 use crate::exchange::json::Document;
 use crate::schedules::{Shape, generate, generate_sliced};
+use crate::timeline::Timeline;
 
 const SHARERS: Sharers = Sharers { zero3: 4, replicas: 2 };
 const TIMES: &str = "t_f = 1\nt_b = 2\nt_w = 3\n";
@@ -127,6 +128,11 @@ fn traces_and_schedules_have_costs() {
     let table = Table::from_json(&String::from_utf8(trace).unwrap()).unwrap();
     assert_eq!(table.measured(), Some("a trace of zb-h1, simulated"));
     assert_eq!(table.of(2, ALONE, None).unwrap().stages, costs.stages);
+    let mut sliced = Vec::new();
+    let title = format!("1f1b · {IN_SLICES}");
+    chrome::write(&Timeline { title, ..timeline }, &mut sliced).unwrap();
+    let refused = Table::from_json(&String::from_utf8(sliced).unwrap()).unwrap_err().to_string();
+    assert!(refused.contains("use one of a run with whole samples"), "{refused}");
     let document = Document { schedule, costs: Some((&costs).into()), measures: None };
     let mut text = Vec::new();
     json::write(&document, &mut text).unwrap();
