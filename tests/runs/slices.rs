@@ -103,7 +103,7 @@ fn layouts_orders_and_cuts_have_the_bits_of_whole_samples() {
 /// One that is not shared by ranks in slices of samples yet, by default or by choice.
 #[test]
 fn a_large_head_stays_whole_beside_slices() {
-    let base = Config { vocab: Some(2048), steps: 1, ..small() };
+    let base = Config { vocab: Some(2048), ..small() };
     let reference = run(Config { head_split: Some("off".into()), ..base.clone() });
     for head_split in [None, Some("auto".to_string())] {
         check(&reference, Config { head_split, ..sliced(&layout(&base, 2, 2), 2) });

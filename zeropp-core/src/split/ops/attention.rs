@@ -27,7 +27,7 @@ use sliced::SliceKernel;
 /// unless with selective recomputation ([`OpCx::makers`]), the probabilities `[b, heads, s, s]`.
 /// Else the probabilities of all queries are never there at once: it keeps one fp32 number of
 /// each query and head, `[b, heads, s]`, and B computes the probabilities again whatever the
-/// switch says; with the fused kernels of NVIDIA's GPUs ([`crate::cube`]) also the output.
+/// switch says; with the fused kernels of NVIDIA's GPUs (`cube`) also the output.
 /// Recomputation repeats the forward bit for bit. Keeps nothing B→W.
 ///
 /// Where the micro-batch has documents ([`Masks::documents`](crate::split::Masks)), a query sees
