@@ -120,7 +120,7 @@ impl Maps {
     /// What they keep: the input where W needs it, x·A of adapters, and dY of each product with a
     /// weight that trains. B can make the input from `inputs` elements of a token, if any.
     fn kept(&self, inputs: Option<usize>, batch: BatchShape) -> Keeps {
-        let needs_input = self.needs_input();
+        let needs_input = self.maps.iter().any(|map| map.weight || map.rank.is_some());
         let input = Slot::new(bytes(self.input, batch)).for_w();
         let input = match inputs {
             Some(inputs) => input.made_from(bytes(inputs, batch)),
@@ -130,11 +130,6 @@ impl Maps {
         let adapted = adapted.map(|rank| Slot::new(bytes(rank, batch)).for_w());
         let slots = needs_input.then_some(input).into_iter().chain(adapted).collect();
         Keeps { slots, made: self.made(batch) }
-    }
-
-    /// Whether W needs their input.
-    fn needs_input(&self) -> bool {
-        self.maps.iter().any(|map| map.weight || map.rank.is_some())
     }
 
     /// Bytes that B keeps for W and F has not kept for B: dY of each product with a weight that
@@ -262,14 +257,7 @@ fn operations(
             attended = attended.made_from(bytes(qkv, batch));
         }
     }
-    // B of a GPU's fused kernels needs the output, which the product after it keeps where W does.
-    let is_fused = !batch.kernels
-        && batch.element_bytes == 2
-        && d.head_dim.is_multiple_of(8)
-        && d.head_dim <= 128;
-    let output = (is_fused && !of_out.needs_input()).then(|| bytes(d.query_width(), batch));
-    let slots = [attended, beside].into_iter().chain(output.map(Slot::new)).collect();
-    operations.push(Keeps { slots, made: 0 });
+    operations.push(Keeps { slots: vec![attended, beside], made: 0 });
     operations.extend([of_out.kept(None, batch), norm_2]);
     operations.extend(inner);
     operations
