@@ -76,13 +76,17 @@ impl Config {
         self.head_split.as_deref().is_none_or(|text| text == AUTO)
     }
 
+    /// The setting that splits the head, where one does.
+    fn given_split(&self) -> Option<&str> {
+        self.head_split.as_deref().filter(|text| !["off", AUTO].contains(text))
+    }
+
     /// The row blocks of each rank, where the settings split the head.
     ///
     /// # Errors
     /// A text that has no number for each rank.
     pub(crate) fn head_blocks(&self) -> Result<Option<Vec<usize>>, ConfigError> {
-        let given = self.head_split.as_deref().filter(|text| !["off", AUTO].contains(text));
-        let Some(text) = given else { return Ok(None) };
+        let Some(text) = self.given_split() else { return Ok(None) };
         let wrong = |problem: String| {
             let help =
                 format!("give a number for each of the {} ranks, or use auto or off", self.pp);

@@ -60,10 +60,8 @@ impl Config {
             let help = "use 1, or leave recompute:first out";
             return Err(ConfigError::value("slices", self.slices, problem, help));
         }
-        let whole = ["auto", "off"];
-        let split = self.head_split.as_ref().filter(|text| !whole.contains(&text.as_str()));
-        if let Some(blocks) = split {
-            return refused("head-split", blocks, "off");
+        if let Some(blocks) = self.given_split() {
+            return refused("head-split", &blocks, "off");
         }
         let emulate = ("emulate", &self.emulate);
         let files = [("costs", &self.costs), ("save-costs", &self.save_costs), emulate];

@@ -1,14 +1,18 @@
 //! AdamW of tensors on devices.
 
 #[cfg(feature = "cube")]
-use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use burn::tensor::{Device, Tensor};
 #[cfg(feature = "cube")]
 use burn::tensor::{Int, TensorData};
+#[cfg(feature = "cube")]
+use parking_lot::Mutex;
 
 use crate::kernels::adamw::AdamWScalars;
+#[cfg(feature = "cube")]
+use crate::split::on_devices::OnDevices;
 
 /// The elements of an update, `[n]` each, in fp32.
 pub struct AdamWElements {
@@ -56,21 +60,14 @@ pub fn adamw(
     [parameter * keep - update, m, v]
 }
 
-/// `numbers` on `device`, copied there once for each thread, as a tensor belongs to one.
+/// `numbers` on `device`, copied there once.
 #[cfg(feature = "cube")]
 fn on_device(numbers: Vec<i32>, device: &Device) -> Tensor<1, Int> {
-    type Copied = (Vec<i32>, Device, Tensor<1, Int>);
-    thread_local!(static COPIED: RefCell<Vec<Copied>> = const { RefCell::new(Vec::new()) });
-    COPIED.with_borrow_mut(|copied| {
-        let is_there = |(of, at, _): &&Copied| *of == numbers && at == device;
-        if let Some((.., tensor)) = copied.iter().find(is_there) {
-            return tensor.clone();
-        }
-        let data = TensorData::new(numbers.clone(), [numbers.len()]);
-        let tensor = Tensor::from_data(data, device);
-        copied.push((numbers, device.clone(), tensor.clone()));
-        tensor
-    })
+    static COPIED: Mutex<BTreeMap<Vec<i32>, OnDevices<Tensor<1, Int>>>> =
+        Mutex::new(BTreeMap::new());
+    let data = TensorData::new(numbers.clone(), [numbers.len()]);
+    let mut copied = COPIED.lock();
+    copied.entry(numbers).or_default().get(device, || Tensor::from_data(data, device))
 }
 
 /// The factor of each element: `decayed`, or 1 where nothing decays.

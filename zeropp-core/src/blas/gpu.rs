@@ -43,7 +43,7 @@ unsafe impl Sync for Plan {}
 
 /// One GPU.
 pub(super) struct GpuBlas {
-    library: &'static CublasLt,
+    cublas: &'static CublasLt,
     handle: Handle,
     workspace: u64,
     plans: Mutex<HashMap<Problem, Option<Arc<Plan>>>>,
@@ -96,7 +96,7 @@ impl GpuBlas {
         library.check("cublasLtCreate", status)?;
         // SAFETY: the GPU's context is current; the memory is kept as long as the process.
         let workspace = unsafe { result::malloc_sync(WORKSPACE) }.map_err(words)?;
-        Ok(GpuBlas { library, handle, workspace, plans: Mutex::default() })
+        Ok(GpuBlas { cublas: library, handle, workspace, plans: Mutex::default() })
     }
 
     /// What is known of a problem: none where it was never looked for.
@@ -119,7 +119,7 @@ impl GpuBlas {
     }
 
     fn plan(&self, p: &Problem) -> Result<Plan, String> {
-        let f = &self.library.functions;
+        let f = &self.cublas.functions;
         let (a_shape, b_shape) = (turned([p.k, p.n], &p.y), turned([p.m, p.k], &p.x));
         let product = self.product(p)?;
         let a = self.matrix(p, a_shape, p.factors, &p.y)?;
@@ -134,7 +134,7 @@ impl GpuBlas {
             let (asked, all) = (PROPOSALS as c_int, proposals.as_mut_ptr());
             (f.propose)(self.handle, product, a, b, d, d, preference, asked, all, &mut count)
         };
-        self.library.check("cublasLtMatmulAlgoGetHeuristic", status)?;
+        self.cublas.check("cublasLtMatmulAlgoGetHeuristic", status)?;
         let usable = |p: &&Proposal| p.status == 0 && p.workspace <= WORKSPACE;
         let mut given = proposals.iter().take(count.max(0) as usize);
         let best = given.find(usable).ok_or("no algorithm")?;
@@ -149,7 +149,7 @@ impl GpuBlas {
 
     /// The descriptor of a product whose factors are turned where a tensor lies by columns.
     fn product(&self, p: &Problem) -> Result<Scrap, String> {
-        let f = &self.library.functions;
+        let f = &self.cublas.functions;
         let (sums, scale) = (library::COMPUTE_FLOAT32, library::FLOAT32);
         // SAFETY: the library writes one descriptor.
         let made = self.made("cublasLtMatmulDescCreate", f.product_free, |descriptor| unsafe {
@@ -177,7 +177,7 @@ impl GpuBlas {
         dtype: DType,
         placement: &Placement,
     ) -> Result<Scrap, String> {
-        let f = &self.library.functions;
+        let f = &self.cublas.functions;
         let dtype = if dtype == DType::BF16 { library::BFLOAT16 } else { library::FLOAT32 };
         let (rows, columns, pitch) = (rows as u64, columns as u64, placement.pitch as i64);
         // SAFETY: the library writes one descriptor.
@@ -194,7 +194,7 @@ impl GpuBlas {
 
     /// What algorithms may take for granted.
     fn preference(&self, p: &Problem) -> Result<Scrap, String> {
-        let f = &self.library.functions;
+        let f = &self.cublas.functions;
         let call = "cublasLtMatmulPreferenceCreate";
         // SAFETY: the library writes one descriptor.
         let made = self.made(call, f.preference_free, |descriptor| unsafe {
@@ -222,7 +222,7 @@ impl GpuBlas {
         make: impl FnOnce(*mut Descriptor) -> c_int,
     ) -> Result<Scrap, String> {
         let mut descriptor = null_mut();
-        self.library.check(call, make(&mut descriptor))?;
+        self.cublas.check(call, make(&mut descriptor))?;
         Ok(Scrap { descriptor, free })
     }
 
@@ -236,7 +236,7 @@ impl GpuBlas {
         // SAFETY: the descriptor is alive, and the library reads as many bytes as the value has, or
         // none where that is not the attribute's size.
         let status = unsafe { set(descriptor, attribute, from_ref(value).cast(), size_of::<T>()) };
-        self.library.check(&format!("attribute {attribute}"), status)
+        self.cublas.check(&format!("attribute {attribute}"), status)
     }
 
     /// Queues a product behind what was asked for so far, on CubeCL's thread; with `add` it is
@@ -274,7 +274,7 @@ impl GpuBlas {
         // On this thread alone, so that a plan's descriptor may hold the address of one product.
         let bias = blocks.bias.map(|block| server.get_resource(block, stream)).transpose()?;
         if let Some(bias) = &bias {
-            let (set, at) = (self.library.functions.product_set, bias.resource().ptr);
+            let (set, at) = (self.cublas.functions.product_set, bias.resource().ptr);
             let told = self.set(set, plan.product, library::BIAS_POINTER, &at);
             told.map_err(generic)?;
         }
@@ -285,7 +285,7 @@ impl GpuBlas {
             }
         }
         let (alpha, beta) = (1f32, if add { 1f32 } else { 0.0 });
-        let call = self.library.functions.multiply;
+        let call = self.cublas.functions.multiply;
         // SAFETY: descriptors, handle, workspace and queue are alive and of this GPU, whose context
         // is current on CubeCL's thread. The addresses are of tensors with the placements that the
         // descriptors have, and what is held above stays where it is until the queue has passed it.
@@ -310,7 +310,7 @@ impl GpuBlas {
                 queue.cast(),
             )
         };
-        self.library
+        self.cublas
             .check("cublasLtMatmul", status)
             .map_err(|error| generic(format!("{error}, of {problem:?}")))
     }

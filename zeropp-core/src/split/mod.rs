@@ -10,7 +10,7 @@
 mod context;
 mod dropout;
 mod masks;
-mod on_devices;
+pub(crate) mod on_devices;
 pub mod ops;
 mod queue;
 mod recording;
