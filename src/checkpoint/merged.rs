@@ -5,8 +5,8 @@ use std::path::Path;
 
 use zeropp_core::layer::{Model, Part};
 use zeropp_core::model;
-use zeropp_core::model::tuning::{LORA, Lora, is_adapter};
 use zeropp_core::model::tensors::alike;
+use zeropp_core::model::tuning::{LORA, Lora, is_adapter};
 use zeropp_core::params::ParamSpec;
 use zeropp_weights::ParameterShape;
 

@@ -102,7 +102,8 @@ pub fn add_gradient(
         let rows = dlogits.chunks_mut(width).zip(scores.chunks(width));
         for ((dlogits, scores), sum) in rows.zip(&sums[tokens]) {
             if score != Score::Softmax {
-                let mean = scores.iter().zip(&slopes).map(|(s, slope)| s * slope).sum::<f32>() / sum;
+                let mean =
+                    scores.iter().zip(&slopes).map(|(s, slope)| s * slope).sum::<f32>() / sum;
                 for ((d, score), slope) in dlogits.iter_mut().zip(scores).zip(&slopes) {
                     *d += score * (1.0 - score) * (slope - mean) / sum;
                 }

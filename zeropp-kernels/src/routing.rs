@@ -388,9 +388,10 @@ mod tests {
     /// By differences in double precision.
     #[test]
     fn the_gradient_of_logits_is_that_of_the_weights() {
-        for (divided, score) in [false, true].into_iter().flat_map(|divided| {
-            [(divided, Score::Softmax), (divided, SIGMOID)]
-        }) {
+        for (divided, score) in [false, true]
+            .into_iter()
+            .flat_map(|divided| [(divided, Score::Softmax), (divided, SIGMOID)])
+        {
             let routing = Routing { experts: 5, chosen: 3, divided, score };
             let logits = [0.3, -1.0, 0.9, 0.1, 0.5];
             let dweights = [0.7, -0.2, 1.5];

@@ -183,25 +183,25 @@ struct Inner {
 
 fn mlp(part: &DecoderPart, batch: BatchShape) -> Inner {
     let (d, names) = (&part.decoder, part.decoder.names());
-    mlp_of(part, names.up, names.down, d.intermediate, batch)
+    let up = Maps::of(part, names.up, d.hidden, false);
+    let kept = up.kept(Some(d.hidden), batch);
+    mlp_of(part, (&up, kept), names.down, d.intermediate, batch)
 }
 
-/// The MLP of these maps, of inner size `f`.
+/// An MLP of inner size `f`, with the maps into it and what they keep.
 fn mlp_of(
     part: &DecoderPart,
-    up: &[&'static str],
+    (up, kept): (&Maps, Keeps),
     down: &'static str,
     f: usize,
     batch: BatchShape,
 ) -> Inner {
-    let d = &part.decoder;
-    let up = Maps::of(part, up, d.hidden, false);
     let down = Maps::of(part, &[down], f, false);
     // The products before the activation.
-    let before = (d.mlp_maps() - 1) * f;
+    let before = (part.decoder.mlp_maps() - 1) * f;
     Inner {
         operations: vec![
-            up.kept(Some(d.hidden), batch),
+            kept,
             Keeps { slots: vec![Slot::new(bytes(before, batch))], made: 0 },
             down.kept(Some(before), batch),
         ],
@@ -233,7 +233,7 @@ fn experts(part: &DecoderPart, moe: Moe, batch: BatchShape) -> Inner {
     let dlogits = u64::from(router) * bytes(experts, batch) + excess;
     let mut beside = moe.shared.map(|shared| shared_expert(part, shared, batch));
     // Of all that keep x, the last one keeps it, whose B comes first.
-    let x = Slot::new(bytes(h, batch)).made_from(bytes(h, batch)).for_w();
+    let x = Slot::new(bytes(h, batch)).for_w();
     let elsewhere = beside.as_ref().is_some_and(|beside| beside.keeps_input);
     let x = (inputs && !elsewhere).then_some(x);
     // Each gives back what W does not need after it has made what W needs.
@@ -261,11 +261,12 @@ struct Beside {
 fn shared_expert(part: &DecoderPart, shared: SharedExpert, batch: BatchShape) -> Beside {
     let h = part.decoder.hidden;
     let [gate, up, down] = *shared_maps(shared.gated);
-    let mut inner = mlp_of(part, &[gate, up], down, shared.inner, batch);
-    let of_up = Maps::of(part, &[gate, up], h, false);
-    let mut keeps_input = of_up.needs_input();
+    let up = Maps::of(part, &[gate, up], h, false);
+    // Of experts the input is kept as it is.
+    let mut inner = mlp_of(part, (&up, up.kept(None, batch)), down, shared.inner, batch);
+    let mut keeps_input = up.needs_input();
     if shared.gated {
-        let mut scores = Maps::of(part, &[SHARED_GATE], h, false).kept(Some(h), batch);
+        let mut scores = Maps::of(part, &[SHARED_GATE], h, false).kept(None, batch);
         if keeps_input {
             scores.slots.clear();
         }

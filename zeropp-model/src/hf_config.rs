@@ -21,17 +21,8 @@ use keys::{EVERY, GPT2, HARMLESS, LLAMA, MOE};
 /// Largest `config.json`, in bytes.
 const BYTES_MAX: u64 = 1 << 20;
 /// The `model_type`s that are read.
-pub const MODEL_TYPES: [&str; 9] = [
-    "dots1",
-    "gpt2",
-    "llama",
-    "mistral",
-    "mixtral",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-];
+pub const MODEL_TYPES: [&str; 9] =
+    ["dots1", "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"];
 
 /// The content of a `config.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -264,11 +255,7 @@ impl Fields<'_> {
             vocabulary_multiple: 1,
             norm: Norm::Rms { eps: self.number("rms_norm_eps")? },
             positions: Positions::Rotary(rope::rotary(self, context)?),
-            biases: Biases {
-                qkv,
-                out: attention,
-                mlp: self.switch("mlp_bias", false)?,
-            },
+            biases: Biases { qkv, out: attention, mlp: self.switch("mlp_bias", false)? },
             qk_norm: matches!(
                 family,
                 LlamaFamily::Qwen3 | LlamaFamily::Qwen3Moe | LlamaFamily::Dots1
@@ -331,8 +318,11 @@ impl Fields<'_> {
                 self.optional_count("max_window_layers", 0)?.unwrap_or(usual)
             }
         };
+        if first_layer >= layers {
+            return Ok(None);
+        }
         let tokens = self.optional_size("sliding_window")?.unwrap_or(4096);
-        Ok((first_layer < layers).then_some(Window { tokens, first_layer }))
+        Ok(Some(Window { tokens, first_layer }))
     }
 
     fn dropout_notes(self, fields: &[&str]) -> Result<Vec<String>, Fault> {

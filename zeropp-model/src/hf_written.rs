@@ -61,9 +61,7 @@ fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
     let Decoder { biases, window, .. } = *decoder;
     let qkv_alone = Biases { qkv: true, out: false, mlp: false };
     let (model_type, architecture) = match window {
-        _ if decoder.moe.is_some_and(|moe| moe.sigmoid.is_some()) => {
-            ("dots1", "Dots1ForCausalLM")
-        }
+        _ if decoder.moe.is_some_and(|moe| moe.sigmoid.is_some()) => ("dots1", "Dots1ForCausalLM"),
         _ if decoder.moe.is_some_and(|moe| moe.shared.is_some()) => {
             ("qwen2_moe", "Qwen2MoeForCausalLM")
         }

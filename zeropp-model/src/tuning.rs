@@ -85,7 +85,9 @@ pub struct Tuning {
 impl Tuning {
     fn is_frozen(&self, parameter: &str) -> bool {
         let stands = !self.balances && is_choice_bias(parameter);
-        stands || self.lora.is_some() || self.freeze.iter().any(|pattern| matches(pattern, parameter))
+        stands
+            || self.lora.is_some()
+            || self.freeze.iter().any(|pattern| matches(pattern, parameter))
     }
 }
 

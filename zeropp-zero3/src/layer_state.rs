@@ -224,8 +224,7 @@ impl LayerState {
                 let mut state = segment.state_in(&mut words);
                 let direction = &whole.as_slice()[all];
                 let (part_here, rms) = (part.clone(), rms[segment.param]);
-                let whole =
-                    WholeParameter { direction, part: part_here, state: &mut state, rms };
+                let whole = WholeParameter { direction, part: part_here, state: &mut state, rms };
                 let direction = rule.transform(&of, whole, scale);
                 rule.apply(&of, &mut p[here], &direction[part], scale);
             }

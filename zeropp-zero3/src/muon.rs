@@ -184,3 +184,38 @@ fn orthogonal_on_device(direction: Tensor<2>) -> Tensor<2> {
     }
     if rows > cols { x.transpose() } else { x }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The matrices of experts are as many of their own, those alone that a rank has some of.
+    #[test]
+    fn a_block_of_matrices_moves_like_each_of_them() {
+        let adamw = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+        let muon = Muon { momentum: 0.95, nesterov: true, adamw };
+        let [rows, columns] = [6, 4];
+        fn parameter(shape: &[usize]) -> Parameter<'_> {
+            Parameter { name: "w", shape, role: Role::Hidden, decay: true }
+        }
+        let step = StepScale { lr: 0.1, update: 1, gradient: 1.0 };
+        let direction: Vec<f32> = (0..3 * 24).map(|i| (i as f32 * 0.7).sin()).collect();
+        let transform = |shape: &[usize], direction: &[f32], part| {
+            let mut moment = vec![0.0; direction.len()];
+            let state = &mut [moment.as_mut_slice()];
+            let whole = WholeParameter { direction, part, state, rms: 0.0 };
+            muon.transform(&parameter(shape), whole, &step)
+        };
+        let all = transform(&[3, rows, columns], &direction, 0..72);
+        let each = direction.chunks(24).flat_map(|one| transform(&[rows, columns], one, 0..24));
+        assert_eq!(all, each.collect::<Vec<_>>());
+        let some = transform(&[3, rows, columns], &direction, 30..40);
+        assert_eq!(some[24..48], all[24..48]);
+        assert!(some[..24].iter().chain(&some[48..]).all(|x| *x == 0.0));
+        let (of_block, of_one) = (&[3, rows, columns][..], &[rows, columns][..]);
+        let scalars = |shape: &[usize]| muon.scalars(&parameter(shape), &step);
+        assert_eq!(scalars(of_block), scalars(of_one));
+        let vector = Parameter { role: Role::Small, ..parameter(of_block) };
+        assert!(muon.whole(&vector).is_none() && muon.whole(&parameter(&[5])).is_none());
+    }
+}

@@ -99,7 +99,8 @@ impl Block {
         let lora = self.part.tuning.lora.filter(|_| self.part.is_adapted(name));
         let Some(lora) = lora else { return y };
         let [a, b] = LORA.map(|of| cx.weight(&format!("{name}.{of}")));
-        let inner = ops::linear(x, &a, None, &cx.op);
+        let whole = OpCx { output_wanted: true, ..op.clone() };
+        let inner = ops::linear(x, &a, None, &whole);
         ops::add_scaled(y, ops::linear(inner, &b, None, op), lora.scale(), start, op)
     }
 
@@ -173,35 +174,41 @@ impl Block {
         let Some(SharedExpert { gated, .. }) = moe.shared else { return given };
         let last = cx.last_op();
         let [gate, up, down] = shared_maps(gated);
+        // The router and the experts keep x as it is, whatever else is made again.
+        let kept = OpCx { makers: None, ..cx.op.clone() };
+        let maps = [*gate, *up, *down];
         if !gated {
-            let shared = self.mlp_of(x, &[gate, up], down, cx, &last);
+            let shared = self.mlp_of(x, maps, cx, &kept, &last);
             return ops::add_last(given, shared, &last);
         }
-        let z = ops::linear(x.clone(), &cx.weight(&format!("{SHARED_GATE}.weight")), None, &cx.op);
-        let shared = self.mlp_of(x, &[gate, up], down, cx, &cx.op);
+        let gates = cx.weight(&format!("{SHARED_GATE}.weight"));
+        let z = ops::linear(x.clone(), &gates, None, &kept);
+        let shared = self.mlp_of(x, maps, cx, &kept, &cx.op);
         ops::add_last(given, ops::gated(shared, z, &last), &last)
     }
 
     fn mlp(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
         let names = self.names();
-        self.mlp_of(x, names.up, names.down, cx, &cx.last_op())
+        let (first, second) = (names.up[0], names.up[names.up.len() - 1]);
+        self.mlp_of(x, [first, second, names.down], cx, &cx.op, &cx.last_op())
     }
 
-    /// The MLP of these maps, whose output is made as `last` says.
+    /// The MLP of these maps: gate, up and down, or one map twice for up. The first ones are made
+    /// as `first` says and the output as `last` does.
     fn mlp_of(
         &self,
         x: Tensor<3>,
-        ups: &[&str],
-        down: &str,
+        [gate, up, down]: [&str; 3],
         cx: &LayerCx,
+        first: &OpCx,
         last: &OpCx,
     ) -> Tensor<3> {
         let d = &self.part.decoder;
-        let up = |x, i: usize| self.linear(x, ups[i], d.biases.mlp, cx);
+        let map = |x, name| self.linear_of(x, name, d.biases.mlp, cx, first);
         let inner = match d.activation {
-            Activation::Gelu => ops::gelu(up(x, 0), &cx.op),
-            Activation::GeluTanh => ops::gelu_tanh(up(x, 0), &cx.op),
-            Activation::Swiglu => ops::swiglu(up(x.clone(), 0), up(x, 1), &cx.op),
+            Activation::Gelu => ops::gelu(map(x, up), &cx.op),
+            Activation::GeluTanh => ops::gelu_tanh(map(x, up), &cx.op),
+            Activation::Swiglu => ops::swiglu(map(x.clone(), gate), map(x, up), &cx.op),
         };
         self.linear_of(inner, down, d.biases.mlp, cx, last)
     }

@@ -63,15 +63,14 @@ pub fn route(x: Tensor<3>, router: &Router, routing: Routing, cx: &OpCx) -> (Ten
         return (out, Routed { choice, _hold: None });
     }
     if let Some(cx) = &cx.routers {
-        let figures =
-            balance::figures([&scores, &sums], routing.score, &choice, cx.losses.group);
+        let figures = balance::figures([&scores, &sums], routing.score, &choice, cx.losses.group);
         cx.figures.lock().insert((router.weight.layer(), cx.micro_batch), figures);
     }
     let hold = cx.meter.hold(MemoryKind::Activation, choice.bytes() as u64);
     let routed = Routed { choice, _hold: Some(Arc::new(hold)) };
     let scores = cpu_tensor::from_vec(scores, [b * s, routing.experts]);
     let kept = KeptRoute {
-        x: router.weight.trains().then(|| cx.keep(&x)),
+        x: router.weight.trains().then(|| cx.save(x.clone())),
         scores: [cx.save(scores), cx.save(cpu_tensor::from_vec(sums, [b * s, 1]))],
         weights: cx.save(out.clone()),
         routed: routed.clone(),
@@ -253,7 +252,7 @@ fn apply<E: OnCpu>(
     let rows = [routed.choice.tokens() * routed.choice.chosen(), f];
     let trains = maps.map(Weight::trains);
     let kept = Kept::<E> {
-        x: (trains[0] || trains[1]).then(|| cx.keep(&x)),
+        x: (trains[0] || trains[1]).then(|| cx.save(xi)),
         w: cx.save(wi),
         made: [made.gate, made.up].map(|made| cx.save(E::tensor(made, rows))),
         routed: routed.clone(),
