@@ -372,7 +372,10 @@ impl Config {
 fn described_by_gguf(path: &Path) -> Result<HfConfig, String> {
     let weights = Weights::open(path).map_err(|error| error.to_string())?;
     let Some(config) = weights.gguf_config().map_err(|error| error.to_string())? else {
-        return Err("its key-values do not say which llama, qwen2 or qwen3 this is".into());
+        return Err(
+            "its key-values do not say which llama, qwen2, qwen3, qwen2moe or qwen3moe this is"
+                .into(),
+        );
     };
     hf_config::parse(&config.to_string(), path).map_err(|error| error.to_string())
 }

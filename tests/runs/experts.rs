@@ -8,13 +8,15 @@ use std::path::Path;
 use crate::common::given::{number, starting_from};
 use crate::common::{Run, assert_same_bits, run, run_saving_all, tiny};
 use crate::counts::check_memory;
-use crate::families::Family;
+use crate::families::{Family, initial, transposed};
 use serde::Deserialize;
 use zeropp::config::{
     Activation, Balance, Decay, OptimizerKind, OptimizerSync, PackWeights, Precision, Recompute,
     Resume,
 };
-use zeropp::weights::{StoreAs, Weights};
+use zeropp::model::DecoderTensor;
+use zeropp::model::decoder::{Decoder, Moe};
+use zeropp::weights::{self, Import, ParameterShape, StoreAs, Weights};
 use zeropp::{
     Config, ExportOptions, Generator, Sampling, Trainer, config_of, export_checkpoint, model,
 };
@@ -259,10 +261,11 @@ fn biases_that_balance_experts_are_those_of_the_script_on_any_mesh() {
         clip: 0.0,
         lr: theirs.lr,
         decay: Decay::Constant,
+        warmup: Some(0),
         balance: Balance::Bias,
         balance_weight: Some(theirs.rate),
         micro_batches: Some(theirs.samples),
-        unit: None,
+        unit: Some(3),
         ..family.config(&data)
     };
     let train = |config: Config| {
@@ -321,5 +324,57 @@ fn a_skipped_step_moves_no_bias() {
         let more = run(Config { steps: 3, ..wild });
         assert!(more.steps[1].skipped && more.steps[2].skipped, "{:?}", more.steps);
         assert_eq!(biases(&one), biases(&more));
+    }
+}
+
+/// A tensor by the script's formula, in the orientation of our parameters.
+fn by_formula(tensor: &DecoderTensor) -> Vec<f32> {
+    let values = initial(&tensor.name, tensor.len());
+    let [.., rows, columns] = tensor.shape[..] else { return values };
+    if !tensor.transposed_in_files {
+        return values;
+    }
+    values.chunks(rows * columns).flat_map(|matrix| transposed(matrix, columns, rows)).collect()
+}
+
+/// GGUF's writer has all experts of a layer in one tensor; `make_gguf.py` has used it.
+#[test]
+fn gguf_files_of_experts_are_the_models_that_they_were_made_of() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("tokens.bin");
+    for (name, like) in
+        [("qwen3-moe-all", "qwen3-moe-all"), ("mixtral", "mixtral"), ("qwen2-moe-all", "qwen2-moe")]
+    {
+        let file = folder.join(format!("{name}.gguf"));
+        let family = Family::read(like);
+        let decoder = Config::for_model(file.to_str().unwrap()).unwrap().decoder(32).unwrap();
+        let moe = Moe { first: 0, divided: name != "qwen2-moe-all", ..family.decoder.moe.unwrap() };
+        assert_eq!(decoder, Decoder { moe: Some(moe), ..family.decoder }, "{name}");
+
+        let tensors = decoder.tensors();
+        let shape =
+            |t: &DecoderTensor| ParameterShape { name: t.name.clone(), shape: t.shape.clone() };
+        let shapes: Vec<_> = tensors.iter().map(shape).collect();
+        let weights = Weights::open(&file).unwrap();
+        let import = Import::new(weights, weights::Family::Llama, &shapes, 32).unwrap();
+        for tensor in &tensors {
+            let mut read = vec![0.0; tensor.len()];
+            import.read(&tensor.name, 0, &mut read).unwrap();
+            assert_eq!(read, by_formula(tensor), "{name}: {}", tensor.name);
+        }
+        if name != like {
+            continue;
+        }
+        let bytes: Vec<u8> = family.ids().flat_map(u16::to_le_bytes).collect();
+        fs::write(&data, bytes).unwrap();
+        let (model, init_from) = (file.display().to_string(), Some(file.clone()));
+        let (activation, tied) = (Activation::Swiglu, decoder.tied);
+        let zero3 = 2;
+        let micro_batches = Some(family.figures.samples / zero3);
+        let with = Config { model, init_from, activation, tied, zero3, ..family.config(&data) };
+        let trainer = Trainer::new(Config { micro_batches, pp: 2, ..with }).unwrap();
+        let loss = trainer.first_gradients().unwrap().0.loss;
+        assert!((loss / family.figures.loss - 1.0).abs() < 1e-6, "{name}: {loss}");
     }
 }

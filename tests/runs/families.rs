@@ -47,7 +47,7 @@ pub(crate) struct Figures {
     /// Samples whose logits are there.
     shown: usize,
     tokens: usize,
-    loss: f64,
+    pub(crate) loss: f64,
     /// Weights of the routers' balance loss and z-loss; none are added without.
     balance: Option<f64>,
     z: Option<f64>,

@@ -225,17 +225,18 @@ fn experts(part: &DecoderPart, moe: Moe, batch: BatchShape) -> Inner {
     let choice = 4 * (3 * n * chosen + experts + 1) as u64;
     let weights = 4 * (n * chosen) as u64;
     let scores = 4 * (n * (experts + 1)) as u64;
+    let mut beside = moe.shared.map(|shared| shared_expert(part, shared, batch));
+    let keeps = |what: fn(&Beside) -> bool| beside.as_ref().is_some_and(what);
     let made = u64::from(gate) * rows(inner)
         + u64::from(up) * rows(inner)
-        + u64::from(down) * (rows(inner) + bytes(h, batch))
+        + u64::from(down) * rows(inner)
+        + u64::from(down && !keeps(|of| of.output)) * bytes(h, batch)
         + u64::from(any) * choice;
     let excess = if trains(part, CHOICE_BIAS) { 4 * experts as u64 } else { 0 };
     let dlogits = u64::from(router) * bytes(experts, batch) + excess;
-    let mut beside = moe.shared.map(|shared| shared_expert(part, shared, batch));
     // Of all that keep x, the last one keeps it, whose B comes first.
     let x = Slot::new(bytes(h, batch)).for_w();
-    let elsewhere = beside.as_ref().is_some_and(|beside| beside.keeps_input);
-    let x = (inputs && !elsewhere).then_some(x);
+    let x = (inputs && !keeps(|of| of.input)).then_some(x);
     // Each gives back what W does not need after it has made what W needs.
     let operation =
         |slots: Vec<Slot>, made| [Keeps { slots, made: 0 }, Keeps { slots: vec![], made }];
@@ -252,10 +253,12 @@ fn experts(part: &DecoderPart, moe: Moe, batch: BatchShape) -> Inner {
     Inner { operations, adapters, width, idle: 3 * (experts - chosen) * h * inner }
 }
 
-/// A shared expert beside the others, and whether it keeps their input, too.
+/// A shared expert beside the others, and whether it keeps for W their input and the gradient of
+/// their output, too.
 struct Beside {
     inner: Inner,
-    keeps_input: bool,
+    input: bool,
+    output: bool,
 }
 
 fn shared_expert(part: &DecoderPart, shared: SharedExpert, batch: BatchShape) -> Beside {
@@ -264,13 +267,13 @@ fn shared_expert(part: &DecoderPart, shared: SharedExpert, batch: BatchShape) ->
     let up = Maps::of(part, &[gate, up], h, false);
     // Of experts the input is kept as it is.
     let mut inner = mlp_of(part, (&up, up.kept(None, batch)), down, shared.inner, batch);
-    let mut keeps_input = up.needs_input();
+    let mut input = up.needs_input();
     if shared.gated {
         let mut scores = Maps::of(part, &[SHARED_GATE], h, false).kept(None, batch);
-        if keeps_input {
+        if input {
             scores.slots.clear();
         }
-        keeps_input |= !scores.slots.is_empty();
+        input |= !scores.slots.is_empty();
         // What it scales, and the gates.
         let gates = vec![Slot::new(bytes(h, batch)), Slot::new(bytes(1, batch))];
         inner.operations.insert(0, scores);
@@ -278,7 +281,9 @@ fn shared_expert(part: &DecoderPart, shared: SharedExpert, batch: BatchShape) ->
         // Its product is wanted, whatever becomes of the layer's output.
         inner.width = 0;
     }
-    Beside { inner, keeps_input }
+    // A gate scales the gradient.
+    let output = !shared.gated && trains(part, &format!("{down}.weight"));
+    Beside { inner, input, output }
 }
 
 /// What a block's operations keep, in the order of their forwards.
