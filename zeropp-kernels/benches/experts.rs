@@ -14,6 +14,9 @@ use zeropp_kernels::gemm::{self, MatRef};
 use zeropp_kernels::routing::{Routing, Score, route};
 use zeropp_kernels::tokens::blocks;
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const HIDDEN: usize = 512;
 /// The inner size of what a token is multiplied with.
 const ACTIVE: usize = 2048;
