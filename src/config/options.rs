@@ -244,7 +244,8 @@ options! {
         /// With bias each step moves the bias of an expert's choice by the weight, down where it
         /// had more tokens than the mean, else up, as DeepSeek-V3 does.
         "balance" "OVER" balance: Balance = Balance::MicroBatch, Same Reported;
-        /// Weight of the balance loss, or a bias's step. Default: 0.01, of biases 0.001. Models without experts have none.
+        /// Weight of the balance loss, or a bias's step. Default: 0.01, of biases 0.001. Models
+        /// without experts have none.
         "balance-weight" "X" balance_weight: Option<f64> = None, Same Reported => "balance:weight";
         /// Weight of the routers' z-loss, the mean squared log-sum-exp of logits. Default: 0.
         "router-z" "X" router_z: Option<f64> = None, Same Reported => "balance:z";
@@ -297,8 +298,8 @@ options! {
         /// Which model to train: a family, a preset, a Hugging Face folder, or a GGUF file.
         ///
         /// A family takes its sizes from the settings below: gpt, which is GPT-2's, llama, mistral,
-        /// mixtral, qwen2, qwen3, qwen2-moe, qwen3-moe, dots1. A preset has its own, as a file has: gpt2,
-        /// gpt2-medium, gpt2-large, gpt2-xl, llama2-7b, llama2-13b, llama2-70b, llama3-8b,
+        /// mixtral, qwen2, qwen3, qwen2-moe, qwen3-moe, dots1. A preset has its own, as a file has:
+        /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama2-7b, llama2-13b, llama2-70b, llama3-8b,
         /// llama3-70b, llama3.1-8b, llama-1b, llama-3b, smollm2-135m, smollm2-360m, smollm2-1.7b,
         /// mistral-7b, mixtral-8x7b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b,
         /// qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-30b-a3b, qwen3-235b-a22b. Beside these, layers,
@@ -322,8 +323,8 @@ options! {
         "intermediate" "N" intermediate: Option<usize> = None, Same Kept OfModel;
         /// Experts of a layer, in mixtral, qwen2-moe, qwen3-moe and dots1. Default: 8.
         ///
-        /// They stand in place of the MLP, and a router sends each token to a few of them; qwen2-moe
-        /// and dots1 have one beside them that all tokens go to. For CPUs. Experts have no adapters.
+        /// They stand in place of the MLP, and a router sends each token to a few of them. In
+        /// qwen2-moe and dots1 all tokens go to one beside them. For CPUs. They have no adapters.
         "experts" "E" experts: Option<usize> = None, Same Fixed OfModel;
         /// Experts that each token goes to. Default: 2.
         "experts-per-token" "N" experts_per_token: Option<usize> = None, Same Fixed OfModel

@@ -17,8 +17,8 @@ pub enum Score {
     #[default]
     Softmax,
     /// The sigmoid of each (DeepSeek-V3). A bias of each expert takes part in the choice, and not
-    /// in the weights. Experts are in groups side by side; a token's experts are of the groups whose
-    /// best two have the largest sums.
+    /// in the weights. Experts are in groups side by side; a token's experts are of the groups
+    /// whose best two have the largest sums.
     Sigmoid {
         /// Groups; divides the experts.
         groups: usize,

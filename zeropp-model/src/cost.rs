@@ -185,13 +185,14 @@ fn mlp(part: &DecoderPart, batch: BatchShape) -> Inner {
     let (d, names) = (&part.decoder, part.decoder.names());
     let up = Maps::of(part, names.up, d.hidden, false);
     let kept = up.kept(Some(d.hidden), batch);
-    mlp_of(part, (&up, kept), names.down, d.intermediate, batch)
+    mlp_of(part, &up, kept, names.down, d.intermediate, batch)
 }
 
 /// An MLP of inner size `f`, with the maps into it and what they keep.
 fn mlp_of(
     part: &DecoderPart,
-    (up, kept): (&Maps, Keeps),
+    up: &Maps,
+    kept: Keeps,
     down: &'static str,
     f: usize,
     batch: BatchShape,
@@ -266,7 +267,7 @@ fn shared_expert(part: &DecoderPart, shared: SharedExpert, batch: BatchShape) ->
     let [gate, up, down] = *shared_maps(shared.gated);
     let up = Maps::of(part, &[gate, up], h, false);
     // Of experts the input is kept as it is.
-    let mut inner = mlp_of(part, (&up, up.kept(None, batch)), down, shared.inner, batch);
+    let mut inner = mlp_of(part, &up, up.kept(None, batch), down, shared.inner, batch);
     let mut input = up.needs_input();
     if shared.gated {
         let mut scores = Maps::of(part, &[SHARED_GATE], h, false).kept(None, batch);

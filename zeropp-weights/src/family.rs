@@ -9,8 +9,8 @@ pub enum Family {
     /// GPT-2: `h.0.attn.c_attn.weight`, `[in, out]` in files too. In files of the class with a head
     /// all names but the head's begin with `transformer.`.
     Gpt2,
-    /// LLaMA and the families that share its names: `model.layers.0.self_attn.q_proj.weight`, `[out, in]` in
-    /// files. In files of the class without a head nothing begins with `model.`.
+    /// LLaMA and the families that share its names: `model.layers.0.self_attn.q_proj.weight`,
+    /// `[out, in]` in files. In files of the class without a head nothing begins with `model.`.
     Llama,
 }
 

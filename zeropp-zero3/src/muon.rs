@@ -1,5 +1,6 @@
 //! Muon on shards: the matrices of blocks, of experts each, move along their mean gradient made
-//! orthogonal, all else goes by AdamW (<https://kellerjordan.github.io/posts/muon/>, `torch.optim.Muon`).
+//! orthogonal, all else goes by AdamW (<https://kellerjordan.github.io/posts/muon/>,
+//! `torch.optim.Muon`).
 //!
 //! A step of a matrix is scaled by 0.2·√(its larger side), which gives it the size of AdamW's
 //! (Liu et al. 2025, `match_rms_adamw`), so that one learning rate and one weight decay serve both.
