@@ -123,8 +123,11 @@ fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
 /// The fields of experts, under the names of all versions of transformers.
 fn insert_experts(fields: &mut Map<String, Value>, moe: &Moe, model_type: &str) {
     let mut insert = |field: &str, value: Value| fields.insert(field.into(), value);
-    insert("num_experts_per_tok", json!(moe.chosen));
     let Moe { sigmoid, shared, .. } = *moe;
+    if sigmoid.is_none() {
+        insert("num_local_experts", json!(moe.experts));
+    }
+    insert("num_experts_per_tok", json!(moe.chosen));
     if let Some(SigmoidScores { groups, groups_chosen, scale }) = sigmoid {
         insert("n_routed_experts", json!(moe.experts));
         insert("moe_intermediate_size", json!(moe.inner));
@@ -138,7 +141,6 @@ fn insert_experts(fields: &mut Map<String, Value>, moe: &Moe, model_type: &str) 
         insert("first_k_dense_replace", json!(moe.first));
         return;
     }
-    insert("num_local_experts", json!(moe.experts));
     if let Some(shared) = shared {
         insert("shared_expert_intermediate_size", json!(shared.inner));
     }
