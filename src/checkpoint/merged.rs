@@ -5,6 +5,7 @@ use std::path::Path;
 
 use zeropp_core::layer::{Model, Part};
 use zeropp_core::model;
+use zeropp_core::model::tensors::alike;
 use zeropp_core::model::tuning::{LORA, Lora, is_adapter};
 use zeropp_core::params::ParamSpec;
 use zeropp_weights::ParameterShape;
@@ -35,7 +36,12 @@ impl Merged {
         let tuning = config.tuning(&decoder)?;
         let model = model::build_tuned(decoder, &tuning);
         let initial = open_for(path, &model, mean, config.seed)?;
-        let maps = tuning.lora.iter().flat_map(|lora| lora.maps(decoder.names())).collect();
+        let adapted = |map: &&'static str| {
+            let a = format!(".{map}.{}", LORA[0]);
+            model.parts.iter().flat_map(Part::parameters).any(|p| p.name.ends_with(&a))
+        };
+        let maps = tuning.lora.iter().flat_map(|lora| lora.maps(decoder.names()));
+        let maps = maps.flat_map(alike).filter(adapted).collect();
         Ok(Merged { model, initial, lora: tuning.lora, maps })
     }
 

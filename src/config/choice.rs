@@ -33,6 +33,8 @@ choice! {
         MicroBatch = "micro-batch",
         /// Those of each sample.
         Sample = "sample",
+        /// Those of a step, by a bias of each expert in the choice, without a loss.
+        Bias = "bias",
     }
 }
 

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use toml::Table;
 use zeropp_core::choice::Activation;
 use zeropp_core::model::decoder::{
-    Biases, Decoder, Moe, Naming, Norm, Positions, Rotary, RotaryScaling,
+    Biases, Decoder, Moe, Naming, Norm, Positions, Rotary, RotaryScaling, SharedExpert,
+    SigmoidScores,
 };
 use zeropp_core::model::hf_config::{self, HfConfig};
 use zeropp_core::model::presets::{PRESETS, Preset};
@@ -25,24 +26,29 @@ enum SizedFamily {
     Mistral,
     Mixtral,
     Qwen2,
+    Qwen2Moe,
     Qwen3,
     Qwen3Moe,
+    Dots1,
 }
 
 impl SizedFamily {
     fn has_experts(self) -> bool {
-        matches!(self, SizedFamily::Mixtral | SizedFamily::Qwen3Moe)
+        use SizedFamily::{Dots1, Mixtral, Qwen2Moe, Qwen3Moe};
+        matches!(self, Mixtral | Qwen2Moe | Qwen3Moe | Dots1)
     }
 }
 
-const FAMILIES: [(&str, SizedFamily); 7] = [
+const FAMILIES: [(&str, SizedFamily); 9] = [
     ("gpt", SizedFamily::Gpt),
     ("llama", SizedFamily::Llama),
     ("mistral", SizedFamily::Mistral),
     ("mixtral", SizedFamily::Mixtral),
     ("qwen2", SizedFamily::Qwen2),
     ("qwen3", SizedFamily::Qwen3),
+    ("qwen2-moe", SizedFamily::Qwen2Moe),
     ("qwen3-moe", SizedFamily::Qwen3Moe),
+    ("dots1", SizedFamily::Dots1),
 ];
 
 /// The meaning of the setting `model`.
@@ -241,8 +247,11 @@ impl Config {
         // As many weights as two matrices of 4h, in steps that suit products.
         let inner = if gpt { 4 * hidden } else { (8 * hidden / 3).next_multiple_of(64) };
         let intermediate = self.intermediate.unwrap_or(match moe {
-            // A token is multiplied with as many weights as without experts.
-            Some(moe) => inner.div_ceil(moe.chosen.max(1)).next_multiple_of(64),
+            // About as many weights are multiplied with a token as without experts.
+            Some(moe) => {
+                let experts = moe.chosen.max(1) + usize::from(moe.shared.is_some());
+                inner.div_ceil(experts).next_multiple_of(64)
+            }
             None => inner,
         });
         let qwen =
@@ -268,14 +277,22 @@ impl Config {
             },
             biases: match family {
                 SizedFamily::Gpt => Biases::ALL,
-                SizedFamily::Qwen2 => Biases { qkv: true, ..Biases::NONE },
+                SizedFamily::Qwen2 | SizedFamily::Qwen2Moe => Biases { qkv: true, ..Biases::NONE },
                 _ => Biases::NONE,
             },
-            qk_norm: matches!(family, SizedFamily::Qwen3 | SizedFamily::Qwen3Moe),
+            qk_norm: matches!(
+                family,
+                SizedFamily::Qwen3 | SizedFamily::Qwen3Moe | SizedFamily::Dots1
+            ),
             activation: self.activation,
             tied: self.tied,
             window: None,
-            moe: moe.map(|moe| Moe { inner: intermediate, ..moe }),
+            // A shared expert is as large as one of the others.
+            moe: moe.map(|moe| Moe {
+                inner: intermediate,
+                shared: moe.shared.map(|of| SharedExpert { inner: intermediate, ..of }),
+                ..moe
+            }),
             context: self.seq,
         })
     }
@@ -285,8 +302,16 @@ impl Config {
         if family.has_experts() {
             let experts = self.experts.unwrap_or(8);
             let chosen = self.experts_per_token.unwrap_or(2);
-            let moe = Moe { experts, chosen, inner: 0, divided: true, first: 0, every: 1 };
-            return Ok(Some(moe));
+            let shared = |gated| Some(SharedExpert { inner: 0, gated });
+            let moe = Moe::new(experts, chosen, 0);
+            return Ok(Some(match family {
+                SizedFamily::Qwen2Moe => Moe { shared: shared(true), ..moe },
+                SizedFamily::Dots1 => {
+                    let sigmoid = Some(SigmoidScores::PLAIN);
+                    Moe { sigmoid, shared: shared(false), ..moe }
+                }
+                _ => moe,
+            }));
         }
         let given = [("experts", self.experts), ("experts-per-token", self.experts_per_token)];
         match given.into_iter().find_map(|(field, given)| Some((field, given?))) {
@@ -347,7 +372,10 @@ impl Config {
 fn described_by_gguf(path: &Path) -> Result<HfConfig, String> {
     let weights = Weights::open(path).map_err(|error| error.to_string())?;
     let Some(config) = weights.gguf_config().map_err(|error| error.to_string())? else {
-        return Err("its key-values do not say which llama, qwen2 or qwen3 this is".into());
+        return Err(
+            "its key-values do not say which llama, qwen2, qwen3, qwen2moe or qwen3moe this is"
+                .into(),
+        );
     };
     hf_config::parse(&config.to_string(), path).map_err(|error| error.to_string())
 }

@@ -131,10 +131,29 @@ fn contradictions_to_the_model_are_refused() {
         ),
         ("model = \"gpt2\"\nexperts = 4", "experts = 4: model gpt2 has 0"),
         (
-            "model = \"mixtral\"\noptimizer = \"muon\"",
-            "optimizer = muon: model mixtral has experts",
+            "model = \"mixtral\"\nlora-rank = 4\nlora-targets = \"q,gate\"",
+            "lora-rank:targets = q,gate: gate is of experts, which have no adapters; use maps of",
         ),
-        ("model = \"mixtral\"\nlora-rank = 4", "lora-rank = 4: model mixtral has experts, beside"),
+        (
+            "model = \"dots1\"\nlora-rank = 4\nlora-targets = \"mlp.experts.up_proj\"",
+            "lora-rank:targets = mlp.experts.up_proj: mlp.experts.up_proj is of experts, which",
+        ),
+        (
+            "model = \"qwen3-moe\"\nbalance = \"bias\"",
+            "balance = bias: model qwen3-moe has no bias in its choice of experts; use micro-batch",
+        ),
+        (
+            "model = \"dots1\"\nbalance = \"bias\"\nlora-rank = 4",
+            "balance = bias: with lora-rank the adapters alone train, and biases stand; use none",
+        ),
+        (
+            "model = \"dots1\"\nrouter-z = 0.1",
+            "balance:z = 0.1: model dots1 has sigmoids of logits as scores; leave it out",
+        ),
+        (
+            "model = \"dots1\"\nexperts = 1\nexperts-per-token = 1",
+            "experts = 1: are not 1 groups of",
+        ),
         ("model = \"mixtral\"\ndevice = \"cuda\"", "device = cuda: model mixtral has"),
         ("model = \"llama\"\nhead-dim = 7", "head-dim = 7: rotary positions turn pairs"),
     ];

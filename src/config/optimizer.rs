@@ -2,11 +2,16 @@
 
 use std::sync::Arc;
 
+use zeropp_core::model::tuning::is_choice_bias;
+use zeropp_zero3::balanced::Balanced;
 use zeropp_zero3::rule::{NoDecay, UpdateRule};
 
 use super::optimizers::Values;
 use super::validate::{check, number};
-use super::{Config, ConfigError};
+use super::{Balance, Config, ConfigError};
+
+/// DeepSeek-V3's.
+const BIAS_RATE: f64 = 1e-3;
 
 impl Config {
     /// The decay of the mean gradient, or with Lion its share of the direction; none where the
@@ -39,14 +44,24 @@ impl Config {
 
     /// The optimizer.
     pub(crate) fn update_rule(&self) -> Arc<dyn UpdateRule> {
-        self.optimizer.rule(&Values {
+        let rule = self.optimizer.rule(&Values {
             beta1: self.beta1().unwrap_or(0.0),
             beta2: self.beta2().unwrap_or(0.0),
             eps: self.eps().unwrap_or(0.0),
             momentum: self.momentum().unwrap_or(0.0),
             nesterov: self.nesterov().unwrap_or(false),
             weight_decay: self.weight_decay,
-        })
+        });
+        self.balanced(rule)
+    }
+
+    /// The same rule, beside which biases of the choice of experts move where they do.
+    pub(crate) fn balanced(&self, rule: Arc<dyn UpdateRule>) -> Arc<dyn UpdateRule> {
+        if self.balance != Balance::Bias {
+            return rule;
+        }
+        let rate = self.balance_weight.unwrap_or(BIAS_RATE) as f32;
+        Arc::new(Balanced { rule, rate, is_bias: is_choice_bias })
     }
 
     /// The groups that do not decay, where they are given.

@@ -237,12 +237,15 @@ options! {
         /// seed, step, sample and place alone, never on the mesh. Validation and text drop none.
         "dropout" "SHARE" dropout: f64 = 0.0, Same Reported;
         /// How experts are kept in balance: a loss that is smallest where tokens are spread evenly,
-        /// counted over each micro-batch or each sample; or none.
+        /// counted over each micro-batch or each sample; a bias, in model dots1; or none.
         ///
         /// Each layer with experts adds weight times E·Σ f·P to the loss that is trained: f is an
         /// expert's share of choices, P its mean score. The losses that are shown are without it.
+        /// With bias each step moves the bias of an expert's choice by the weight, down where it
+        /// had more tokens than the mean, else up, as DeepSeek-V3 does.
         "balance" "OVER" balance: Balance = Balance::MicroBatch, Same Reported;
-        /// Weight of the balance loss. Default: 0.01. Models without experts have none.
+        /// Weight of the balance loss, or a bias's step. Default: 0.01, of biases 0.001. Models
+        /// without experts have none.
         "balance-weight" "X" balance_weight: Option<f64> = None, Same Reported => "balance:weight";
         /// Weight of the routers' z-loss, the mean squared log-sum-exp of logits. Default: 0.
         "router-z" "X" router_z: Option<f64> = None, Same Reported => "balance:z";
@@ -295,8 +298,8 @@ options! {
         /// Which model to train: a family, a preset, a Hugging Face folder, or a GGUF file.
         ///
         /// A family takes its sizes from the settings below: gpt, which is GPT-2's, llama, mistral,
-        /// mixtral, qwen2, qwen3, qwen3-moe. A preset has its own, as a file has: gpt2,
-        /// gpt2-medium, gpt2-large, gpt2-xl, llama2-7b, llama2-13b, llama2-70b, llama3-8b,
+        /// mixtral, qwen2, qwen3, qwen2-moe, qwen3-moe, dots1. A preset has its own, as a file has:
+        /// gpt2, gpt2-medium, gpt2-large, gpt2-xl, llama2-7b, llama2-13b, llama2-70b, llama3-8b,
         /// llama3-70b, llama3.1-8b, llama-1b, llama-3b, smollm2-135m, smollm2-360m, smollm2-1.7b,
         /// mistral-7b, mixtral-8x7b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b,
         /// qwen3-1.7b, qwen3-4b, qwen3-8b, qwen3-30b-a3b, qwen3-235b-a22b. Beside these, layers,
@@ -315,13 +318,13 @@ options! {
         /// Elements of an attention head. Default: hidden/heads.
         "head-dim" "N" head_dim: Option<usize> = None, Same Fixed OfModel;
         /// Inner size of the MLP. Default: four times hidden; with swiglu, which has three
-        /// matrices, two thirds of that, rounded up to a multiple of 64. In qwen3-moe and mixtral
-        /// it is an expert's, by default a part of that, one for each that a token goes to.
+        /// matrices, two thirds of that, rounded up to a multiple of 64. With experts it is the
+        /// inner size of one, by default a part of that, one for each that a token goes to.
         "intermediate" "N" intermediate: Option<usize> = None, Same Kept OfModel;
-        /// Experts of a layer, in qwen3-moe and mixtral. Default: 8.
+        /// Experts of a layer, in mixtral, qwen2-moe, qwen3-moe and dots1. Default: 8.
         ///
-        /// They stand in place of the MLP, and a router sends each token to a few of them.
-        /// For CPUs, and not yet beside optimizer muon or lora-rank.
+        /// They stand in place of the MLP, and a router sends each token to a few of them. In
+        /// qwen2-moe and dots1 all tokens go to one beside them. For CPUs. They have no adapters.
         "experts" "E" experts: Option<usize> = None, Same Fixed OfModel;
         /// Experts that each token goes to. Default: 2.
         "experts-per-token" "N" experts_per_token: Option<usize> = None, Same Fixed OfModel

@@ -42,7 +42,7 @@ impl Config {
     /// The losses that routers of experts add.
     pub(crate) fn router_losses(&self) -> RouterLosses {
         let weight = match self.balance {
-            Balance::None => 0.0,
+            Balance::None | Balance::Bias => 0.0,
             Balance::MicroBatch | Balance::Sample => self.balance_weight.unwrap_or(0.01),
         };
         let samples = if self.balance == Balance::Sample { 1 } else { self.micro_batch_size };

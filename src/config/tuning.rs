@@ -4,7 +4,7 @@ use zeropp_core::model::decoder::Decoder;
 use zeropp_core::model::tuning::{Lora, Tuning, matches};
 
 use super::validate::{check, number};
-use super::{Config, ConfigError};
+use super::{Balance, Config, ConfigError};
 
 impl Config {
     /// The part of `decoder` that trains: all of it, all but what is frozen, or adapters alone.
@@ -38,7 +38,7 @@ impl Config {
             let problem = "nothing is left to train";
             ConfigError::value("freeze", freeze.join(","), problem, "freeze less")
         })?;
-        Ok(Tuning { freeze, lora })
+        Ok(Tuning { freeze, lora, balances: self.balance == Balance::Bias })
     }
 
     fn freeze_patterns(&self) -> Vec<String> {
@@ -67,6 +67,9 @@ impl Config {
         let alpha = self.lora_alpha.unwrap_or(2.0 * rank as f64);
         number("lora-alpha", alpha, alpha > 0.0, "more than 0, such as twice lora-rank")?;
         let targets = self.lora_targets.as_deref();
+        if let Some(targets) = targets {
+            self.check_targets(targets, decoder)?;
+        }
         let lora = Lora::new(rank, alpha, targets, decoder.names());
         lora.map(Some).map_err(|(target, known)| {
             // A name that two maps end in is one target.
@@ -79,6 +82,29 @@ impl Config {
             let help = format!("use some of {}, or all", known.join(", "));
             ConfigError::value("lora-targets", targets.unwrap_or_default(), problem, help)
         })
+    }
+}
+
+impl Config {
+    /// Refuses adapters of experts, and of an MLP that no layer has beside experts.
+    fn check_targets(&self, targets: &str, decoder: &Decoder) -> Result<(), ConfigError> {
+        let Some(moe) = decoder.moe else { return Ok(()) };
+        let has_mlp = (0..decoder.layers).any(|layer| decoder.moe_of(layer).is_none());
+        let names = decoder.names();
+        for target in targets.split(',').map(str::trim) {
+            let is_it = |name: &&str| {
+                let end = name.rsplit('.').next().unwrap_or(name);
+                [*name, end].contains(&target) || end.strip_suffix("_proj") == Some(target)
+            };
+            let of_mlp = names.up.iter().chain([&names.down]).any(is_it);
+            let of_experts = of_mlp && !has_mlp && moe.shared.is_none();
+            check(!of_experts && !target.starts_with("mlp.experts"), || {
+                let problem = format!("{target} is of experts, which have no adapters");
+                let help = "use maps of attention, such as q,k,v,o";
+                ConfigError::value("lora-targets", targets, problem, help)
+            })?;
+        }
+        Ok(())
     }
 }
 

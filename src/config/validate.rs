@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    Balance, Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync,
-    Precision, Recompute, Reschedule, Resume,
+    Balance, Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerSync, Precision,
+    Recompute, Reschedule, Resume,
 };
 use zeropp_core::device;
 use zeropp_core::kernels::bf16;
+use zeropp_core::model::decoder::Decoder;
 use zeropp_pipeline::schedules::{FORWARD, Kind};
 
 /// Most ranks: beyond this a typing error is likelier.
@@ -148,7 +149,7 @@ impl Config {
         })?;
         let decoder = self.decoder(self.vocab.unwrap_or(1))?;
         if decoder.moe.is_some() {
-            self.check_experts()?;
+            self.check_experts(&decoder)?;
         }
         self.tuning(&decoder).map(drop)
     }
@@ -167,24 +168,26 @@ impl Config {
         })
     }
 
-    /// Refuses what there is not yet beside experts.
-    fn check_experts(&self) -> Checked {
+    /// Refuses what there is not beside experts like these.
+    fn check_experts(&self, decoder: &Decoder) -> Checked {
         let problem = format!("model {} has experts, which there are only on CPUs", self.model);
         check(self.device == DeviceKind::Cpu, || {
             let help = "use device cpu, or a model without experts";
             ConfigError::value("device", self.device, problem, help)
         })?;
-        let problem =
-            format!("model {} has experts, whose matrices it has no rule for", self.model);
-        check(self.optimizer != OptimizerKind::Muon, || {
-            let help = "use adamw, or a model without experts";
-            ConfigError::value("optimizer", self.optimizer, problem, help)
+        let sigmoid = decoder.moe.is_some_and(|moe| moe.sigmoid.is_some());
+        check(sigmoid || self.balance != Balance::Bias, || {
+            let problem = format!("model {} has no bias in its choice of experts", self.model);
+            ConfigError::value("balance", self.balance, problem, "use micro-batch, or model dots1")
         })?;
-        let problem =
-            format!("model {} has experts, beside which there are no adapters", self.model);
-        check(self.lora_rank == 0, || {
-            let help = "leave lora-rank out, or use a model without experts";
-            ConfigError::value("lora-rank", self.lora_rank, problem, help)
+        check(self.lora_rank == 0 || self.balance != Balance::Bias, || {
+            let problem = "with lora-rank the adapters alone train, and biases stand";
+            ConfigError::value("balance", self.balance, problem, "use none")
+        })?;
+        check(!sigmoid || self.router_z.is_none_or(|z| z == 0.0), || {
+            let problem = format!("model {} has sigmoids of logits as scores", self.model);
+            let help = "leave it out: their log-sum-exp has no part in them";
+            ConfigError::value("router-z", self.router_z.unwrap_or_default(), problem, help)
         })
     }
 

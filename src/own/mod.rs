@@ -29,7 +29,10 @@ impl CustomParts {
     /// How parameters are updated, with settings that have been checked.
     pub(crate) fn parameters(&self, config: &Config) -> ParameterGroups {
         ParameterGroups {
-            rule: self.rule.clone().unwrap_or_else(|| config.update_rule()),
+            rule: self
+                .rule
+                .clone()
+                .map_or_else(|| config.update_rule(), |own| config.balanced(own)),
             no_decay: config.no_decay_groups().expect("checked before"),
             ema: config.ema,
         }

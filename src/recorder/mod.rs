@@ -18,7 +18,9 @@ use zeropp_comm::Communicator;
 use zeropp_comm::flight::now_ns;
 use zeropp_comm::mesh::Coords;
 use zeropp_comm::recorded::{OpLog, RecordedCommunicator};
-use zeropp_failures::{End, EndKind, ExchangedProgram, Header, Pause, Peer, Record, Run};
+use zeropp_failures::{
+    End, EndKind, ExchangedProgram, ExpertLoad, Header, Pause, Peer, Record, Run,
+};
 use zeropp_pipeline::executor::StatusBoard;
 
 use crate::plan::blueprint::Blueprint;
@@ -55,6 +57,8 @@ struct RankLog {
     state: Mutex<RecorderState>,
     /// The program that it runs in place of the planned one.
     exchanged: Mutex<Option<ExchangedProgram>>,
+    /// How the last step spread tokens over experts, of rank 0.
+    experts: Mutex<Option<ExpertLoad>>,
 }
 
 #[derive(Default)]
@@ -160,6 +164,11 @@ impl FlightRecorder {
     /// Notes the program that `rank` runs from now on in place of another.
     pub(crate) fn exchanged(&self, rank: usize, program: ExchangedProgram) {
         *self.ranks[&rank].exchanged.lock() = Some(program);
+    }
+
+    /// Notes how the last step that `rank` saw whole spread tokens over experts.
+    pub(crate) fn spread(&self, rank: usize, load: ExpertLoad) {
+        *self.ranks[&rank].experts.lock() = Some(load);
     }
 
     /// Notes that `rank` ended, by no error between ranks.
@@ -303,6 +312,7 @@ impl FlightRecorder {
             engine: config.engine.to_string(),
             schedule: schedule.kind.clone(),
             exchanged: self.ranks[&rank].exchanged.lock().clone(),
+            experts: self.ranks[&rank].experts.lock().clone(),
             placement: schedule.placement.clone(),
             timeout_s: config.timeout_s,
             ahead_ns: roster.map_or(0, |roster| roster.clock().ahead_ns),

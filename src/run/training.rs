@@ -13,6 +13,7 @@ use zeropp_checkpoint::step_end::{Decision, Ending, MetStep, Rules, StepEnds};
 use zeropp_comm::groups::Groups;
 use zeropp_core::meter::Meter;
 use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped, wall_time};
+use zeropp_failures::ExpertLoad;
 use zeropp_pipeline::executor::{Executor, ModelWorker, StepRecord};
 use zeropp_pipeline::timeline::Span;
 use zeropp_zero3::StepOutcome;
@@ -344,6 +345,11 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
         let (mut metrics, times) =
             step_metrics(bp, step, seconds, &mut self.best, record, &records);
         metrics.program = self.rescheduling.as_ref().map_or(0, |r| r.running().number);
+        if let (Some(recorder), Some(of)) = (&self.shared.recorder, &metrics.experts) {
+            let (fullest, layer, idle) = (of.fullest, of.fullest_layer.clone(), of.idle);
+            let load = ExpertLoad { step, fullest, layer, idle };
+            recorder.spread(self.groups.world.rank(), load);
+        }
         Ok((metrics, times))
     }
 

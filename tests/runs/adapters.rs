@@ -39,7 +39,8 @@ struct Adapted {
 }
 
 /// Families and the targets by our names.
-const FAMILIES: [(&str, &str); 3] = [("gpt2", "all"), ("llama3", "q,v"), ("qwen2", "all")];
+const FAMILIES: [(&str, &str); 4] =
+    [("gpt2", "all"), ("llama3", "q,v"), ("qwen2", "all"), ("qwen2-moe", "q,v,gate,down")];
 
 impl Adapted {
     fn read(name: &str) -> Self {

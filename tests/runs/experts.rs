@@ -1,14 +1,25 @@
 //! Mixture of experts: memory as predicted, checkpoints, files of other tools, text and losses.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use crate::common::given::{number, starting_from};
 use crate::common::{Run, assert_same_bits, run, run_saving_all, tiny};
 use crate::counts::check_memory;
-use zeropp::config::{Activation, Balance, PackWeights, Precision, Recompute, Resume};
-use zeropp::weights::{StoreAs, Weights};
-use zeropp::{Config, ExportOptions, Generator, Sampling, config_of, export_checkpoint};
+use crate::families::{Family, initial, transposed};
+use serde::Deserialize;
+use zeropp::config::{
+    Activation, Balance, Decay, OptimizerKind, OptimizerSync, PackWeights, Precision, Recompute,
+    Resume,
+};
+use zeropp::model::DecoderTensor;
+use zeropp::model::decoder::{Decoder, Moe};
+use zeropp::weights::{self, Import, ParameterShape, StoreAs, Weights};
+use zeropp::{
+    Config, ExportOptions, Generator, Sampling, Trainer, config_of, export_checkpoint, model,
+};
 
 /// A model of six experts, of which each token goes to two.
 fn experts(model: &str) -> Config {
@@ -28,7 +39,7 @@ fn experts(model: &str) -> Config {
 
 #[test]
 fn memory_with_experts_is_as_predicted() {
-    for model in ["qwen3-moe", "mixtral"] {
+    for model in ["qwen3-moe", "mixtral", "qwen2-moe", "dots1"] {
         for (pp, v, zero3) in [(1, 1, 1), (2, 1, 2), (2, 2, 1)] {
             for precision in [Precision::Fp32, Precision::Bf16] {
                 for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
@@ -56,18 +67,73 @@ fn memory_with_frozen_experts_is_as_predicted() {
     for freeze in ["model.layers.*.mlp.experts", "model.layers.*.mlp.gate", "model.layers.0"] {
         check_memory(Config { freeze: Some(freeze.into()), pp: 2, ..experts("qwen3-moe") });
     }
+    for (model, freeze) in [
+        ("qwen2-moe", "*.shared_expert"),
+        ("qwen2-moe", "*.mlp.experts,*.mlp.gate"),
+        ("qwen2-moe", "*.shared_expert,*.shared_expert_gate"),
+        ("dots1", "*.shared_experts"),
+        ("dots1", "*.mlp.experts"),
+    ] {
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+            check_memory(Config { freeze: Some(freeze.into()), recompute, ..experts(model) });
+        }
+    }
+}
+
+#[test]
+fn memory_with_muon_with_biases_and_with_adapters_beside_experts_is_as_predicted() {
+    let optimizer = OptimizerKind::Muon;
+    let balance = Balance::Bias;
+    for zero3 in [1, 2] {
+        check_memory(Config { zero3, optimizer, ..experts("qwen2-moe") });
+        check_memory(Config { zero3, optimizer, balance, ..experts("dots1") });
+        check_memory(Config { zero3, pp: 2, balance, ..experts("dots1") });
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+            let all = Some("all".into());
+            let lora = Config { lora_rank: 2, lora_targets: all, recompute, ..experts("dots1") };
+            check_memory(Config { zero3, ..lora.clone() });
+            check_memory(Config { zero3, model: "qwen2-moe".into(), ..lora });
+        }
+    }
+}
+
+/// Matrices of experts are made orthogonal one by one, whichever rank has which.
+#[test]
+fn muon_with_experts_keeps_its_bits_on_any_mesh() {
+    let optimizer = OptimizerKind::Muon;
+    let base = Config { optimizer, balance: Balance::Bias, ..experts("dots1") };
+    let alone = run(base.clone());
+    for (pp, zero3, dp) in [(2, 1, 1), (1, 2, 1), (1, 3, 1), (2, 1, 2)] {
+        let micro_batches = Some(6 / zero3 / dp);
+        let same = Config { micro_batches, ..base.clone() };
+        let one = run(Config { micro_batches: Some(6), ..base.clone() });
+        let other = run(Config { pp, zero3, dp, ..same });
+        if zero3 * dp == 1 {
+            assert_same_bits(&alone, &other, "pp 2");
+        }
+        let far = one.weights.iter().flat_map(|(name, weights)| {
+            weights.iter().zip(&other.weights[name]).map(|(a, b)| (a - b).abs())
+        });
+        let far = far.fold(0.0, f32::max);
+        assert!(far < 1e-4, "pp {pp}, zero3 {zero3}, dp {dp}: {far}");
+    }
 }
 
 #[test]
 fn a_run_of_experts_goes_on_from_its_checkpoint_on_another_mesh() {
+    for (model, balance) in [("qwen3-moe", Balance::MicroBatch), ("dots1", Balance::Bias)] {
+        resumes(&Config { zero3: 2, balance, ..experts(model) });
+    }
+}
+
+fn resumes(base: &Config) {
     let dir = tempfile::tempdir().unwrap();
     let [saved, copy] = ["saved", "copy"].map(|name| dir.path().join(name));
-    let base = Config { zero3: 2, ..experts("qwen3-moe") };
     let whole = run_saving_all(Config { save: Some(saved.clone()), save_every: 2, ..base.clone() });
     fs::create_dir(&copy).unwrap();
     fs::rename(saved.join("step-000002"), copy.join("step-000002")).unwrap();
     let (save, resume) = (Some(copy), Resume::Must);
-    let rest = run(Config { pp: 2, virtual_stages: Some(2), save, resume, ..base });
+    let rest = run(Config { pp: 2, virtual_stages: Some(2), save, resume, ..base.clone() });
     let after = Run { steps: whole.steps[2..].to_vec(), ..whole };
     assert_same_bits(&after, &rest, "resumed at pp 2, virtual 2");
 }
@@ -76,9 +142,12 @@ fn a_run_of_experts_goes_on_from_its_checkpoint_on_another_mesh() {
 /// again they are the same, written by a model that is measured alike and writes the same text.
 #[test]
 fn experts_are_exported_one_by_one_and_read_back_exactly() {
-    for (model, block, gate) in
-        [("qwen3-moe", "mlp", "gate_proj"), ("mixtral", "block_sparse_moe", "w1")]
-    {
+    for (model, block, gate) in [
+        ("qwen3-moe", "mlp", "gate_proj"),
+        ("mixtral", "block_sparse_moe", "w1"),
+        ("qwen2-moe", "mlp", "gate_proj"),
+        ("dots1", "mlp", "gate_proj"),
+    ] {
         let dir = tempfile::tempdir().unwrap();
         let [saved, out] = ["saved", "out"].map(|name| dir.path().join(name));
         run(Config { pp: 2, zero3: 2, save: Some(saved.clone()), ..experts(model) });
@@ -154,4 +223,158 @@ fn balance_keeps_its_bits_and_its_figures_on_any_mesh() {
     let (balanced, free) = (last(&alone), last(&without));
     assert!(balanced.balance_loss < free.balance_loss, "{balanced:?} {free:?}");
     assert!(balanced.fullest >= 1.0 && balanced.balance_loss >= 0.99, "{balanced:?}");
+}
+
+/// What the script make_balance.py made of 20 steps of dots1 with plain SGD.
+#[derive(Deserialize)]
+struct Balanced {
+    seq: usize,
+    samples: usize,
+    lr: f64,
+    rate: f64,
+    losses: Vec<f64>,
+    /// Tokens of the fullest expert over the mean, in the layer where that is largest.
+    fullest: Vec<f64>,
+    idle: Vec<usize>,
+    /// The biases after the last step, by name.
+    biases: BTreeMap<String, Vec<f32>>,
+}
+
+/// Biases move by whole counts over micro-batches, ranks and replicas: as in the script, with the
+/// same losses and spread, and by the same bits on any mesh, late or not.
+#[test]
+fn biases_that_balance_experts_are_those_of_the_script_on_any_mesh() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families/balance.json");
+    let theirs: Balanced = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    let family = Family::read("dots1");
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("tokens.bin");
+    let steps = theirs.losses.len();
+    let tokens = theirs.samples * theirs.seq * steps + 1;
+    let bytes = |i| (number(i, 77).rem_euclid(32.0) as u16).to_le_bytes();
+    fs::write(&data, (0..tokens).flat_map(bytes).collect::<Vec<u8>>()).unwrap();
+    let base = Config {
+        steps: steps as u64,
+        optimizer: OptimizerKind::Sgd,
+        momentum: Some(0.0),
+        weight_decay: 0.0,
+        clip: 0.0,
+        lr: theirs.lr,
+        decay: Decay::Constant,
+        warmup: Some(0),
+        balance: Balance::Bias,
+        balance_weight: Some(theirs.rate),
+        micro_batches: Some(theirs.samples),
+        unit: Some(3),
+        ..family.config(&data)
+    };
+    let train = |config: Config| {
+        let decoder = family.decoder;
+        let model = model::build_tuned(decoder, &base.tuning(&decoder).unwrap());
+        let weights = family.weights.clone();
+        let model = starting_from(model, move |spec| weights[&spec.name].clone());
+        let trainer = Trainer::builder(config).model(model).build().unwrap();
+        let mut steps = Vec::new();
+        let (summary, weights) = trainer.train_to_weights(|step| steps.push(step.clone())).unwrap();
+        Run { steps, summary, weights }
+    };
+    let alone = train(base.clone());
+    for (i, step) in alone.steps.iter().enumerate() {
+        let loss = (step.loss / theirs.losses[i] - 1.0).abs();
+        assert!(loss < 1e-5, "step {}: loss {} is {loss:e} apart", step.step, step.loss);
+        let spread = step.experts.as_ref().unwrap();
+        assert!((spread.fullest - theirs.fullest[i]).abs() < 1e-9, "step {}", step.step);
+        assert_eq!(spread.idle, theirs.idle[i], "step {}", step.step);
+    }
+    for (name, theirs) in &theirs.biases {
+        let ours = &alone.weights[name];
+        let far = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(far < 1e-6, "{name}: {ours:?} and {theirs:?}");
+    }
+    for (pp, v, recompute) in [(2, 1, Recompute::Full), (2, 2, Recompute::Selective)] {
+        let other = Config { pp, virtual_stages: Some(v), recompute, ..base.clone() };
+        assert_same_bits(&alone, &train(other), &format!("pp {pp}, virtual {v}"));
+    }
+    let late = Config { optimizer_sync: OptimizerSync::Late, pp: 2, ..base.clone() };
+    assert_same_bits(&alone, &train(late), "late");
+    for (zero3, dp, zero1) in [(2, 1, false), (1, 2, false), (2, 2, true)] {
+        let micro_batches = Some(theirs.samples / zero3 / dp);
+        let other = train(Config { zero3, dp, zero1, micro_batches, ..base.clone() });
+        for name in theirs.biases.keys() {
+            assert_eq!(alone.weights[name], other.weights[name], "zero3 {zero3}, dp {dp}: {name}");
+        }
+    }
+}
+
+/// A step whose gradient is not finite moves no bias, and one that was done too early is taken back
+/// with its biases.
+#[test]
+fn a_skipped_step_moves_no_bias() {
+    let base = Config { balance: Balance::Bias, steps: 3, ..experts("dots1") };
+    let biases = |run: &Run| -> Vec<(String, Vec<f32>)> {
+        let biases = run.weights.iter().filter(|(name, _)| name.ends_with("correction_bias"));
+        biases.map(|(name, values)| (name.clone(), values.clone())).collect()
+    };
+    let moved = run(base.clone());
+    assert!(biases(&moved).iter().all(|(_, values)| values.iter().any(|bias| *bias != 0.0)));
+    // So large a rate that nothing is finite after the first step.
+    for optimizer_sync in [OptimizerSync::Barrier, OptimizerSync::Late] {
+        let wild = Config { lr: 1e30, warmup: None, clip: 0.0, optimizer_sync, ..base.clone() };
+        let one = run(Config { steps: 1, ..wild.clone() });
+        let more = run(Config { steps: 3, ..wild });
+        assert!(more.steps[1].skipped && more.steps[2].skipped, "{:?}", more.steps);
+        assert_eq!(biases(&one), biases(&more));
+    }
+}
+
+/// A tensor by the script's formula, in the orientation of our parameters.
+fn by_formula(tensor: &DecoderTensor) -> Vec<f32> {
+    let values = initial(&tensor.name, tensor.len());
+    let [.., rows, columns] = tensor.shape[..] else { return values };
+    if !tensor.transposed_in_files {
+        return values;
+    }
+    values.chunks(rows * columns).flat_map(|matrix| transposed(matrix, columns, rows)).collect()
+}
+
+/// GGUF's writer has all experts of a layer in one tensor; `make_gguf.py` has used it.
+#[test]
+fn gguf_files_of_experts_are_the_models_that_they_were_made_of() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("tokens.bin");
+    for (name, like) in
+        [("qwen3-moe-all", "qwen3-moe-all"), ("mixtral", "mixtral"), ("qwen2-moe-all", "qwen2-moe")]
+    {
+        let file = folder.join(format!("{name}.gguf"));
+        let family = Family::read(like);
+        let decoder = Config::for_model(file.to_str().unwrap()).unwrap().decoder(32).unwrap();
+        let moe = Moe { first: 0, divided: name != "qwen2-moe-all", ..family.decoder.moe.unwrap() };
+        assert_eq!(decoder, Decoder { moe: Some(moe), ..family.decoder }, "{name}");
+
+        let tensors = decoder.tensors();
+        let shape =
+            |t: &DecoderTensor| ParameterShape { name: t.name.clone(), shape: t.shape.clone() };
+        let shapes: Vec<_> = tensors.iter().map(shape).collect();
+        let weights = Weights::open(&file).unwrap();
+        let import = Import::new(weights, weights::Family::Llama, &shapes, 32).unwrap();
+        for tensor in &tensors {
+            let mut read = vec![0.0; tensor.len()];
+            import.read(&tensor.name, 0, &mut read).unwrap();
+            assert_eq!(read, by_formula(tensor), "{name}: {}", tensor.name);
+        }
+        if name != like {
+            continue;
+        }
+        let bytes: Vec<u8> = family.ids().flat_map(u16::to_le_bytes).collect();
+        fs::write(&data, bytes).unwrap();
+        let (model, init_from) = (file.display().to_string(), Some(file.clone()));
+        let (activation, tied) = (Activation::Swiglu, decoder.tied);
+        let zero3 = 2;
+        let micro_batches = Some(family.figures.samples / zero3);
+        let with = Config { model, init_from, activation, tied, zero3, ..family.config(&data) };
+        let trainer = Trainer::new(Config { micro_batches, pp: 2, ..with }).unwrap();
+        let loss = trainer.first_gradients().unwrap().0.loss;
+        assert!((loss / family.figures.loss - 1.0).abs() < 1e-6, "{name}: {loss}");
+    }
 }

@@ -16,7 +16,7 @@ use zeropp::model::decoder::Decoder;
 use zeropp::model::{self, Whole};
 use zeropp::{Config, NamedWeights, Sampling, Trainer};
 
-const FAMILIES: [&str; 12] = [
+const FAMILIES: [&str; 15] = [
     "gpt2",
     "llama2",
     "llama3",
@@ -29,6 +29,9 @@ const FAMILIES: [&str; 12] = [
     "qwen3-moe",
     "qwen3-moe-all",
     "mixtral",
+    "qwen2-moe",
+    "dots1",
+    "dots1-plain",
 ];
 /// Families that are trained with the losses of their routers, too.
 const BALANCED: [&str; 2] = ["qwen3-moe-balanced", "mixtral-balanced"];
@@ -44,12 +47,15 @@ pub(crate) struct Figures {
     /// Samples whose logits are there.
     shown: usize,
     tokens: usize,
-    loss: f64,
+    pub(crate) loss: f64,
     /// Weights of the routers' balance loss and z-loss; none are added without.
     balance: Option<f64>,
     z: Option<f64>,
     /// Names and shapes as transformers has them.
     tensors: Vec<(String, Vec<usize>)>,
+    /// The same of vectors without a gradient.
+    #[serde(default)]
+    fixed: Vec<(String, Vec<usize>)>,
     pub(crate) config: Value,
 }
 
@@ -87,7 +93,12 @@ impl Family {
         let (mut gradients, mut weights) = (NamedWeights::new(), NamedWeights::new());
         let ours: BTreeMap<_, _> =
             decoder.tensors().into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
-        assert_eq!(ours.len(), figures.tensors.len(), "{name}: as many parameters");
+        let theirs = figures.tensors.len() + figures.fixed.len();
+        assert_eq!(ours.len(), theirs, "{name}: as many parameters");
+        for (tensor, shape) in &figures.fixed {
+            assert_eq!(shape, &ours[tensor].shape, "{name}: {tensor}");
+            weights.insert(tensor.clone(), initial(tensor, shape.iter().product()));
+        }
         for (tensor, shape) in &figures.tensors {
             let known = ours.get(tensor).unwrap_or_else(|| panic!("{name}: no {tensor}"));
             let n: usize = shape.iter().product();
@@ -276,6 +287,8 @@ fn layouts_give_the_same_bits() {
         ("qwen3", Some(12)),
         ("qwen3-moe", None),
         ("mixtral", None),
+        ("qwen2-moe", None),
+        ("dots1", Some(12)),
     ];
     for (model, head_dim) in models {
         for precision in [Precision::Fp32, Precision::Bf16] {

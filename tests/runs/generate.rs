@@ -200,7 +200,9 @@ fn a_gguf_file_is_a_model_and_its_weights() {
 fn a_model_of_settings_alone_is_exported_whole() {
     let dir = tempfile::tempdir().unwrap();
     let text = text_file(&dir, 4000);
-    for model in ["gpt", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe"] {
+    for model in
+        ["gpt", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2-moe", "qwen3-moe", "dots1"]
+    {
         let (save, exported) = (dir.path().join(model), dir.path().join(format!("{model}-out")));
         let gated = model != "gpt";
         run(Config {

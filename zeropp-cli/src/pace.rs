@@ -110,14 +110,22 @@ impl LinePace {
         };
         let bubble = self.has_bubble.then(|| format!("  bubble {}", percent(m.bubble)));
         let left = self.left_s(m.step).map(|s| format!("  {} left", duration(s)));
+        let experts = m.experts.as_ref().map(|experts| {
+            let idle = match experts.idle {
+                0 => String::new(),
+                n => format!(", {n} idle"),
+            };
+            format!("  fullest expert {:.2}{idle}", experts.fullest)
+        });
         Some(format!(
-            "step {}/{}  {loss}  norm {:.3}  lr {:.2e}  {} tokens/s{}{}",
+            "step {}/{}  {loss}  norm {:.3}  lr {:.2e}  {} tokens/s{}{}{}",
             m.step,
             self.steps,
             m.grad_norm,
             m.lr,
             grouped(m.tokens_per_s.round() as u64),
             bubble.unwrap_or_default(),
+            experts.unwrap_or_default(),
             left.unwrap_or_default(),
         ))
     }
@@ -145,6 +153,8 @@ pub(crate) fn mean_loss(loss: f64, steps: u64, from: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use zeropp_core::metrics::ExpertMetrics;
+
     use super::*;
 
     fn step(step: u64, loss: f64) -> StepMetrics {
@@ -176,6 +186,17 @@ mod tests {
         assert_eq!(reported(None, 1), [1, 100]);
         assert_eq!(reported(Some(40), 5), [1, 40, 80, 100]);
         assert_eq!(reported(Some(1), 0), (1..=100).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_line_says_how_tokens_are_spread_over_experts() {
+        let line = |idle| {
+            let experts = ExpertMetrics { fullest: 1.375, idle, ..ExpertMetrics::default() };
+            let m = StepMetrics { experts: Some(experts), ..step(1, 4.0) };
+            LinePace::new(1, None).step(&m, Instant::now()).unwrap()
+        };
+        assert!(line(0).ends_with("  bubble 4.3 %  fullest expert 1.38"), "{}", line(0));
+        assert!(line(3).ends_with("  fullest expert 1.38, 3 idle"), "{}", line(3));
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::failures::{
-    Cause, Doing, EndKind, Entry, ExchangedProgram, FailureMoment, FlightError, Record, Run,
-    Verdict, judge, signal_name,
+    Cause, Doing, EndKind, Entry, ExchangedProgram, ExpertLoad, FailureMoment, FlightError, Record,
+    Run, Verdict, judge, signal_name,
 };
 
 use crate::Failure;
@@ -126,6 +126,10 @@ fn explain(run: &Run, verdict: &Verdict, last: usize) {
     if let Some(exchanged) = exchanged(&run.records) {
         say(exchanged);
     }
+    if let Some(load) = run.records.iter().find_map(|record| record.header.experts.as_ref()) {
+        let ExpertLoad { step, fullest, layer, idle } = load;
+        say(format_args!("step {step}: {}", spread(*fullest, layer, *idle)));
+    }
     say(format_args!("\n{}", verdict.summary));
     for reason in &verdict.reasons {
         say(format_args!("  - {}", reason.replace('\n', "\n    ")));
@@ -158,6 +162,15 @@ fn order(exchanged: &ExchangedProgram) -> String {
         0 => format!("from step {step} on the ranks ran the planned order again ({kind})"),
         _ => format!("from step {step} on the ranks ran order {number}, found in the run ({kind})"),
     }
+}
+
+/// How a step spread tokens over experts, in words.
+fn spread(fullest: f64, layer: &str, idle: usize) -> String {
+    let idle = match idle {
+        0 => "no expert was without a token".into(),
+        n => format!("{} without a token", count(n, "expert")),
+    };
+    format!("the fullest expert had {fullest:.2} times the mean of its layer ({layer}), {idle}")
 }
 
 fn row(moment: &FailureMoment, rank: usize) -> String {

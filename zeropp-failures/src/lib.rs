@@ -26,7 +26,7 @@ pub use mesh::Coords;
 pub use moment::{Doing, FailureMoment};
 pub use operation::{GroupRecord, OpRecord, Operation, Outcome};
 pub use record::{
-    ActionEntry, ActionRecord, End, EndKind, Entry, ExchangedProgram, Header, OpEntry, Pause, Peer,
-    Record, signal_name,
+    ActionEntry, ActionRecord, End, EndKind, Entry, ExchangedProgram, ExpertLoad, Header, OpEntry,
+    Pause, Peer, Record, signal_name,
 };
 pub use verdict::{Cause, Verdict, judge};

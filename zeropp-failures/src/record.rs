@@ -57,6 +57,9 @@ pub struct Header {
     /// The program that it ran at last, where one had taken another's place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exchanged: Option<ExchangedProgram>,
+    /// How the last step that rank 0 saw whole spread tokens over experts, in its record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertLoad>,
     /// Pipeline rank of each stage.
     pub placement: Vec<usize>,
     /// How long an operation was waited for before the run failed, in seconds.
@@ -83,6 +86,19 @@ pub struct ExchangedProgram {
     pub kind: String,
     /// The first step with it.
     pub step: u64,
+}
+
+/// How a step spread tokens over experts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExpertLoad {
+    /// The step.
+    pub step: u64,
+    /// Tokens of the most loaded expert over the mean of its layer.
+    pub fullest: f64,
+    /// That layer.
+    pub layer: String,
+    /// Experts of all layers that no token went to.
+    pub idle: usize,
 }
 
 /// Where a rank ran.
@@ -330,6 +346,7 @@ impl Record {
             engine: String::new(),
             schedule: String::new(),
             exchanged: None,
+            experts: None,
             placement: Vec::new(),
             timeout_s,
             ahead_ns: 0,

@@ -30,6 +30,7 @@ fn rank(rank: usize) -> Record {
         engine: "mpi".into(),
         schedule: "gpipe".into(),
         exchanged: None,
+        experts: None,
         placement: vec![0, 1],
         timeout_s: 3.0,
         ahead_ns: 0,

@@ -4,6 +4,8 @@
 //! Threads take whole experts, whose products are those of one thread; a token's sum over its
 //! experts is in their order, in fp32, and rounded once. So no bit depends on the threads.
 
+use std::borrow::Cow;
+
 use half::bf16;
 
 use crate::activation::{sigmoid_slope, swiglu};
@@ -208,24 +210,43 @@ fn row_backward<E: Number>(
     simd(
         #[inline(always)]
         || {
-            let given = dinner.chunks(LANES).zip(gate.chunks(LANES).zip(up.chunks(LANES)));
-            let outs = dgate.chunks_mut(LANES).zip(dup.chunks_mut(LANES));
-            for ((given, outs), inner) in given.zip(outs).zip(inner.chunks_mut(LANES)) {
-                let ((d, (gate, up)), (dgate, dup)) = (given, outs);
-                for i in 0..d.len() {
-                    let (g, u) = (gate[i].up(), up[i].up());
-                    let (s, ds) = sigmoid_slope(g);
-                    let value = E::down(g * s * u).up();
-                    sums[i] += d[i] * value;
-                    let weighted = w * d[i];
-                    dup[i] = E::down(weighted * (g * s));
-                    dgate[i] = E::down(weighted * u * (s + g * ds));
-                    inner[i] = E::down(w * value);
-                }
+            // Pieces of one length, so that they are vectors.
+            let (dinner, last) = dinner.as_chunks::<LANES>();
+            let (gates, ups) = (gate.as_chunks::<LANES>(), up.as_chunks::<LANES>());
+            let [dgates, dups, inners] = [dgate, dup, inner].map(|x| x.as_chunks_mut::<LANES>());
+            let given = dinner.iter().zip(gates.0.iter().zip(ups.0));
+            let outs = dgates.0.iter_mut().zip(dups.0).zip(inners.0);
+            for ((d, (gate, up)), ((dgate, dup), inner)) in given.zip(outs) {
+                piece_backward(&mut sums, d, w, [gate, up], [dgate, dup, inner]);
             }
+            let outs = [dgates.1, dups.1, inners.1];
+            piece_backward(&mut sums, last, w, [gates.1, ups.1], outs);
         },
     );
     sums.iter().sum()
+}
+
+/// The same of at most [`LANES`] elements; adds what is of the weight to `sums`.
+#[inline(always)]
+fn piece_backward<E: Number>(
+    sums: &mut [f32; LANES],
+    dinner: &[f32],
+    w: f32,
+    [gate, up]: [&[E]; 2],
+    [dgate, dup, inner]: [&mut [E]; 3],
+) {
+    let given = dinner.iter().zip(gate.iter().zip(up));
+    let outs = dgate.iter_mut().zip(dup).zip(inner).zip(sums);
+    for ((d, (gate, up)), (((dgate, dup), inner), sum)) in given.zip(outs) {
+        let (g, u) = (gate.up(), up.up());
+        let (s, ds) = sigmoid_slope(g);
+        let value = E::down(g * s * u).up();
+        *sum += d * value;
+        let weighted = w * d;
+        *dup = E::down(weighted * (g * s));
+        *dgate = E::down(weighted * u * (s + g * ds));
+        *inner = E::down(w * value);
+    }
 }
 
 /// What W multiplies: of each row, or of its token.
@@ -257,12 +278,25 @@ pub fn add_weight_gradient<E: Element>(
         if m == 0 {
             return;
         }
-        let of = |rows: Rows<'_, E>, width: usize| match rows {
-            Rows::OfRows(all) => all[range.start * width..range.end * width].to_vec(),
-            Rows::OfTokens(all) => rows_of(all, choice, expert, width),
-        };
+        let of = |rows, width| of_expert(rows, choice, expert, width);
         E::add_turned(dw, &of(left, a), &of(right, b), [m, a, b], isa);
     });
+}
+
+/// An expert's rows of one factor of W.
+fn of_expert<'a, E: Element>(
+    rows: Rows<'a, E>,
+    choice: &ChosenExperts,
+    expert: usize,
+    width: usize,
+) -> Cow<'a, [E]> {
+    match rows {
+        Rows::OfRows(all) => {
+            let range = choice.rows_of(expert);
+            Cow::Borrowed(&all[range.start * width..range.end * width])
+        }
+        Rows::OfTokens(all) => Cow::Owned(rows_of(all, choice, expert, width)),
+    }
 }
 
 /// The rows of `x: [n, width]` that an expert gets.

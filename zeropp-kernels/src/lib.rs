@@ -13,6 +13,7 @@ pub mod bf16;
 pub mod dropout;
 mod elementwise;
 pub mod experts;
+pub mod gate;
 pub mod gemm;
 pub mod head;
 pub mod head_norm;

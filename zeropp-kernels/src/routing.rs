@@ -10,8 +10,27 @@ use crate::GRAIN;
 use crate::math::{exp, ln};
 use crate::threads::{self, piece};
 
+/// How logits become scores, by which experts are chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Score {
+    /// Their softmax over all experts.
+    #[default]
+    Softmax,
+    /// The sigmoid of each (DeepSeek-V3). A bias of each expert takes part in the choice, and not
+    /// in the weights. Experts are in groups side by side; a token's experts are of the groups
+    /// whose best two have the largest sums.
+    Sigmoid {
+        /// Groups; divides the experts.
+        groups: usize,
+        /// Groups of a token.
+        groups_chosen: usize,
+        /// The factor on the weights.
+        scale: f32,
+    },
+}
+
 /// How scores become a choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Routing {
     /// Experts E.
     pub experts: usize,
@@ -19,6 +38,8 @@ pub struct Routing {
     pub chosen: usize,
     /// Whether the weights of a token's experts are divided by their sum.
     pub divided: bool,
+    /// What is compared, and what the weights are.
+    pub score: Score,
 }
 
 /// The experts of each token, and the tokens of each expert.
@@ -120,16 +141,21 @@ impl ChosenExperts {
     }
 }
 
-/// The weights `[n, k]`, the choice and the log-sum-exp of each token's logits, `[n]`, by
-/// `logits: [n, E]`, which become the scores: their softmax over all experts. A token goes to the k
-/// experts with the largest scores; of equal ones to the lower index, and `total_cmp` orders what
-/// is not a number.
+/// The weights `[n, k]`, the choice and a number of each token, `[n]`, by `logits: [n, E]`, which
+/// become the scores. The number is the log-sum-exp of its logits, or with sigmoids the sum of its
+/// scores. A token goes to the k experts with the largest scores, with sigmoids after the addition
+/// of `bias: [E]`; of equal ones to the lower index, and `total_cmp` orders what is not a number.
 ///
 /// # Panics
-/// Panics if there are fewer experts than are chosen, or logits are no whole rows.
-pub fn route(logits: &mut [f32], routing: Routing) -> (Vec<f32>, ChosenExperts, Vec<f32>) {
-    let Routing { experts: all, chosen: k, divided } = routing;
+/// Panics if there are fewer experts than are chosen, or sizes do not match.
+pub fn route(
+    logits: &mut [f32],
+    bias: Option<&[f32]>,
+    routing: Routing,
+) -> (Vec<f32>, ChosenExperts, Vec<f32>) {
+    let Routing { experts: all, chosen: k, .. } = routing;
     assert!((1..=all).contains(&k) && logits.len().is_multiple_of(all), "{k} of {all} experts");
+    assert!(bias.is_none_or(|bias| bias.len() == all), "a bias of each expert");
     let n = logits.len() / all;
     let (mut weights, mut experts) = (vec![0.0; n * k], vec![0; n * k]);
     let mut sums = vec![0.0; n];
@@ -137,33 +163,97 @@ pub fn route(logits: &mut [f32], routing: Routing) -> (Vec<f32>, ChosenExperts, 
     let outputs = weights.chunks_mut(tokens * k).zip(experts.chunks_mut(tokens * k));
     let inputs = logits.chunks_mut(tokens * all).zip(sums.chunks_mut(tokens));
     threads::each(inputs.zip(outputs), |((scores, sums), (weights, experts))| {
-        let mut order = Vec::with_capacity(all);
+        let mut choose = Choose { routing, bias, compared: vec![0.0; all], order: Vec::new() };
         let outputs = weights.chunks_mut(k).zip(experts.chunks_mut(k));
         let inputs = scores.chunks_mut(all).zip(sums);
         for ((scores, sum), (weights, experts)) in inputs.zip(outputs) {
-            *sum = softmax(scores);
-            order.clear();
-            order.extend(0..all as u32);
-            // What is no number has either sign: here it has one, before all numbers.
-            let score = |expert: u32| match scores[expert as usize] {
-                score if score.is_nan() => f32::NAN,
-                score => score,
+            *sum = match routing.score {
+                Score::Softmax => softmax(scores),
+                Score::Sigmoid { .. } => sigmoids(scores),
             };
-            if k < all {
-                order.select_nth_unstable_by(k - 1, |a, b| {
-                    score(*b).total_cmp(&score(*a)).then(a.cmp(b))
-                });
-            }
-            experts.copy_from_slice(&order[..k]);
-            experts.sort_unstable();
-            weights.iter_mut().zip(&*experts).for_each(|(w, expert)| *w = score(*expert));
-            if divided {
-                let sum: f32 = weights.iter().sum();
-                weights.iter_mut().for_each(|w| *w /= sum);
-            }
+            choose.of_token(scores, experts);
+            choose.weigh(scores, experts, weights);
         }
     });
     (weights, ChosenExperts::new(experts, routing), sums)
+}
+
+/// The choice of one token after the other.
+struct Choose<'a> {
+    routing: Routing,
+    bias: Option<&'a [f32]>,
+    /// What is compared of each expert.
+    compared: Vec<f32>,
+    order: Vec<u32>,
+}
+
+impl Choose<'_> {
+    /// Writes the experts of a token with these scores, ascending.
+    fn of_token(&mut self, scores: &[f32], experts: &mut [u32]) {
+        // What is no number has either sign: here it has one, before all numbers.
+        let number = |x: f32| if x.is_nan() { f32::NAN } else { x };
+        for (i, (compared, score)) in self.compared.iter_mut().zip(scores).enumerate() {
+            *compared = number(score + self.bias.map_or(0.0, |bias| bias[i]));
+        }
+        self.leave_groups_out();
+        let (compared, order, k) = (&self.compared, &mut self.order, experts.len());
+        order.clear();
+        order.extend(0..scores.len() as u32);
+        if k < scores.len() {
+            largest_first(order, k, |expert| compared[expert as usize]);
+        }
+        experts.copy_from_slice(&order[..k]);
+        experts.sort_unstable();
+    }
+
+    /// Puts the experts of groups that are not chosen behind all others.
+    fn leave_groups_out(&mut self) {
+        let Score::Sigmoid { groups, groups_chosen, .. } = self.routing.score else { return };
+        if groups_chosen >= groups {
+            return;
+        }
+        let size = self.compared.len() / groups;
+        let best_two = |group: &[f32]| {
+            let mut best = [f32::NEG_INFINITY; 2];
+            for x in group {
+                if x.total_cmp(&best[0]).is_gt() {
+                    best = [*x, best[0]];
+                } else if x.total_cmp(&best[1]).is_gt() {
+                    best[1] = *x;
+                }
+            }
+            best[0] + best[1]
+        };
+        let sums: Vec<f32> = self.compared.chunks(size).map(best_two).collect();
+        let mut order: Vec<u32> = (0..groups as u32).collect();
+        largest_first(&mut order, groups_chosen, |group| sums[group as usize]);
+        for group in &order[groups_chosen..] {
+            self.compared[*group as usize * size..][..size].fill(f32::NEG_INFINITY);
+        }
+    }
+
+    /// Writes the weights of a token's experts.
+    fn weigh(&self, scores: &[f32], experts: &[u32], weights: &mut [f32]) {
+        weights.iter_mut().zip(experts).for_each(|(w, expert)| *w = scores[*expert as usize]);
+        let sum: f32 = weights.iter().sum();
+        let divided = self.routing.divided;
+        match self.routing.score {
+            Score::Softmax if divided => weights.iter_mut().for_each(|w| *w /= sum),
+            Score::Softmax => {}
+            Score::Sigmoid { scale, .. } => {
+                let by = if divided { sum + NEVER_ZERO } else { 1.0 };
+                weights.iter_mut().for_each(|w| *w = *w / by * scale);
+            }
+        }
+    }
+}
+
+/// Added to the sum that sigmoids are divided by, as elsewhere.
+const NEVER_ZERO: f32 = 1e-20;
+
+/// Puts the `k` entries with the largest numbers first; of equal ones the lower.
+fn largest_first(order: &mut [u32], k: usize, of: impl Fn(u32) -> f32) {
+    order.select_nth_unstable_by(k - 1, |a, b| of(*b).total_cmp(&of(*a)).then(a.cmp(b)));
 }
 
 /// Makes logits scores; the logarithm of their sum of exponentials.
@@ -178,8 +268,14 @@ fn softmax(x: &mut [f32]) -> f32 {
     largest + ln(sum)
 }
 
+/// Makes logits their sigmoids; the sum of those.
+fn sigmoids(x: &mut [f32]) -> f32 {
+    x.iter_mut().for_each(|x| *x = 1.0 / (1.0 + exp(-*x)));
+    x.iter().sum()
+}
+
 /// The gradient of the logits, `[n, E]`, by that of the weights, `[n, k]`. The scores are those of
-/// [`route`]; where weights were divided, they are the softmax over the chosen experts alone, and
+/// [`route`]; where weights are a divided softmax, they are that over the chosen experts alone, and
 /// no scores are needed.
 ///
 /// # Panics
@@ -187,25 +283,54 @@ fn softmax(x: &mut [f32]) -> f32 {
 pub fn route_backward(
     dweights: &[f32],
     weights: &[f32],
-    scores: Option<&[f32]>,
+    scores: &[f32],
     choice: &ChosenExperts,
+    routing: Routing,
 ) -> Vec<f32> {
     let (all, k) = (choice.experts(), choice.chosen());
     assert_eq!((dweights.len(), weights.len()), (choice.tokens() * k, choice.tokens() * k));
-    assert!(scores.is_none_or(|scores| scores.len() == choice.tokens() * all));
+    assert_eq!(scores.len(), choice.tokens() * all);
     let mut dlogits = vec![0.0; choice.tokens() * all];
-    for (token, dlogits) in dlogits.chunks_mut(all).enumerate() {
+    let rows = dlogits.chunks_mut(all).zip(scores.chunks(all)).enumerate();
+    for (token, (dlogits, scores)) in rows {
         let [dw, w] = [dweights, weights].map(|of| &of[token * k..][..k]);
+        let experts = choice.experts_of(token);
         let mean: f32 = dw.iter().zip(w).map(|(dw, w)| dw * w).sum();
-        if let Some(scores) = scores {
-            let scores = &scores[token * all..][..all];
+        let chosen = || experts.iter().map(|expert| *expert as usize);
+        if let Score::Sigmoid { scale, .. } = routing.score {
+            let sum: f32 = chosen().map(|expert| scores[expert]).sum();
+            for (expert, dw) in chosen().zip(dw) {
+                let d = match routing.divided {
+                    true => (scale * dw - mean) / (sum + NEVER_ZERO),
+                    false => scale * dw,
+                };
+                dlogits[expert] = d * scores[expert] * (1.0 - scores[expert]);
+            }
+            continue;
+        }
+        if !routing.divided {
             dlogits.iter_mut().zip(scores).for_each(|(d, score)| *d = -score * mean);
         }
-        for ((expert, dw), w) in choice.experts_of(token).iter().zip(dw).zip(w) {
-            dlogits[*expert as usize] = w * (dw - mean);
+        for ((expert, dw), w) in chosen().zip(dw).zip(w) {
+            dlogits[expert] = w * (dw - mean);
         }
     }
     dlogits
+}
+
+/// How many more choices than the mean each expert has, as whole numbers `[E]`: its count times E
+/// less those of all, over the largest number that divides both. Sums of them are exact.
+pub fn excess(choice: &ChosenExperts) -> Vec<f32> {
+    let (all, rows) = (choice.experts(), choice.tokens() * choice.chosen());
+    let (mut divisor, mut rest) = (all, rows);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    let of = |expert: usize| {
+        let count = choice.rows_of(expert).len() * (all / divisor);
+        count as f32 - (rows / divisor) as f32
+    };
+    (0..all).map(of).collect()
 }
 
 #[cfg(test)]
@@ -214,8 +339,8 @@ mod tests {
     use crate::threads::Threads;
 
     fn routed(logits: &[f32], [experts, chosen]: [usize; 2]) -> (Vec<f32>, ChosenExperts) {
-        let routing = Routing { experts, chosen, divided: true };
-        let (weights, choice, _) = route(&mut logits.to_vec(), routing);
+        let routing = Routing { experts, chosen, divided: true, score: Score::Softmax };
+        let (weights, choice, _) = route(&mut logits.to_vec(), None, routing);
         (weights, choice)
     }
 
@@ -258,22 +383,33 @@ mod tests {
         assert_eq!(routed(&logits, [7, 3]), alone);
     }
 
+    const SIGMOID: Score = Score::Sigmoid { groups: 1, groups_chosen: 1, scale: 2.5 };
+
     /// By differences in double precision.
     #[test]
     fn the_gradient_of_logits_is_that_of_the_weights() {
-        for divided in [false, true] {
-            let routing = Routing { experts: 5, chosen: 3, divided };
+        for (divided, score) in [false, true]
+            .into_iter()
+            .flat_map(|divided| [(divided, Score::Softmax), (divided, SIGMOID)])
+        {
+            let routing = Routing { experts: 5, chosen: 3, divided, score };
             let logits = [0.3, -1.0, 0.9, 0.1, 0.5];
             let dweights = [0.7, -0.2, 1.5];
             let mut scores = logits.map(|x: f64| x as f32);
-            let (weights, choice, _) = route(&mut scores, routing);
-            let kept = (!divided).then_some(&scores[..]);
-            let found = route_backward(&dweights, &weights, kept, &choice);
+            let (weights, choice, _) = route(&mut scores, None, routing);
+            let found = route_backward(&dweights, &weights, &scores, &choice, routing);
             let of = |logits: [f64; 5]| {
-                let exps = logits.map(f64::exp);
-                let chosen = choice.experts_of(0).iter().map(|expert| exps[*expert as usize]);
-                let sum: f64 = if divided { chosen.clone().sum() } else { exps.iter().sum() };
-                chosen.zip(dweights).map(|(x, d)| x / sum * f64::from(d)).sum::<f64>()
+                let (values, scale) = match score {
+                    Score::Softmax => (logits.map(f64::exp), 1.0),
+                    Score::Sigmoid { .. } => (logits.map(|x| 1.0 / (1.0 + (-x).exp())), 2.5),
+                };
+                let chosen = choice.experts_of(0).iter().map(|expert| values[*expert as usize]);
+                let sum: f64 = match (divided, score) {
+                    (true, _) => chosen.clone().sum(),
+                    (false, Score::Softmax) => values.iter().sum(),
+                    (false, Score::Sigmoid { .. }) => 1.0,
+                };
+                chosen.zip(dweights).map(|(x, d)| scale * x / sum * f64::from(d)).sum::<f64>()
             };
             for (i, found) in found.iter().enumerate() {
                 let moved = |by: f64| {
@@ -285,5 +421,46 @@ mod tests {
                 assert!((f64::from(*found) - want).abs() < 1e-6, "{i}: {found} and {want}");
             }
         }
+    }
+
+    #[test]
+    fn a_bias_moves_the_choice_and_no_weight() {
+        let score = Score::Sigmoid { groups: 1, groups_chosen: 1, scale: 1.0 };
+        let routing = Routing { experts: 4, chosen: 2, divided: false, score };
+        let logits = [2.0, 1.0, 0.0, -9.0];
+        let bias = [-1.0, 0.0, 0.0, 2.0];
+        let (weights, choice, sums) = route(&mut logits.to_vec(), Some(&bias), routing);
+        assert_eq!(choice.experts_of(0), [1, 3]);
+        let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
+        let expected = [1.0, -9.0].map(sigmoid);
+        assert!(weights.iter().zip(expected).all(|(w, e)| (w - e).abs() < 1e-6), "{weights:?}");
+        assert!((sums[0] - logits.map(sigmoid).iter().sum::<f32>()).abs() < 1e-6);
+    }
+
+    /// The groups are those with the largest sum of the best two, not those with the best one.
+    #[test]
+    fn experts_are_of_the_groups_whose_best_two_have_most() {
+        let score = Score::Sigmoid { groups: 3, groups_chosen: 1, scale: 1.0 };
+        let routing = Routing { experts: 9, chosen: 2, divided: true, score };
+        let logits = [4.0, -6.0, -6.0, 1.0, 2.0, 3.0, 0.0, 0.0, 0.0];
+        let (_, choice, _) = route(&mut logits.to_vec(), None, routing);
+        assert_eq!(choice.experts_of(0), [4, 5]);
+        let score = Score::Sigmoid { groups: 3, groups_chosen: 2, scale: 1.0 };
+        let (_, choice, _) = route(&mut logits.to_vec(), None, Routing { score, ..routing });
+        assert_eq!(choice.experts_of(0), [4, 5]);
+        let with = Routing { score, chosen: 4, ..routing };
+        let (_, choice, _) = route(&mut logits.to_vec(), None, with);
+        assert_eq!(choice.experts_of(0), [3, 4, 5, 6], "the lowest of equal groups and experts");
+    }
+
+    #[test]
+    fn what_experts_have_beyond_the_mean_is_whole() {
+        let logits = [[0.0, 1.0, 2.0], [2.0, 0.0, 1.0], [1.0, 0.0, 2.0], [5.0, 0.0, 5.0]].concat();
+        // 3, 1 and 4 choices of 8: three times each, less 8.
+        let (_, choice) = routed(&logits, [3, 2]);
+        assert_eq!(excess(&choice), [1.0, -5.0, 4.0]);
+        // 1 and 3 of 4: the mean is whole.
+        let (_, choice) = routed(&[1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0], [2, 1]);
+        assert_eq!(excess(&choice), [-1.0, 1.0]);
     }
 }

@@ -1,11 +1,13 @@
 //! The cost of a decoder's parts for a micro-batch: FLOP, and bytes as the meter will count them.
 
-use crate::decoder::{Decoder, Moe, Norm};
+use crate::decoder::{Decoder, Moe, Norm, SharedExpert};
 use crate::head::{head_chunk, workspace_bytes};
 use crate::layer::{BatchShape, LayerCost, SamplePart};
 use crate::parts::{DecoderPart, PartKind};
 use crate::slots::{Keeps, Slot};
-use crate::tensors::{DecoderTensor, EXPERTS, QK_NORMS, ROUTER};
+use crate::tensors::{
+    CHOICE_BIAS, DecoderTensor, EXPERTS, QK_NORMS, ROUTER, SHARED_GATE, shared_maps,
+};
 
 impl DecoderPart {
     /// The cost of a micro-batch.
@@ -120,7 +122,6 @@ impl Maps {
     /// What they keep: the input where W needs it, x·A of adapters, and dY of each product with a
     /// weight that trains. B can make the input from `inputs` elements of a token, if any.
     fn kept(&self, inputs: Option<usize>, batch: BatchShape) -> Keeps {
-        let needs_input = self.maps.iter().any(|map| map.weight || map.rank.is_some());
         let input = Slot::new(bytes(self.input, batch)).for_w();
         let input = match inputs {
             Some(inputs) => input.made_from(bytes(inputs, batch)),
@@ -128,8 +129,13 @@ impl Maps {
         };
         let adapted = self.maps.iter().filter_map(|map| map.rank);
         let adapted = adapted.map(|rank| Slot::new(bytes(rank, batch)).for_w());
-        let slots = needs_input.then_some(input).into_iter().chain(adapted).collect();
+        let slots = self.needs_input().then_some(input).into_iter().chain(adapted).collect();
         Keeps { slots, made: self.made(batch) }
+    }
+
+    /// Whether W needs the input.
+    fn needs_input(&self) -> bool {
+        self.maps.iter().any(|map| map.weight || map.rank.is_some())
     }
 
     /// Bytes that B keeps for W and F has not kept for B: dY of each product with a weight that
@@ -178,22 +184,36 @@ struct Inner {
 fn mlp(part: &DecoderPart, batch: BatchShape) -> Inner {
     let (d, names) = (&part.decoder, part.decoder.names());
     let up = Maps::of(part, names.up, d.hidden, false);
-    let down = Maps::of(part, &[names.down], d.intermediate, false);
+    let kept = up.kept(Some(d.hidden), batch);
+    mlp_of(part, &up, kept, names.down, d.intermediate, batch)
+}
+
+/// An MLP of inner size `f`, with the maps into it and what they keep.
+fn mlp_of(
+    part: &DecoderPart,
+    up: &Maps,
+    kept: Keeps,
+    down: &'static str,
+    f: usize,
+    batch: BatchShape,
+) -> Inner {
+    let down = Maps::of(part, &[down], f, false);
     // The products before the activation.
-    let before = (d.mlp_maps() - 1) * d.intermediate;
+    let before = (part.decoder.mlp_maps() - 1) * f;
     Inner {
         operations: vec![
-            up.kept(Some(d.hidden), batch),
+            kept,
             Keeps { slots: vec![Slot::new(bytes(before, batch))], made: 0 },
             down.kept(Some(before), batch),
         ],
         adapters: up.adapter_flops() + down.adapter_flops(),
-        width: d.intermediate,
+        width: f,
         idle: 0,
     }
 }
 
-/// Routing and experts: what is kept is of the rows n·k, however they spread over the experts.
+/// Routing, experts and what stands beside them: what is kept is of the rows n·k, however they
+/// spread over the experts.
 fn experts(part: &DecoderPart, moe: Moe, batch: BatchShape) -> Inner {
     let (h, n) = (part.decoder.hidden, batch.tokens());
     let Moe { experts, chosen, inner, .. } = moe;
@@ -202,28 +222,69 @@ fn experts(part: &DecoderPart, moe: Moe, batch: BatchShape) -> Inner {
     let (inputs, any) = (router || gate || up, gate || up || down);
     let rows = |width: usize| bytes(chosen * width, batch);
     // Indices of experts, rows and places, and where the rows of an expert begin; weights, scores
-    // and a logarithm of each token.
+    // and a number of each token.
     let choice = 4 * (3 * n * chosen + experts + 1) as u64;
     let weights = 4 * (n * chosen) as u64;
     let scores = 4 * (n * (experts + 1)) as u64;
+    let mut beside = moe.shared.map(|shared| shared_expert(part, shared, batch));
+    let keeps = |what: fn(&Beside) -> bool| beside.as_ref().is_some_and(what);
     let made = u64::from(gate) * rows(inner)
         + u64::from(up) * rows(inner)
-        + u64::from(down) * (rows(inner) + bytes(h, batch))
+        + u64::from(down) * rows(inner)
+        + u64::from(down && !keeps(|of| of.output)) * bytes(h, batch)
         + u64::from(any) * choice;
-    let dlogits = u64::from(router) * bytes(experts, batch);
-    let x = inputs.then(|| Slot::new(bytes(h, batch)).for_w());
+    let excess = if trains(part, CHOICE_BIAS) { 4 * experts as u64 } else { 0 };
+    let dlogits = u64::from(router) * bytes(experts, batch) + excess;
+    // Of all that keep x, the last one keeps it, whose B comes first.
+    let x = Slot::new(bytes(h, batch)).for_w();
+    let x = (inputs && !keeps(|of| of.input)).then_some(x);
     // Each gives back what W does not need after it has made what W needs.
     let operation =
         |slots: Vec<Slot>, made| [Keeps { slots, made: 0 }, Keeps { slots: vec![], made }];
     let [mut routed, routes] = operation(vec![Slot::new(choice + weights + scores)], dlogits);
-    routed.slots.extend(x);
     let [kept, makes] = operation(vec![Slot::new(rows(2 * inner))], made);
-    Inner {
-        operations: vec![routed, routes, kept, makes],
-        adapters: 0,
-        width: chosen * inner,
-        idle: 3 * (experts - chosen) * h * inner,
+    routed.slots.extend(x);
+    let mut operations = vec![routed, routes, kept, makes];
+    let mut width = chosen * inner;
+    let mut adapters = 0;
+    if let Some(Beside { inner, .. }) = beside.take() {
+        operations.extend(inner.operations);
+        (width, adapters) = (width + inner.width, inner.adapters);
     }
+    Inner { operations, adapters, width, idle: 3 * (experts - chosen) * h * inner }
+}
+
+/// A shared expert beside the others, and whether it keeps for W their input and the gradient of
+/// their output, too.
+struct Beside {
+    inner: Inner,
+    input: bool,
+    output: bool,
+}
+
+fn shared_expert(part: &DecoderPart, shared: SharedExpert, batch: BatchShape) -> Beside {
+    let h = part.decoder.hidden;
+    let [gate, up, down] = *shared_maps(shared.gated);
+    let up = Maps::of(part, &[gate, up], h, false);
+    // Of experts the input is kept as it is.
+    let mut inner = mlp_of(part, &up, up.kept(None, batch), down, shared.inner, batch);
+    let mut input = up.needs_input();
+    if shared.gated {
+        let mut scores = Maps::of(part, &[SHARED_GATE], h, false).kept(None, batch);
+        if input {
+            scores.slots.clear();
+        }
+        input |= !scores.slots.is_empty();
+        // What it scales, and the gates.
+        let gates = vec![Slot::new(bytes(h, batch)), Slot::new(bytes(1, batch))];
+        inner.operations.insert(0, scores);
+        inner.operations.push(Keeps { slots: gates, made: 0 });
+        // Its product is wanted, whatever becomes of the layer's output.
+        inner.width = 0;
+    }
+    // A gate scales the gradient.
+    let output = !shared.gated && trains(part, &format!("{down}.weight"));
+    Beside { inner, input, output }
 }
 
 /// What a block's operations keep, in the order of their forwards.

@@ -72,12 +72,11 @@ const EXPERTS_MAX: usize = 1 << 12;
 
 /// Experts in place of the MLP of some layers: each token goes to a few of many small MLPs, and
 /// none is dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moe {
     /// Experts E of a layer.
     pub experts: usize,
-    /// Experts k that a token goes to: those with the largest scores, which are the softmax over
-    /// all E of the router's logits in fp32.
+    /// Experts k that a token goes to: those with the largest scores.
     pub chosen: usize,
     /// Inner size of an expert.
     pub inner: usize,
@@ -87,6 +86,45 @@ pub struct Moe {
     pub first: usize,
     /// Of the others those have experts whose number, counted from 1, is a multiple of this.
     pub every: usize,
+    /// The sigmoids that are scores; without, scores are the softmax of the logits over all E.
+    pub sigmoid: Option<SigmoidScores>,
+    /// An MLP beside the experts that all tokens go to.
+    pub shared: Option<SharedExpert>,
+}
+
+/// Scores that are the sigmoids of logits (DeepSeek-V3). A bias of each expert, which has no
+/// gradient, is added where they are compared.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SigmoidScores {
+    /// Groups of experts; a token's experts are of those whose best two have the largest sums.
+    pub groups: usize,
+    /// Groups of a token.
+    pub groups_chosen: usize,
+    /// The factor on the weights.
+    pub scale: f64,
+}
+
+impl SigmoidScores {
+    /// Of experts in one group, whose weights are not scaled.
+    pub const PLAIN: SigmoidScores = SigmoidScores { groups: 1, groups_chosen: 1, scale: 1.0 };
+}
+
+/// An MLP that all tokens go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedExpert {
+    /// Its inner size.
+    pub inner: usize,
+    /// Whether a sigmoid of the token scales what it gives.
+    pub gated: bool,
+}
+
+impl Moe {
+    /// So many experts, k of which a token goes to by a softmax that is divided by its sum, in all
+    /// layers.
+    pub const fn new(experts: usize, chosen: usize, inner: usize) -> Moe {
+        let (divided, sigmoid, shared) = (true, None, None);
+        Moe { experts, chosen, inner, divided, first: 0, every: 1, sigmoid, shared }
+    }
 }
 
 /// A decoder-only transformer with pre-norm blocks.
@@ -168,7 +206,11 @@ impl Decoder {
         let h = self.hidden as f64;
         let attention = (self.qkv_width() + self.query_width()) as f64;
         let mlp = match self.moe_of(layer) {
-            Some(moe) => moe.experts + self.mlp_maps() * moe.chosen * moe.inner,
+            Some(moe) => {
+                let shared = moe.shared.map_or(0, |shared| shared.inner);
+                let gates = moe.experts + moe.shared.map_or(0, |shared| usize::from(shared.gated));
+                gates + self.mlp_maps() * (moe.chosen * moe.inner + shared)
+            }
             None => self.mlp_maps() * self.intermediate,
         };
         h * (attention + mlp as f64)
@@ -257,6 +299,20 @@ impl Decoder {
         if !(1..=moe.experts).contains(&moe.chosen) {
             let problem = format!("a token goes to 1 to {} of experts = {0}", moe.experts);
             return Err(("experts-per-token", problem));
+        }
+        if moe.shared.is_some_and(|shared| shared.inner == 0) {
+            return Err(("experts", "a shared expert has at least 1 element".into()));
+        }
+        if let Some(SigmoidScores { groups, groups_chosen, .. }) = moe.sigmoid {
+            let size = moe.experts / groups.max(1);
+            if groups == 0 || !moe.experts.is_multiple_of(groups) || size < 2 {
+                let problem = format!("are not {groups} groups of at least 2 experts");
+                return Err(("experts", problem));
+            }
+            if !(1..=groups).contains(&groups_chosen) || groups_chosen * size < moe.chosen {
+                let problem = format!("{groups_chosen} of {groups} groups have not so many");
+                return Err(("experts-per-token", problem));
+            }
         }
         if self.naming != Naming::Llama || self.biases.mlp {
             return Err(("experts", "blocks with biases in their MLP have none".into()));

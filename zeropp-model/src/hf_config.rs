@@ -21,8 +21,8 @@ use keys::{EVERY, GPT2, HARMLESS, LLAMA, MOE};
 /// Largest `config.json`, in bytes.
 const BYTES_MAX: u64 = 1 << 20;
 /// The `model_type`s that are read.
-pub const MODEL_TYPES: [&str; 7] =
-    ["gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"];
+pub const MODEL_TYPES: [&str; 9] =
+    ["dots1", "gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"];
 
 /// The content of a `config.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -150,6 +150,8 @@ impl Fields<'_> {
             Some("mistral") => self.llama(LlamaFamily::Mistral),
             Some("mixtral") => self.llama(LlamaFamily::Mixtral),
             Some("qwen2") => self.llama(LlamaFamily::Qwen2),
+            Some("qwen2_moe") => self.llama(LlamaFamily::Qwen2Moe),
+            Some("dots1") => self.llama(LlamaFamily::Dots1),
             Some("qwen3") => self.llama(LlamaFamily::Qwen3),
             Some("qwen3_moe") => self.llama(LlamaFamily::Qwen3Moe),
             _ => self.fault("model_type", format!("the families here are {known}")),
@@ -228,7 +230,7 @@ impl Fields<'_> {
         let layers = self.layers("num_hidden_layers")?;
         let context = self.size("max_position_embeddings")?;
         let none = "this family has no biases there";
-        if matches!(family, LlamaFamily::Mistral | LlamaFamily::Mixtral) {
+        if matches!(family, LlamaFamily::Mistral | LlamaFamily::Mixtral | LlamaFamily::Qwen2Moe) {
             self.must_be("attention_bias", false, none)?;
         }
         if family != LlamaFamily::Llama {
@@ -236,6 +238,11 @@ impl Fields<'_> {
         }
         // Qwen2 has them at q, k and v whatever this says, and none after attention.
         let attention = self.switch("attention_bias", false)? && family != LlamaFamily::Qwen2;
+        let qkv = match family {
+            LlamaFamily::Qwen2 => true,
+            LlamaFamily::Qwen2Moe => self.switch("qkv_bias", true)?,
+            _ => attention,
+        };
         let decoder = Decoder {
             naming: Naming::Llama,
             layers,
@@ -248,12 +255,11 @@ impl Fields<'_> {
             vocabulary_multiple: 1,
             norm: Norm::Rms { eps: self.number("rms_norm_eps")? },
             positions: Positions::Rotary(rope::rotary(self, context)?),
-            biases: Biases {
-                qkv: attention || family == LlamaFamily::Qwen2,
-                out: attention,
-                mlp: self.switch("mlp_bias", false)?,
-            },
-            qk_norm: matches!(family, LlamaFamily::Qwen3 | LlamaFamily::Qwen3Moe),
+            biases: Biases { qkv, out: attention, mlp: self.switch("mlp_bias", false)? },
+            qk_norm: matches!(
+                family,
+                LlamaFamily::Qwen3 | LlamaFamily::Qwen3Moe | LlamaFamily::Dots1
+            ),
             activation: Activation::Swiglu,
             tied: self.switch("tie_word_embeddings", false)?,
             window: self.window(family, layers)?,
@@ -285,7 +291,9 @@ impl Fields<'_> {
                 LlamaFamily::Qwen2 | LlamaFamily::Qwen3 => {
                     self.switch("use_sliding_window", false)?
                 }
-                LlamaFamily::Qwen3Moe => {
+                // Those from one on slide, whatever other fields say.
+                LlamaFamily::Dots1 => true,
+                LlamaFamily::Qwen2Moe | LlamaFamily::Qwen3Moe => {
                     let problem = "windows beside experts of this family are not supported";
                     self.must_be("use_sliding_window", false, problem)?;
                     false
@@ -305,10 +313,16 @@ impl Fields<'_> {
             None if !slides => layers,
             None if all_slide => 0,
             // 0 of them are full where all slide.
-            None => self.optional_count("max_window_layers", 0)?.unwrap_or(28),
+            None => {
+                let usual = if family == LlamaFamily::Dots1 { 62 } else { 28 };
+                self.optional_count("max_window_layers", 0)?.unwrap_or(usual)
+            }
         };
+        if first_layer >= layers {
+            return Ok(None);
+        }
         let tokens = self.optional_size("sliding_window")?.unwrap_or(4096);
-        Ok((first_layer < layers).then_some(Window { tokens, first_layer }))
+        Ok(Some(Window { tokens, first_layer }))
     }
 
     fn dropout_notes(self, fields: &[&str]) -> Result<Vec<String>, Fault> {
@@ -352,13 +366,16 @@ enum LlamaFamily {
     Mistral,
     Mixtral,
     Qwen2,
+    Qwen2Moe,
     Qwen3,
     Qwen3Moe,
+    Dots1,
 }
 
 impl LlamaFamily {
     fn has_experts(self) -> bool {
-        matches!(self, LlamaFamily::Mixtral | LlamaFamily::Qwen3Moe)
+        use LlamaFamily::{Dots1, Mixtral, Qwen2Moe, Qwen3Moe};
+        matches!(self, Mixtral | Qwen2Moe | Qwen3Moe | Dots1)
     }
 }
 

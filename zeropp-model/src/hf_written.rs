@@ -6,7 +6,9 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::Activation;
-use crate::decoder::{Biases, Decoder, Moe, Norm, Positions, Rotary, RotaryScaling, Yarn};
+use crate::decoder::{
+    Biases, Decoder, Moe, Norm, Positions, Rotary, RotaryScaling, SigmoidScores, Yarn,
+};
 use crate::hf_config::parse;
 
 /// Tokens of the texts that a scaled model was first trained on.
@@ -59,6 +61,10 @@ fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
     let Decoder { biases, window, .. } = *decoder;
     let qkv_alone = Biases { qkv: true, out: false, mlp: false };
     let (model_type, architecture) = match window {
+        _ if decoder.moe.is_some_and(|moe| moe.sigmoid.is_some()) => ("dots1", "Dots1ForCausalLM"),
+        _ if decoder.moe.is_some_and(|moe| moe.shared.is_some()) => {
+            ("qwen2_moe", "Qwen2MoeForCausalLM")
+        }
         _ if decoder.moe.is_some() && decoder.qk_norm => ("qwen3_moe", "Qwen3MoeForCausalLM"),
         _ if decoder.moe.is_some() => ("mixtral", "MixtralForCausalLM"),
         _ if decoder.qk_norm => ("qwen3", "Qwen3ForCausalLM"),
@@ -94,10 +100,12 @@ fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
             fields["sliding_window"] = json!(window.map(|window| window.tokens));
         }
         _ => {
-            if model_type.starts_with("qwen3") {
+            if model_type.starts_with("qwen3") || model_type == "dots1" {
                 fields["attention_bias"] = json!(biases.qkv);
             }
-            fields["use_sliding_window"] = json!(window.is_some());
+            if model_type != "dots1" {
+                fields["use_sliding_window"] = json!(window.is_some());
+            }
             fields["sliding_window"] = json!(window.map(|window| window.tokens));
             let first = window.map_or(decoder.layers, |window| window.first_layer);
             fields["max_window_layers"] = json!(first);
@@ -105,6 +113,9 @@ fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
     }
     if let Some(moe) = decoder.moe {
         insert_experts(fields.as_object_mut().expect("made above"), &moe, model_type);
+        if model_type == "qwen2_moe" {
+            fields["qkv_bias"] = json!(biases.qkv);
+        }
     }
     fields
 }
@@ -112,9 +123,28 @@ fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
 /// The fields of experts, under the names of all versions of transformers.
 fn insert_experts(fields: &mut Map<String, Value>, moe: &Moe, model_type: &str) {
     let mut insert = |field: &str, value: Value| fields.insert(field.into(), value);
-    insert("num_local_experts", json!(moe.experts));
+    let Moe { sigmoid, shared, .. } = *moe;
+    if sigmoid.is_none() {
+        insert("num_local_experts", json!(moe.experts));
+    }
     insert("num_experts_per_tok", json!(moe.chosen));
-    if model_type == "qwen3_moe" {
+    if let Some(SigmoidScores { groups, groups_chosen, scale }) = sigmoid {
+        insert("n_routed_experts", json!(moe.experts));
+        insert("moe_intermediate_size", json!(moe.inner));
+        // Experts that all tokens go to are one MLP of as many inner sizes.
+        let whole = shared.filter(|of| of.inner.is_multiple_of(moe.inner));
+        insert("n_shared_experts", json!(whole.map(|of| of.inner / moe.inner)));
+        insert("norm_topk_prob", json!(moe.divided));
+        insert("n_group", json!(groups));
+        insert("topk_group", json!(groups_chosen));
+        insert("routed_scaling_factor", json!(scale));
+        insert("first_k_dense_replace", json!(moe.first));
+        return;
+    }
+    if let Some(shared) = shared {
+        insert("shared_expert_intermediate_size", json!(shared.inner));
+    }
+    if model_type != "mixtral" {
         insert("num_experts", json!(moe.experts));
         insert("moe_intermediate_size", json!(moe.inner));
         insert("norm_topk_prob", json!(moe.divided));
@@ -182,7 +212,7 @@ fn rope_parameters(rotary: &Rotary) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decoder::{Naming, Window};
+    use crate::decoder::{Naming, SharedExpert, Window};
 
     fn llama() -> Decoder {
         let rotary = Rotary { theta: 5e5, scaling: RotaryScaling::None };
@@ -219,7 +249,11 @@ mod tests {
         let attention = Biases { out: true, ..qkv };
         let slides = |first_layer| Some(Window { tokens: 9, first_layer });
         let (experts, chosen, inner) = (6, 2, 40);
-        let moe = Moe { experts, chosen, inner, divided: true, first: 0, every: 1 };
+        let moe = Moe::new(experts, chosen, inner);
+        let shared = |inner, gated| Some(SharedExpert { inner, gated });
+        let beside = Moe { shared: shared(70, true), ..moe };
+        let sigmoid = Some(SigmoidScores { groups: 3, groups_chosen: 2, scale: 2.5 });
+        let groups = Moe { sigmoid, shared: shared(80, false), first: 2, ..moe };
         let sparse = Moe { divided: false, first: 1, every: 2, ..moe };
         let gpt2 = Decoder {
             naming: Naming::Gpt2,
@@ -260,6 +294,10 @@ mod tests {
             (Decoder { intermediate: 40, moe: Some(moe), window: slides(0), ..llama }, "mixtral"),
             (Decoder { moe: Some(moe), qk_norm: true, ..llama }, "qwen3_moe"),
             (Decoder { moe: Some(sparse), qk_norm: true, ..llama }, "qwen3_moe"),
+            (Decoder { moe: Some(beside), biases: qkv, ..llama }, "qwen2_moe"),
+            (Decoder { moe: Some(beside), ..llama }, "qwen2_moe"),
+            (Decoder { moe: Some(groups), qk_norm: true, window: slides(1), ..llama }, "dots1"),
+            (Decoder { moe: Some(groups), qk_norm: true, biases: attention, ..llama }, "dots1"),
             (gpt2, "gpt2"),
             (Decoder { activation: Activation::GeluTanh, intermediate: 192, ..gpt2 }, "gpt2"),
         ] {
@@ -288,9 +326,14 @@ mod tests {
     fn unknown_architectures_are_not_exported() {
         let llama = llama();
         let out = Biases { out: true, ..Biases::NONE };
+        // Shared experts of no whole number, and none where the family has a gate.
+        let shared = Some(SharedExpert { inner: 50, gated: false });
+        let odd = Moe { sigmoid: Some(SigmoidScores::PLAIN), shared, ..Moe::new(6, 2, 40) };
         let late = Some(Window { tokens: 9, first_layer: 2 });
         for decoder in [
             Decoder { biases: out, ..llama },
+            Decoder { moe: Some(Moe { sigmoid: None, ..odd }), qk_norm: true, ..llama },
+            Decoder { moe: Some(odd), qk_norm: true, ..llama },
             Decoder { window: late, ..llama },
             Decoder { norm: Norm::Layer { eps: 1e-5 }, ..llama },
         ] {

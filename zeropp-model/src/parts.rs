@@ -3,7 +3,7 @@
 use crate::decoder::Decoder;
 use crate::optimizer::Role;
 use crate::params::ParamSpec;
-use crate::tensors::DecoderTensor;
+use crate::tensors::{DecoderTensor, alike};
 use crate::tuning::{PartTuning, Tuning};
 
 /// The kind of a decoder's part.
@@ -63,7 +63,8 @@ impl DecoderPart {
     /// Whether the linear map `name` of this block has an adapter.
     pub fn is_adapted(&self, name: &str) -> bool {
         let names = self.decoder.names();
-        self.tuning.lora.is_some_and(|lora| lora.maps(names).any(|map| map == name))
+        let is_it = |map| alike(map).contains(&name);
+        self.tuning.lora.is_some_and(|lora| lora.maps(names).any(is_it))
     }
 
     /// Its parameters as if nothing were frozen or adapted.

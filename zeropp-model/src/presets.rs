@@ -115,7 +115,7 @@ const fn qwen3(name: &'static str, sizes: Sizes, tied: bool) -> Preset {
 
 /// A model whose blocks all have `experts` experts of `inner`, of which a token goes to `chosen`.
 const fn with_experts(preset: Preset, experts: usize, chosen: usize, inner: usize) -> Preset {
-    let moe = Moe { experts, chosen, inner, divided: true, first: 0, every: 1 };
+    let moe = Moe::new(experts, chosen, inner);
     Preset { decoder: Decoder { moe: Some(moe), ..preset.decoder }, ..preset }
 }
 

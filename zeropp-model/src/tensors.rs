@@ -117,6 +117,31 @@ pub const ROUTER: &str = "mlp.gate";
 pub const EXPERTS: [&str; 3] =
     ["mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.experts.down_proj"];
 
+/// What is added to the scores of experts where they are compared: `[E]`. It has no gradient, and
+/// moves where `balance = bias` says so.
+pub const CHOICE_BIAS: &str = "mlp.gate.e_score_correction_bias";
+/// The gate of a shared expert: `[h, 1]`.
+pub const SHARED_GATE: &str = "mlp.shared_expert_gate";
+
+/// Gate, up and down of an MLP, of a shared expert with a gate and of one without: those of one
+/// place are one target of adapters.
+const MLP_MAPS: [[&str; 3]; 3] = [
+    ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"],
+    ["mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj"],
+    ["mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"],
+];
+
+/// Gate, up and down of a shared expert, by whether it has a gate.
+pub const fn shared_maps(gated: bool) -> &'static [&'static str; 3] {
+    if gated { &MLP_MAPS[1] } else { &MLP_MAPS[2] }
+}
+
+/// The linear maps that one target of adapters stands for, by the name of an MLP's.
+pub fn alike(map: &'static str) -> Vec<&'static str> {
+    let place = MLP_MAPS[0].iter().position(|name| *name == map);
+    place.map_or(vec![map], |place| MLP_MAPS.iter().map(|maps| maps[place]).collect())
+}
+
 /// The weights of the norms of q and of k.
 pub const QK_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
 
@@ -211,6 +236,10 @@ impl Decoder {
         all.extend(self.norm_tensors(&format!("{block}.{}", names.norm_2)));
         if let Some(moe) = self.moe_of(i) {
             all.extend(linear(ROUTER, [h, moe.experts], INIT_STD, false));
+            if moe.sigmoid.is_some() {
+                let name = format!("{block}.{CHOICE_BIAS}");
+                all.push(DecoderTensor::new(name, &[moe.experts], Init::Zeros));
+            }
             let stds = [INIT_STD, INIT_STD, residual];
             let sizes = [[h, moe.inner], [h, moe.inner], [moe.inner, h]];
             for ((name, [input, output]), std) in EXPERTS.into_iter().zip(sizes).zip(stds) {
@@ -220,6 +249,14 @@ impl Decoder {
                     transposed_in_files: true,
                     ..DecoderTensor::new(name, &shape, Init::Normal(std))
                 });
+            }
+            if let Some(shared) = moe.shared {
+                let sizes = [[h, shared.inner], [h, shared.inner], [shared.inner, h]];
+                for ((name, size), std) in shared_maps(shared.gated).iter().zip(sizes).zip(stds) {
+                    all.extend(linear(name, size, std, false));
+                }
+                let gate = shared.gated.then(|| linear(SHARED_GATE, [h, 1], INIT_STD, false));
+                all.extend(gate.into_iter().flatten());
             }
             return all;
         }

@@ -2,7 +2,7 @@
 //! (LoRA, Hu et al. 2021).
 
 use crate::params::Init;
-use crate::tensors::{DecoderTensor, TensorNames};
+use crate::tensors::{CHOICE_BIAS, DecoderTensor, TensorNames, alike};
 
 /// The parameters of an adapter, after the name of the linear map that it belongs to.
 pub const LORA: [&str; 2] = ["lora_A.weight", "lora_B.weight"];
@@ -78,12 +78,23 @@ pub struct Tuning {
     pub freeze: Vec<String>,
     /// Adapters, which alone train where there are any.
     pub lora: Option<Lora>,
+    /// Whether biases of the choice of experts move.
+    pub balances: bool,
 }
 
 impl Tuning {
     fn is_frozen(&self, parameter: &str) -> bool {
-        self.lora.is_some() || self.freeze.iter().any(|pattern| matches(pattern, parameter))
+        let stands = !self.balances && is_choice_bias(parameter);
+        stands
+            || self.lora.is_some()
+            || self.freeze.iter().any(|pattern| matches(pattern, parameter))
     }
+}
+
+/// Whether a parameter is a bias of the choice of experts, whose sums over the batch are no
+/// gradients.
+pub fn is_choice_bias(parameter: &str) -> bool {
+    parameter.ends_with(CHOICE_BIAS)
 }
 
 /// Whether a pattern of names is that of a parameter, or of a module that it belongs to.
@@ -127,9 +138,10 @@ impl PartTuning {
             tensor.trains = self.frozen & (1 << i) == 0;
         }
         let Some(lora) = &self.lora else { return tensors };
-        for map in lora.maps(names) {
+        for map in lora.maps(names).flat_map(alike) {
             let end = format!(".{map}.weight");
-            let weight = tensors.iter().find(|t| t.name.ends_with(&end)).expect("a map has one");
+            // In place of an MLP a block may have experts.
+            let Some(weight) = tensors.iter().find(|t| t.name.ends_with(&end)) else { continue };
             let [input, output] = [weight.shape[0], weight.shape[1]];
             let map = weight.name.strip_suffix("weight").expect("as it was found");
             let [a, b] = LORA.map(|of| format!("{map}{of}"));

@@ -9,8 +9,8 @@ pub enum Family {
     /// GPT-2: `h.0.attn.c_attn.weight`, `[in, out]` in files too. In files of the class with a head
     /// all names but the head's begin with `transformer.`.
     Gpt2,
-    /// LLaMA, Mistral, Qwen2, Qwen3: `model.layers.0.self_attn.q_proj.weight`, `[out, in]` in
-    /// files. In files of the class without a head nothing begins with `model.`.
+    /// LLaMA and the families that share its names: `model.layers.0.self_attn.q_proj.weight`,
+    /// `[out, in]` in files. In files of the class without a head nothing begins with `model.`.
     Llama,
 }
 
@@ -26,7 +26,8 @@ impl Family {
 
     /// Whether files have the matrix `parameter`, or that of each expert, as `[out, in]`.
     pub(crate) fn is_transposed(self, parameter: &str) -> bool {
-        let is_map = parameter.ends_with("_proj.weight") || parameter.ends_with(ROUTER);
+        let ends = ["_proj.weight", ROUTER, SHARED_GATE];
+        let is_map = ends.iter().any(|end| parameter.ends_with(end));
         self == Family::Llama && is_map
     }
 
@@ -112,10 +113,11 @@ pub(crate) enum ExpertNaming {
 }
 
 impl ExpertNaming {
-    /// That of the family whose files a model with these parameters is written as: Mixtral has no
-    /// norms of heads, and Qwen3 has.
+    /// That of the family whose files a model with these parameters is written as: Mixtral has
+    /// neither norms of heads nor an expert that all tokens go to.
     pub(crate) fn of<'a>(mut parameters: impl Iterator<Item = &'a str>) -> ExpertNaming {
-        match parameters.any(|name| name.ends_with("q_norm.weight")) {
+        let is_qwen = |name: &str| name.ends_with("q_norm.weight") || name.ends_with(SHARED_GATE);
+        match parameters.any(is_qwen) {
             true => ExpertNaming::Qwen,
             false => ExpertNaming::Mixtral,
         }
@@ -158,6 +160,8 @@ fn of_experts(
 /// How the names of routers end in a model, and where those of experts stand.
 const ROUTER: &str = "mlp.gate.weight";
 const EXPERTS: &str = "mlp.experts.";
+/// How the name of a shared expert's gate ends.
+const SHARED_GATE: &str = "mlp.shared_expert_gate.weight";
 
 /// The head's weight, where it is not the embedding's.
 pub(crate) const HEAD: &str = "lm_head.weight";

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::encoding::Encoding;
 use crate::error::{Checked, damaged, wrong};
-use crate::gguf_names::{Architecture, hf_name};
+use crate::gguf_names::{Architecture, hf_name, hf_names_of_experts, hf_shape};
 use crate::gguf_values::{Cursor, GgufValue, GgufValues};
 use crate::stored::{MappedFile, RowOrder, StoredTensor};
 
@@ -138,6 +138,23 @@ fn named(
     let architecture = Architecture::of(path, values)?;
     let mut tensors = Vec::new();
     for e in entries {
+        if architecture.is_some()
+            && let [experts, rows, columns] = e.shape[..]
+            && let Some(names) = hf_names_of_experts(&e.name, experts)
+        {
+            let bytes = e.bytes as usize / experts.max(1);
+            let of = |(i, name)| StoredTensor {
+                name,
+                shape: vec![rows, columns],
+                encoding: e.encoding,
+                rows: RowOrder::AsNamed,
+                file: file.clone(),
+                start: data + e.offset as usize + i * bytes,
+                bytes,
+            };
+            tensors.extend(names.into_iter().enumerate().map(of));
+            continue;
+        }
         let (name, rows) = match &architecture {
             Some(architecture) => match hf_name(architecture, &e.name) {
                 Some((name, rows)) => (name, rows),
@@ -159,9 +176,10 @@ fn named(
             let problem = format!("its tensor {name} {:?} is not {heads} heads of rows", e.shape);
             return Err(damaged(path, problem));
         }
+        let shape = hf_shape(&name, e.shape);
         tensors.push(StoredTensor {
             name,
-            shape: e.shape,
+            shape,
             encoding: e.encoding,
             rows,
             file: file.clone(),

@@ -21,7 +21,7 @@ enum ValueType {
 
 /// The keys of an architecture that are read, without its name: `llama.block_count` is
 /// `block_count`. What is not here is refused.
-const KNOWN: [(&str, ValueType); 24] = [
+const KNOWN: [(&str, ValueType); 29] = [
     ("block_count", ValueType::Count),
     ("context_length", ValueType::Count),
     ("embedding_length", ValueType::Count),
@@ -36,6 +36,11 @@ const KNOWN: [(&str, ValueType); 24] = [
     ("attention.causal", ValueType::Truth),
     ("expert_count", ValueType::Count),
     ("expert_used_count", ValueType::Count),
+    ("expert_feed_forward_length", ValueType::Count),
+    ("expert_shared_feed_forward_length", ValueType::Count),
+    ("expert_weights_norm", ValueType::Truth),
+    ("expert_weights_scale", ValueType::Number),
+    ("expert_gating_func", ValueType::Count),
     ("logit_scale", ValueType::Number),
     ("rope.dimension_count", ValueType::Count),
     ("rope.freq_base", ValueType::Number),
@@ -56,7 +61,7 @@ const TOKENS: [(&str, &str); 2] = [
 ];
 
 /// Keys that a field of a `config.json` has the value of.
-const FIELDS: [(&str, &str); 9] = [
+const FIELDS: [(&str, &str); 12] = [
     ("embedding_length", "hidden_size"),
     ("feed_forward_length", "intermediate_size"),
     ("block_count", "num_hidden_layers"),
@@ -66,7 +71,24 @@ const FIELDS: [(&str, &str); 9] = [
     ("context_length", "max_position_embeddings"),
     ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
     ("rope.freq_base", "rope_theta"),
+    ("expert_used_count", "num_experts_per_tok"),
+    ("expert_feed_forward_length", "moe_intermediate_size"),
+    ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
 ];
+
+/// Keys of experts, which a model without has none of, or 0.
+const OF_EXPERTS: [&str; 5] = [
+    "expert_count",
+    "expert_used_count",
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+    "expert_gating_func",
+];
+/// Fields of a `config.json` that say how large they are.
+const EXPERTS: [&str; 3] =
+    ["num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"];
+/// The scores that are a softmax, of `expert_gating_func`.
+const SOFTMAX: u32 = 1;
 
 /// A key and what is wrong with it: the problem, and what would work.
 pub(crate) struct KeyProblem {
@@ -92,14 +114,20 @@ pub(crate) fn config(values: &GgufValues, tied: bool, vocabulary: usize) -> Chec
         Some(tokens) => Some(tokens),
     };
     // Mistral has LLaMA's architecture there, and a window where one slides.
+    let experts = keys.count("expert_count")?.filter(|n| *n > 0);
     let (class, kind) = match (name.as_str(), window) {
+        ("llama", _) if experts.is_some() => ("MixtralForCausalLM", "mixtral"),
+        ("qwen2moe", _) => ("Qwen2MoeForCausalLM", "qwen2_moe"),
+        ("qwen3moe", _) => ("Qwen3MoeForCausalLM", "qwen3_moe"),
         ("llama", Some(_)) => ("MistralForCausalLM", "mistral"),
         ("llama", None) => ("LlamaForCausalLM", "llama"),
         ("qwen2", _) => ("Qwen2ForCausalLM", "qwen2"),
         ("qwen3", _) => ("Qwen3ForCausalLM", "qwen3"),
         _ => return Ok(None),
     };
-    keys.check(window.is_some_and(|_| kind != "mistral"))?;
+    let has_experts = kind == "mixtral" || kind.ends_with("_moe");
+    keys.check(window.is_some_and(|_| !["mistral", "mixtral"].contains(&kind)))?;
+    keys.check_experts(has_experts)?;
     let mut config = Map::new();
     config.insert("architectures".into(), json!([class]));
     config.insert("model_type".into(), json!(kind));
@@ -112,6 +140,21 @@ pub(crate) fn config(values: &GgufValues, tied: bool, vocabulary: usize) -> Chec
         if let Some(value) = values.get(&key) {
             config.insert(field.into(), plain(value));
         }
+    }
+    if has_experts {
+        config.insert("num_local_experts".into(), json!(experts));
+        // Where no key says it, as llama.cpp computes it.
+        let divided = match keys.get("expert_weights_norm") {
+            Some(GgufValue::Truth(divided)) => *divided,
+            _ => kind != "qwen2_moe",
+        };
+        if kind != "mixtral" {
+            config.insert("norm_topk_prob".into(), json!(divided));
+        } else if !divided {
+            return keys.wrong("expert_weights_norm", "and Mixtral divides by their sum");
+        }
+    } else {
+        config.retain(|field, _| !EXPERTS.contains(&field.as_str()));
     }
     if let Some(tokens) = window {
         config.insert("sliding_window".into(), json!(tokens));
@@ -205,13 +248,32 @@ impl<'a> ArchitectureKeys<'a> {
         self.check_attention()
     }
 
-    /// Heads are as everywhere here: all of one size, which turn as a whole.
-    fn check_attention(self) -> Checked<()> {
-        for key in ["expert_count", "expert_used_count"] {
+    /// There are experts where the architecture has some, chosen as here.
+    fn check_experts(self, has_some: bool) -> Checked<()> {
+        if has_some {
+            if self.count("expert_count")?.is_none_or(|n| n == 0) {
+                return self.wrong("expert_count", "and this architecture has experts");
+            }
+            if self.count("expert_gating_func")?.is_some_and(|of| of > SOFTMAX) {
+                return self.wrong("expert_gating_func", "and scores are a softmax, 1, here");
+            }
+            return match self.number("expert_weights_scale")? {
+                Some(scale) if scale != 0.0 && scale != 1.0 => {
+                    self.wrong("expert_weights_scale", "and nothing is scaled there here")
+                }
+                _ => Ok(()),
+            };
+        }
+        for key in OF_EXPERTS {
             if self.count(key)?.is_some_and(|n| n > 0) {
                 return self.wrong(key, "and a block has one MLP here");
             }
         }
+        Ok(())
+    }
+
+    /// Heads are as everywhere here: all of one size, which turn as a whole.
+    fn check_attention(self) -> Checked<()> {
         if self.get("attention.causal") == Some(&GgufValue::Truth(false)) {
             return self.wrong("attention.causal", "and tokens see none that follow here");
         }

@@ -26,7 +26,7 @@ impl Architecture {
         let Some(GgufValue::Text(name)) = values.get("general.architecture") else {
             return Ok(None);
         };
-        if !["llama", "qwen2", "qwen3"].contains(&name.as_str()) {
+        if !["llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe"].contains(&name.as_str()) {
             return Ok(None);
         }
         let heads_key = format!("{name}.attention.head_count");
@@ -49,6 +49,26 @@ impl Architecture {
         let (interleaved, name) = (name == "llama", name.clone());
         Ok(Some(Architecture { name, heads, kv_heads, interleaved }))
     }
+}
+
+/// The gate of a shared expert: one row there, a vector here.
+const SHARED_GATE: &str = "mlp.shared_expert_gate";
+
+/// Hugging Face's shape of a tensor with its name.
+pub(crate) fn hf_shape(name: &str, shape: Vec<usize>) -> Vec<usize> {
+    let is_gate = name.ends_with(&format!("{SHARED_GATE}.weight"));
+    if is_gate && shape.len() == 1 { vec![1, shape[0]] } else { shape }
+}
+
+/// Hugging Face's names of the matrices that a tensor has of as many experts.
+pub(crate) fn hf_names_of_experts(name: &str, experts: usize) -> Option<Vec<String>> {
+    let (block, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    let block: usize = block.parse().ok()?;
+    let map = rest.strip_prefix("ffn_")?.strip_suffix("_exps.weight")?;
+    ["gate", "up", "down"].contains(&map).then(|| {
+        let of = |i| format!("model.layers.{block}.mlp.experts.{i}.{map}_proj.weight");
+        (0..experts).map(of).collect()
+    })
 }
 
 /// Hugging Face's name of a tensor, and the order of its rows.
@@ -84,6 +104,11 @@ pub(crate) fn hf_name(architecture: &Architecture, name: &str) -> Option<(String
         "ffn_gate" => ("mlp.gate_proj", RowOrder::AsNamed),
         "ffn_up" => ("mlp.up_proj", RowOrder::AsNamed),
         "ffn_down" => ("mlp.down_proj", RowOrder::AsNamed),
+        "ffn_gate_inp" => ("mlp.gate", RowOrder::AsNamed),
+        "ffn_gate_inp_shexp" => (SHARED_GATE, RowOrder::AsNamed),
+        "ffn_gate_shexp" => ("mlp.shared_expert.gate_proj", RowOrder::AsNamed),
+        "ffn_up_shexp" => ("mlp.shared_expert.up_proj", RowOrder::AsNamed),
+        "ffn_down_shexp" => ("mlp.shared_expert.down_proj", RowOrder::AsNamed),
         _ => return None,
     };
     Some((format!("model.layers.{block}.{part}.{kind}"), rows))

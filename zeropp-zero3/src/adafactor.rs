@@ -200,6 +200,7 @@ mod tests {
         let (mut rows, mut columns) = (vec![0.0; 6], vec![0.0; 8]);
         let whole = WholeParameter {
             direction: &direction,
+            part: 0..24,
             state: &mut [&mut rows, &mut columns],
             rms: 0.5,
         };

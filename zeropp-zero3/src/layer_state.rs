@@ -70,6 +70,18 @@ impl OwnedRange<'_> {
         (!wholes.is_empty(), wholes.iter().any(|whole| whole.rms))
     }
 
+    /// The owned elements whose sums over the batch are gradients; none where all are.
+    pub(crate) fn gradients(&self, groups: &ParameterGroups) -> Option<Vec<Range<usize>>> {
+        let has = |param: usize| {
+            let spec = &self.layout.params[param].spec;
+            groups.rule.has_gradient(&groups.parameter(spec, self.role))
+        };
+        let all = (0..self.layout.params.len()).all(has);
+        let those = self.elements();
+        let those = those.segments().filter(|(param, _)| has(*param)).map(|(_, range)| range);
+        (!all).then(|| those.collect())
+    }
+
     /// Bytes that computing the update takes, and those that it takes afterwards, in a group of
     /// `zero3` ranks, with ZeRO-1 or not.
     pub(crate) fn update_bytes(
@@ -211,8 +223,8 @@ impl LayerState {
                 }
                 let mut state = segment.state_in(&mut words);
                 let direction = &whole.as_slice()[all];
-                let whole =
-                    WholeParameter { direction, state: &mut state, rms: rms[segment.param] };
+                let (part_here, rms) = (part.clone(), rms[segment.param]);
+                let whole = WholeParameter { direction, part: part_here, state: &mut state, rms };
                 let direction = rule.transform(&of, whole, scale);
                 rule.apply(&of, &mut p[here], &direction[part], scale);
             }
@@ -377,7 +389,7 @@ fn runs(
 }
 
 /// Some elements of `t`; all of them are it.
-fn elements(t: &Tensor<1>, range: Range<usize>) -> Tensor<1> {
+pub(crate) fn elements(t: &Tensor<1>, range: Range<usize>) -> Tensor<1> {
     match range.len() == t.dims()[0] {
         true => t.clone(),
         false => t.clone().slice([range]),

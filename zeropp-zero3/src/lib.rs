@@ -7,6 +7,7 @@
 pub mod adafactor;
 pub mod adamw;
 pub mod adamw8bit;
+pub mod balanced;
 pub mod checkpoint;
 pub mod exact;
 mod fill;

@@ -13,7 +13,7 @@ use zeropp_core::{cpu_tensor, device};
 
 use crate::exact::ExactSum;
 use crate::layer_shard::own_copy;
-use crate::layer_state::{LayerState, OwnedRange};
+use crate::layer_state::{LayerState, OwnedRange, elements};
 use crate::layer_sums::LayerSums;
 use crate::norm::add_squares;
 use crate::returning::{Returning, Updated};
@@ -392,28 +392,31 @@ impl Optimizer {
     /// This rank's part of the norm, on its way to all others.
     fn start_norm(&self, stages: &[ShardedStage]) -> Pending<AllBytes> {
         let mut sum = ExactSum::default();
-        add_squares(&mut sum, self.gradients(stages).map(|(_, grad)| grad));
+        self.gradients(stages, |_, grad| add_squares(&mut sum, [grad]));
         self.groups.world.exchange(sum.to_bytes())
     }
 
-    /// The gradients that this rank speaks for, by stage and layer.
-    fn gradients<'a>(
-        &self,
-        stages: &'a [ShardedStage],
-    ) -> impl Iterator<Item = ((usize, usize), &'a Tensor<1>)> {
-        let layers = stages.iter().flat_map(|s| {
-            let index = s.index();
-            s.layers.iter().enumerate().map(move |(i, layer)| ((index, i), layer))
-        });
-        let spoken_for = layers.filter(|(at, _)| self.speaks_for(*at));
-        spoken_for.filter_map(|(at, layer)| Some((at, layer.grad.as_ref()?)))
+    /// Calls `of` with the gradients that this rank speaks for, by stage and layer.
+    fn gradients(&self, stages: &[ShardedStage], mut of: impl FnMut((usize, usize), &Tensor<1>)) {
+        for stage in stages {
+            for (i, layer) in stage.layers.iter().enumerate() {
+                let at = (stage.index(), i);
+                let Some(grad) = layer.grad.as_ref().filter(|_| self.speaks_for(at)) else {
+                    continue;
+                };
+                match self.owned(stage, i).gradients(&self.options.parameters) {
+                    None => of(at, grad),
+                    Some(parts) => {
+                        parts.into_iter().for_each(|part| of(at, &elements(grad, part)));
+                    }
+                }
+            }
+        }
     }
 
     fn watch_gradients(&mut self, stages: &[ShardedStage]) {
         let Some(mut watched) = self.watched.take() else { return };
-        for (at, grad) in self.gradients(stages) {
-            watched.entry(at).or_default().add_gradient(grad);
-        }
+        self.gradients(stages, |at, grad| watched.entry(at).or_default().add_gradient(grad));
         self.watched = Some(watched);
     }
 

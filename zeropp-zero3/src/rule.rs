@@ -118,6 +118,8 @@ pub struct Elements<'a, 'b> {
 pub struct WholeParameter<'a, 'b> {
     /// The directions of all its elements, row-major.
     pub direction: &'a [f32],
+    /// Those whose changed directions are wanted.
+    pub part: Range<usize>,
     /// The words that are kept of it on this rank, as in [`Elements::state`].
     pub state: &'a mut [&'b mut [f32]],
     /// The root mean square of its elements, where [`WholeUpdate::rms`] asks for it, else 0.
@@ -166,6 +168,12 @@ pub trait UpdateRule: Send + Sync + 'static {
     /// Whether it looks at all of this parameter at once, and what that takes.
     fn whole(&self, _of: &Parameter<'_>) -> Option<WholeUpdate> {
         None
+    }
+
+    /// Whether what W adds up for this parameter is a gradient. What is not takes no part in the
+    /// norm.
+    fn has_gradient(&self, _of: &Parameter<'_>) -> bool {
+        true
     }
 
     /// Updates some elements of a parameter, on the CPU; of one that it does not look at as a
@@ -255,7 +263,9 @@ pub trait UpdateRule: Send + Sync + 'static {
         let device = direction.device();
         let mut state: Vec<Vec<f32>> = state.iter().map(to_vec).collect();
         let mut words: Vec<&mut [f32]> = state.iter_mut().map(Vec::as_mut_slice).collect();
-        let whole = WholeParameter { direction: &to_vec(&direction), state: &mut words, rms };
+        let direction = to_vec(&direction);
+        let part = 0..direction.len();
+        let whole = WholeParameter { direction: &direction, part, state: &mut words, rms };
         let direction = self.transform(of, whole, step);
         let tensor = |values| to_tensor(values, &device);
         (tensor(direction), state.into_iter().map(tensor).collect())

@@ -7,10 +7,11 @@ use std::time::SystemTime;
 
 use zeropp::failures::FlightError;
 use zeropp::{SavedRun, saved};
-use zeropp_core::files::open_regular;
+use zeropp_core::files::{escaped_line, open_regular};
 
 use crate::Failure;
 use crate::figures::{duration, say};
+use crate::why::spread;
 
 /// Longest end of a file of metrics that is looked at, in bytes: some lines of it.
 const METRICS_BYTES: u64 = 64 << 10;
@@ -23,6 +24,8 @@ struct LastStep {
     step: u64,
     /// None where it was not finite.
     loss: Option<f64>,
+    /// How it spread tokens over experts, in words.
+    experts: Option<String>,
     /// The steps that the run was to have, where it says so.
     of: Option<u64>,
     /// When it was written.
@@ -66,13 +69,16 @@ pub(super) fn explain(paths: &[PathBuf], error: &FlightError) -> Result<(), Fail
              was stopped, it was killed",
         ),
     }
-    if let Some((path, LastStep { step, loss, at, .. })) = &metrics {
+    if let Some((path, LastStep { step, loss, at, experts, .. })) = &metrics {
         let loss = loss.map_or_else(|| "that is not finite".into(), |loss| format!("of {loss}"));
         say(format_args!(
             "  - step {step} is the last in {}, with a loss {loss}{}",
             path.display(),
             ago(*at, now)
         ));
+        if let Some(experts) = experts {
+            say(format_args!("  - {experts}"));
+        }
     }
     let checkpoints = checkpoints.map(|(_, saved)| saved);
     if let Some(saved) = &checkpoints {
@@ -169,16 +175,29 @@ fn last_step(path: &Path) -> Option<LastStep> {
     let lines = || end[..whole].split(|byte| *byte == b'\n').rev();
     let is_csv = first.starts_with(b"step,");
     let steps = lines().map(|line| if is_csv { step_of_row(first, line) } else { step_of(line) });
-    let (step, loss) = steps.flatten().next()?;
+    let Told { step, loss, experts } = steps.flatten().next()?;
     // Each start says it, and the last one is right.
     let of = lines().find_map(steps_of_run).or_else(|| steps_of_run(first));
-    Some(LastStep { step, loss, of, at: meta.modified().ok() })
+    Some(LastStep { step, loss, experts, of, at: meta.modified().ok() })
 }
 
-/// Step and loss of a line of JSON.
-fn step_of(line: &[u8]) -> Option<(u64, Option<f64>)> {
+/// What a line tells of its step.
+struct Told {
+    step: u64,
+    loss: Option<f64>,
+    /// How it spread tokens over experts, in words.
+    experts: Option<String>,
+}
+
+/// Of a line of JSON.
+fn step_of(line: &[u8]) -> Option<Told> {
     let line: serde_json::Value = serde_json::from_slice(line).ok()?;
-    Some((line.get("step")?.as_u64()?, line.get("loss")?.as_f64()))
+    let experts = line.get("experts").and_then(|of| {
+        let idle = usize::try_from(of.get("idle")?.as_u64()?).ok()?;
+        let layer = escaped_line(of.get("fullest_layer")?.as_str()?).into_owned();
+        Some(spread(of.get("fullest")?.as_f64()?, &layer, idle))
+    });
+    Some(Told { step: line.get("step")?.as_u64()?, loss: line.get("loss")?.as_f64(), experts })
 }
 
 /// The steps that a run was to have, of the line that tells of it.
@@ -188,9 +207,13 @@ fn steps_of_run(line: &[u8]) -> Option<u64> {
     line.get("run")?.get("steps")?.as_u64()
 }
 
-/// Step and loss of a row of CSV below these `names`.
-fn step_of_row(names: &[u8], row: &[u8]) -> Option<(u64, Option<f64>)> {
+/// Of a row of CSV below these `names`.
+fn step_of_row(names: &[u8], row: &[u8]) -> Option<Told> {
     let (names, row) = (str::from_utf8(names).ok()?, str::from_utf8(row).ok()?);
     let cell = |name: &str| row.split(',').nth(names.split(',').position(|n| n == name)?);
-    Some((cell("step")?.parse().ok()?, cell("loss")?.parse().ok()))
+    let number = |name: &str| cell(name)?.parse::<f64>().ok();
+    let experts = number("experts.fullest").zip(cell("experts.idle")?.parse().ok());
+    let layer = cell("experts.fullest_layer").unwrap_or_default();
+    let experts = experts.map(|(fullest, idle)| spread(fullest, &escaped_line(layer), idle));
+    Some(Told { step: cell("step")?.parse().ok()?, loss: number("loss"), experts })
 }

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use zeropp_model::decoder::{Moe, Norm};
+use zeropp_model::decoder::{Moe, Norm, SharedExpert, SigmoidScores};
 use zeropp_model::parts::{DecoderPart, PartKind};
-use zeropp_model::tensors::{EXPERTS, QK_NORMS, ROUTER, TensorNames};
+use zeropp_model::tensors::{
+    CHOICE_BIAS, EXPERTS, QK_NORMS, ROUTER, SHARED_GATE, TensorNames, shared_maps,
+};
 use zeropp_model::tuning::LORA;
 
 use crate::choice::Activation;
@@ -14,7 +16,7 @@ use crate::layer::{BatchShape, Layer, LayerCost, LayerCx};
 use crate::params::ParamSpec;
 use crate::past::Past;
 use crate::split::OpCx;
-use crate::split::ops::{self, HeadNorms, Projection, Rotation, Routing, Turns};
+use crate::split::ops::{self, HeadNorms, Projection, Rotation, Router, Routing, Score, Turns};
 
 /// One block: x + attention(norm(x)), and of that x + mlp(norm(x)).
 pub(super) struct Block {
@@ -47,9 +49,14 @@ fn map(name: &str, bias: bool, cx: &LayerCx) -> Projection {
 
 /// What the experts of each token of x give, weighted by the router.
 fn experts(x: Tensor<3>, moe: Moe, cx: &LayerCx) -> Tensor<3> {
-    let Moe { experts, chosen, divided, .. } = moe;
-    let router = cx.weight(&format!("{ROUTER}.weight"));
-    let (w, routed) = ops::route(x.clone(), &router, Routing { experts, chosen, divided }, &cx.op);
+    let Moe { experts, chosen, divided, sigmoid, .. } = moe;
+    let weight = cx.weight(&format!("{ROUTER}.weight"));
+    let router = Router { weight, bias: sigmoid.map(|_| cx.weight(CHOICE_BIAS)) };
+    let score = sigmoid.map_or(Score::Softmax, |SigmoidScores { groups, groups_chosen, scale }| {
+        Score::Sigmoid { groups, groups_chosen, scale: scale as f32 }
+    });
+    let routing = Routing { experts, chosen, divided, score };
+    let (w, routed) = ops::route(x.clone(), &router, routing, &cx.op);
     let maps = EXPERTS.map(|name| cx.weight(&format!("{name}.weight")));
     ops::experts(x, w, &routed, maps.each_ref(), &cx.last_op())
 }
@@ -92,7 +99,8 @@ impl Block {
         let lora = self.part.tuning.lora.filter(|_| self.part.is_adapted(name));
         let Some(lora) = lora else { return y };
         let [a, b] = LORA.map(|of| cx.weight(&format!("{name}.{of}")));
-        let inner = ops::linear(x, &a, None, &cx.op);
+        let whole = OpCx { output_wanted: true, ..op.clone() };
+        let inner = ops::linear(x, &a, None, &whole);
         ops::add_scaled(y, ops::linear(inner, &b, None, op), lora.scale(), start, op)
     }
 
@@ -112,7 +120,7 @@ impl Block {
         let normed = norm(d.norm, x.clone(), names.norm_2, cx);
         let last = cx.last_op();
         let inner = match self.moe() {
-            Some(moe) => experts(normed, moe, cx),
+            Some(moe) => self.experts(normed, moe, cx),
             None => self.mlp(normed, cx),
         };
         ops::add_last(x, ops::dropout(inner, [&self.name, "mlp"], &last), &last)
@@ -160,15 +168,49 @@ impl Block {
         ops::head_norm(qkv, &HeadNorms { heads, groups, q, k, eps }, turns, &cx.op)
     }
 
+    /// Experts, and what stands beside them.
+    fn experts(&self, x: Tensor<3>, moe: Moe, cx: &LayerCx) -> Tensor<3> {
+        let given = experts(x.clone(), moe, cx);
+        let Some(SharedExpert { gated, .. }) = moe.shared else { return given };
+        let last = cx.last_op();
+        let [gate, up, down] = shared_maps(gated);
+        // The router and the experts keep x as it is, whatever else is made again.
+        let kept = OpCx { makers: None, ..cx.op.clone() };
+        let maps = [*gate, *up, *down];
+        if !gated {
+            let shared = self.mlp_of(x, maps, cx, &kept, &last);
+            return ops::add_last(given, shared, &last);
+        }
+        let gates = cx.weight(&format!("{SHARED_GATE}.weight"));
+        let z = ops::linear(x.clone(), &gates, None, &kept);
+        let shared = self.mlp_of(x, maps, cx, &kept, &cx.op);
+        ops::add_last(given, ops::gated(shared, z, &last), &last)
+    }
+
     fn mlp(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
-        let (d, names) = (&self.part.decoder, self.names());
-        let up = |x, i: usize| self.linear(x, names.up[i], d.biases.mlp, cx);
+        let names = self.names();
+        let (first, second) = (names.up[0], names.up[names.up.len() - 1]);
+        self.mlp_of(x, [first, second, names.down], cx, &cx.op, &cx.last_op())
+    }
+
+    /// The MLP of these maps: gate, up and down, or one map twice for up. The first ones are made
+    /// as `first` says and the output as `last` does.
+    fn mlp_of(
+        &self,
+        x: Tensor<3>,
+        [gate, up, down]: [&str; 3],
+        cx: &LayerCx,
+        first: &OpCx,
+        last: &OpCx,
+    ) -> Tensor<3> {
+        let d = &self.part.decoder;
+        let map = |x, name| self.linear_of(x, name, d.biases.mlp, cx, first);
         let inner = match d.activation {
-            Activation::Gelu => ops::gelu(up(x, 0), &cx.op),
-            Activation::GeluTanh => ops::gelu_tanh(up(x, 0), &cx.op),
-            Activation::Swiglu => ops::swiglu(up(x.clone(), 0), up(x, 1), &cx.op),
+            Activation::Gelu => ops::gelu(map(x, up), &cx.op),
+            Activation::GeluTanh => ops::gelu_tanh(map(x, up), &cx.op),
+            Activation::Swiglu => ops::swiglu(map(x.clone(), gate), map(x, up), &cx.op),
         };
-        self.linear_of(inner, names.down, d.biases.mlp, cx, &cx.last_op())
+        self.linear_of(inner, down, d.biases.mlp, cx, last)
     }
 }
 

@@ -11,4 +11,4 @@ mod whole;
 pub use parts::{build, build_tuned};
 pub use whole::{EvaluationError, Whole, logits};
 pub use zeropp_model::tensors::DecoderTensor;
-pub use zeropp_model::{decoder, hf_config, hf_written, presets, tuning};
+pub use zeropp_model::{decoder, hf_config, hf_written, presets, tensors, tuning};

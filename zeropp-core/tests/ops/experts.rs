@@ -5,7 +5,9 @@ use zeropp_core::check;
 use zeropp_core::kernels::routing::ChosenExperts;
 use zeropp_core::layer::{BatchShape, Layer, LayerCost, LayerCx};
 use zeropp_core::params::{Init, ParamSpec};
-use zeropp_core::split::ops::{self, Routing};
+use zeropp_core::split::ops::{self, Router, Routing, Score};
+
+use crate::common::both_paths;
 
 /// Samples, tokens in each, hidden size, inner size of an expert.
 const SIZES: [usize; 4] = [2, 24, 16, 24];
@@ -41,7 +43,8 @@ impl Layer for Experts {
         shapes.map(spec).into()
     }
     fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
-        let (w, routed) = ops::route(x.clone(), &cx.weight("router"), self.routing, &cx.op);
+        let router = Router { weight: cx.weight("router"), bias: None };
+        let (w, routed) = ops::route(x.clone(), &router, self.routing, &cx.op);
         let maps = ["gate", "up", "down"].map(|name| cx.weight(name));
         ops::experts(x, w, &routed, maps.each_ref(), &cx.op)
     }
@@ -87,14 +90,19 @@ fn chosen(scores: &Tensor<2>, k: usize) -> Tensor<2> {
 
 fn check(layer: &Experts) {
     let [b, s, h, f] = SIZES;
-    let Routing { experts, chosen: k, divided } = layer.routing;
+    let Routing { experts, chosen: k, divided, score } = layer.routing;
     let stock = |x: Tensor<3>, weights: &check::StockWeights| {
         let x = x.reshape([b * s, h]);
-        let scores = activation::softmax(x.clone().matmul(weights.get::<2>("router")), 1);
+        let logits = x.clone().matmul(weights.get::<2>("router"));
+        let (scores, scale) = match score {
+            Score::Softmax => (activation::softmax(logits, 1), 1.0),
+            Score::Sigmoid { scale, .. } => (activation::sigmoid(logits), f64::from(scale)),
+        };
         let mut w = scores.clone() * chosen(&scores, k);
         if divided {
             w = w.clone() / w.sum_dim(1);
         }
+        let w = w * scale;
         let of = |expert: usize| {
             let map = |name: &str, sizes| {
                 weights.get::<3>(name).narrow(0, expert, 1).reshape::<2, _>(sizes)
@@ -112,13 +120,16 @@ fn check(layer: &Experts) {
 #[test]
 fn experts_agree_with_the_stock_graph_and_keep_what_is_said() {
     for (experts, chosen, divided) in [(6, 2, true), (6, 3, false), (3, 3, true), (4, 1, false)] {
-        check(&Experts { routing: Routing { experts, chosen, divided }, frozen: &[] });
+        let sigmoid = Score::Sigmoid { groups: 1, groups_chosen: 1, scale: 1.5 };
+        for score in [Score::Softmax, sigmoid] {
+            check(&Experts { routing: Routing { experts, chosen, divided, score }, frozen: &[] });
+        }
     }
 }
 
 #[test]
 fn nothing_is_kept_for_experts_that_do_not_train() {
-    let routing = Routing { experts: 5, chosen: 2, divided: true };
+    let routing = Routing { experts: 5, chosen: 2, divided: true, score: Score::Softmax };
     let cases: [&[&str]; 5] = [
         &["router"],
         &["gate", "up", "down"],
@@ -129,4 +140,46 @@ fn nothing_is_kept_for_experts_that_do_not_train() {
     for frozen in cases {
         check(&Experts { routing, frozen });
     }
+}
+
+/// A sum of rows and of what a gate of each scales.
+struct Gated;
+
+impl Layer for Gated {
+    fn name(&self) -> &str {
+        "gated"
+    }
+    fn parameters(&self) -> Vec<ParamSpec> {
+        let [_, _, h, _] = SIZES;
+        vec![ParamSpec::new("gated.gate", &[h, 1], Init::Normal(0.5))]
+    }
+    fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
+        let z = ops::linear(x.clone(), &cx.weight("gate"), None, &cx.op);
+        ops::add(x.clone(), ops::gated(x, z, &cx.op))
+    }
+    fn is_split(&self) -> bool {
+        true
+    }
+    fn cost(&self, batch: BatchShape) -> LayerCost {
+        let ([_, _, h, _], n) = (SIZES, batch.tokens());
+        let bytes = |elements: usize| 4 * elements as u64;
+        let kept = bytes(n * h + n);
+        LayerCost {
+            activation_bytes: kept,
+            activation_bytes_selective: kept,
+            stash_bytes: kept,
+            ..LayerCost::default()
+        }
+    }
+}
+
+#[test]
+fn gated_rows_agree_with_the_stock_graph_and_keep_what_is_said() {
+    let [b, s, h, _] = SIZES;
+    let stock = |x: Tensor<3>, weights: &check::StockWeights| {
+        let rows = x.reshape([b * s, h]);
+        let gates = activation::sigmoid(rows.clone().matmul(weights.get::<2>("gate")));
+        (rows.clone() + rows * gates).reshape([b, s, h])
+    };
+    both_paths(|| check::layer(&Gated, [b, s, h], stock).unwrap());
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::bf16::convert::{narrow, widen};
-use crate::routing::{Routing, route};
+use crate::routing::{Routing, Score, route};
 use crate::threads::Threads;
 
 /// Tokens, hidden size, inner size.
@@ -31,8 +31,8 @@ impl Case {
         let [n, h, f] = SIZES;
         let mut logits: Vec<f32> =
             (0..n * experts).map(|i| logit(i / experts, i % experts)).collect();
-        let routing = Routing { experts, chosen, divided: true };
-        let (w, choice, _) = route(&mut logits, routing);
+        let routing = Routing { experts, chosen, divided: true, score: Score::Softmax };
+        let (w, choice, _) = route(&mut logits, None, routing);
         let maps = [1, 2, 3].map(|seed| numbers(experts * h * f, seed));
         Case { x: numbers(n * h, 4), dy: numbers(n * h, 5), w, choice, maps }
     }

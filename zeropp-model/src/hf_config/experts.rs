@@ -2,29 +2,44 @@
 
 use super::LlamaFamily;
 use super::fields::{Fault, Fields};
-use crate::decoder::{Decoder, Moe};
+use crate::decoder::{Decoder, Moe, SharedExpert, SigmoidScores};
 
 impl Fields<'_> {
     /// The experts of a family that has some. What is not said is as in transformers.
     pub(super) fn moe(self, family: LlamaFamily) -> Result<Option<Moe>, Fault> {
         let (experts, chosen) = ("num_local_experts", "num_experts_per_tok");
+        let inner = "moe_intermediate_size";
         let moe = match family {
-            LlamaFamily::Mixtral => Moe {
-                experts: self.optional_size(experts)?.unwrap_or(8),
-                chosen: self.optional_size(chosen)?.unwrap_or(2),
-                inner: self.size("intermediate_size")?,
-                divided: true,
-                first: 0,
-                every: 1,
-            },
-            LlamaFamily::Qwen3Moe => Moe {
-                experts: self.qwen_experts()?,
-                chosen: self.optional_size(chosen)?.unwrap_or(8),
-                inner: self.size("moe_intermediate_size")?,
+            LlamaFamily::Mixtral => {
+                let (experts, chosen) = (self.optional_size(experts)?, self.optional_size(chosen)?);
+                let inner = self.size("intermediate_size")?;
+                Moe::new(experts.unwrap_or(8), chosen.unwrap_or(2), inner)
+            }
+            LlamaFamily::Qwen2Moe => Moe {
                 divided: self.switch("norm_topk_prob", false)?,
                 first: self.layers_without_experts()?,
                 every: self.optional_size("decoder_sparse_step")?.unwrap_or(1),
+                shared: Some(SharedExpert {
+                    inner: self.optional_size("shared_expert_intermediate_size")?.unwrap_or(5632),
+                    gated: true,
+                }),
+                ..Moe::new(
+                    self.qwen_experts(60)?,
+                    self.optional_size(chosen)?.unwrap_or(4),
+                    self.optional_size(inner)?.unwrap_or(1408),
+                )
             },
+            LlamaFamily::Qwen3Moe => Moe {
+                divided: self.switch("norm_topk_prob", false)?,
+                first: self.layers_without_experts()?,
+                every: self.optional_size("decoder_sparse_step")?.unwrap_or(1),
+                ..Moe::new(
+                    self.qwen_experts(128)?,
+                    self.optional_size(chosen)?.unwrap_or(8),
+                    self.size(inner)?,
+                )
+            },
+            LlamaFamily::Dots1 => self.dots1()?,
             _ => return Ok(None),
         };
         if moe.chosen > moe.experts {
@@ -37,8 +52,34 @@ impl Fields<'_> {
         Ok(Some(moe))
     }
 
+    /// Sigmoids as scores, in groups, and shared experts, which are one MLP.
+    fn dots1(self) -> Result<Moe, Fault> {
+        let inner = self.optional_size("moe_intermediate_size")?.unwrap_or(1408);
+        if self.optional_size("moe_layer_freq")?.is_some_and(|every| every > 1) {
+            return self.fault("moe_layer_freq", "all layers after the first ones have experts");
+        }
+        let scale = self.optional_number("routed_scaling_factor")?.unwrap_or(1.0);
+        if !(scale.is_finite() && scale > 0.0) {
+            return self.fault("routed_scaling_factor", "a factor above 0 is needed");
+        }
+        Ok(Moe {
+            divided: self.switch("norm_topk_prob", false)?,
+            first: self.optional_count("first_k_dense_replace", 0)?.unwrap_or(0),
+            sigmoid: Some(SigmoidScores {
+                groups: self.optional_size("n_group")?.unwrap_or(1),
+                groups_chosen: self.optional_size("topk_group")?.unwrap_or(1),
+                scale,
+            }),
+            shared: Some(SharedExpert {
+                inner: inner * self.size("n_shared_experts")?,
+                gated: false,
+            }),
+            ..Moe::new(self.size("n_routed_experts")?, self.size("num_experts_per_tok")?, inner)
+        })
+    }
+
     /// Transformers 5.24 writes `num_local_experts`, earlier ones `num_experts`.
-    fn qwen_experts(self) -> Result<usize, Fault> {
+    fn qwen_experts(self, usual: usize) -> Result<usize, Fault> {
         let names = ["num_local_experts", "num_experts"];
         let [now, before] = names.map(|name| self.optional_size(name));
         match (now?, before?) {
@@ -46,7 +87,7 @@ impl Fields<'_> {
                 let problem = format!("where num_local_experts = {now} says another number");
                 self.fault("num_experts", problem)
             }
-            (now, before) => Ok(now.or(before).unwrap_or(128)),
+            (now, before) => Ok(now.or(before).unwrap_or(usual)),
         }
     }
 

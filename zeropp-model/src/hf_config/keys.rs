@@ -70,6 +70,18 @@ pub(super) const MOE: Known<'_> = &[
     ("norm_topk_prob", FieldType::Switch),
     ("decoder_sparse_step", FieldType::Size),
     ("mlp_only_layers", FieldType::List),
+    ("qkv_bias", FieldType::Switch),
+    ("shared_expert_intermediate_size", FieldType::Size),
+    ("n_routed_experts", FieldType::Size),
+    ("n_shared_experts", FieldType::Size),
+    ("n_group", FieldType::Size),
+    ("topk_group", FieldType::Size),
+    ("first_k_dense_replace", FieldType::Count),
+    ("routed_scaling_factor", FieldType::Number),
+    ("moe_layer_freq", FieldType::Size),
+    // Transformers looks at neither.
+    ("scoring_func", FieldType::Any),
+    ("topk_method", FieldType::Any),
     ("router_jitter_noise", FieldType::Share),
     // A loss for balance, which a run does not have.
     ("router_aux_loss_coef", FieldType::Share),

@@ -242,7 +242,7 @@ fn experts_are_read_under_the_names_of_all_versions() {
     let read = read_text_of(qwen).unwrap();
     assert_eq!(read.notes, [""; 0]);
     let d = read.decoder;
-    let moe = Moe { experts: 128, chosen: 8, inner: 768, divided: true, first: 0, every: 1 };
+    let moe = Moe::new(128, 8, 768);
     assert_eq!((d.moe, d.qk_norm), (Some(moe), true));
     assert_eq!(d.parameter_count(), 30_532_122_624);
     // 3.3 billion of them are multiplied with a token, or looked up.

@@ -68,7 +68,22 @@ fn a_factor_of_rope_without_a_type_is_linear() {
 #[test]
 fn keys_that_ask_for_another_model_are_refused_by_name() {
     for (gguf, says) in [
-        (llama().number("llama.expert_count", 8), "its llama.expert_count is 8, and a block has"),
+        (
+            llama().number("llama.expert_used_count", 2),
+            "its llama.expert_used_count is 2, and a block has one MLP",
+        ),
+        (
+            llama().number("llama.expert_count", 8).number("llama.expert_gating_func", 2),
+            "its llama.expert_gating_func is 2, and scores are a softmax, 1, here",
+        ),
+        (
+            llama().number("llama.expert_count", 8).float("llama.expert_weights_scale", 2.5),
+            "its llama.expert_weights_scale is 2.5, and nothing is scaled there here",
+        ),
+        (
+            llama().number("llama.expert_count", 8).key("llama.expert_weights_norm", 7, &[0]),
+            "its llama.expert_weights_norm is false, and Mixtral divides by their sum",
+        ),
         (llama().float("llama.logit_scale", 2.0), "its llama.logit_scale is 2, and nothing is"),
         (llama().float("llama.attention.scale", 0.25), "its llama.attention.scale is 0.25, and"),
         (

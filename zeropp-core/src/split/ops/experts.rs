@@ -19,7 +19,7 @@ use crate::meter::{Hold, MemoryKind};
 use crate::split::weight::Side;
 use crate::split::{Grads, OpCx, RouterCx, Saved, Weight, custom_source, custom_vjp2};
 
-pub use crate::kernels::routing::Routing;
+pub use crate::kernels::routing::{Routing, Score};
 
 /// The experts of each token of a micro-batch, as [`route`] chose them.
 #[derive(Clone)]
@@ -29,62 +29,105 @@ pub struct Routed {
     _hold: Option<Arc<Hold>>,
 }
 
-/// Sends each token of `x: [b, s, h]` to k experts by a router `[h, E]`: the weights of what they
-/// give, `[b, s, k]` in fp32, and which they are. The router's logits are fp32 sums, whatever the
-/// type of x; of equal scores the expert with the lower index is chosen.
+/// The weights by which tokens are sent to experts.
+#[derive(Clone)]
+pub struct Router {
+    /// `[h, E]`.
+    pub weight: Weight<2>,
+    /// Added to the scores where they are compared, `[E]`. Where it trains, W adds to its gradient
+    /// how many more choices than the mean each expert has, as whole numbers
+    /// ([`excess`](routing::excess)).
+    pub bias: Option<Weight<1>>,
+}
+
+/// Sends each token of `x: [b, s, h]` to k experts: the weights of what they give, `[b, s, k]` in
+/// fp32, and which they are. The router's logits are fp32 sums, whatever the type of x; of equal
+/// scores the expert with the lower index is chosen.
 ///
 /// B adds the gradients of the router's losses ([`RouterCx`](crate::split::RouterCx)), which the
 /// context has.
 ///
 /// Keeps F→B: x, the choice (12·n·k + 4·E + 4 bytes for n tokens), the weights (4·n·k), the scores
-/// and a logarithm of each token (4·n·(E + 1)). Keeps B→W: x and the gradient of the logits, in the
-/// type of x.
-pub fn route(x: Tensor<3>, router: &Weight<2>, routing: Routing, cx: &OpCx) -> (Tensor<3>, Routed) {
+/// and a number of each token (4·n·(E + 1)). Keeps B→W: x and the gradient of the logits, in the
+/// type of x, and of a bias that trains 4·E bytes.
+pub fn route(x: Tensor<3>, router: &Router, routing: Routing, cx: &OpCx) -> (Tensor<3>, Routed) {
     let [b, s, _] = x.dims();
-    let xi = x.clone().inner();
-    let mut scores = logits(&xi, router);
-    let (weights, choice, sums) = routing::route(&mut scores, routing);
+    let mut scores = logits(&x.clone().inner(), &router.weight);
+    let bias = router.bias.as_ref().map(|bias| bias.get().cast(DType::F32));
+    let bias = bias.as_ref().map(floats);
+    let bias = bias.as_ref().map(CpuTensor::as_slice);
+    let (weights, choice, sums) = routing::route(&mut scores, bias, routing);
     let out = cpu_tensor::from_vec(weights, [b, s, routing.chosen]);
     let choice = Arc::new(choice);
     if !wants_gradient(&x, cx) {
         return (out, Routed { choice, _hold: None });
     }
     if let Some(cx) = &cx.routers {
-        let figures = balance::figures(&scores, &sums, &choice, cx.losses.group);
-        cx.figures.lock().insert((router.layer(), cx.micro_batch), figures);
+        let figures = balance::figures([&scores, &sums], routing.score, &choice, cx.losses.group);
+        cx.figures.lock().insert((router.weight.layer(), cx.micro_batch), figures);
     }
     let hold = cx.meter.hold(MemoryKind::Activation, choice.bytes() as u64);
     let routed = Routed { choice, _hold: Some(Arc::new(hold)) };
-    let dtype = xi.dtype();
-    let saved = router.trains().then(|| cx.save(xi));
     let scores = cpu_tensor::from_vec(scores, [b * s, routing.experts]);
-    let scores = [cx.save(scores), cx.save(cpu_tensor::from_vec(sums, [b * s, 1]))];
-    let weights = cx.save(out.clone());
-    let router = Matrix { w: router.clone(), transposed: false };
-    let (later, kept, routers) = (Later::new(cx), routed.clone(), cx.routers.clone());
-    let out = link(x, out, cx, move |dw| {
+    let kept = KeptRoute {
+        x: router.weight.trains().then(|| cx.save(x.clone())),
+        scores: [cx.save(scores), cx.save(cpu_tensor::from_vec(sums, [b * s, 1]))],
+        weights: cx.save(out.clone()),
+        routed: routed.clone(),
+        router: router.clone(),
+        routing,
+        dtype: x.dtype(),
+        routers: cx.routers.clone(),
+        later: Later::new(cx),
+    };
+    (link(x, out, cx, move |dw| kept.pull(dw)), routed)
+}
+
+/// What routing keeps for its backward.
+struct KeptRoute {
+    x: Option<Saved<3>>,
+    /// Scores and a number of each token.
+    scores: [Saved<2>; 2],
+    weights: Saved<3>,
+    routed: Routed,
+    router: Router,
+    routing: Routing,
+    dtype: DType,
+    routers: Option<RouterCx>,
+    later: Later,
+}
+
+impl KeptRoute {
+    /// The gradient of x by that of the weights; those of the router are queued.
+    fn pull(self, dw: Tensor<3>) -> Tensor<3> {
+        let KeptRoute { x, scores, weights, routed, router, routing, later, .. } = self;
+        let [b, s, _] = dw.dims();
         let [dw, weights] = [dw, weights.get()].map(|t| floats(&t));
         let scores = scores.map(|kept| floats(&kept.get()));
         let [scores, sums] = scores.each_ref().map(CpuTensor::as_slice);
         let (dw, weights) = (dw.as_slice(), weights.as_slice());
-        let whole = (!routing.divided).then_some(scores);
-        let mut dlogits = routing::route_backward(dw, weights, whole, &kept.choice);
-        if let Some(RouterCx { losses, loss_scale, .. }) = &routers {
-            balance::add_gradient(&mut dlogits, *losses, *loss_scale, [scores, sums], &kept.choice);
+        let choice = &routed.choice;
+        let mut dlogits = routing::route_backward(dw, weights, scores, choice, routing);
+        if let Some(RouterCx { losses, loss_scale, .. }) = self.routers {
+            let of = [scores, sums];
+            balance::add_gradient(&mut dlogits, losses, routing.score, loss_scale, of, choice);
         }
         let dims = [b, s, routing.experts];
-        let dlogits = match dtype {
+        let dlogits = match self.dtype {
             DType::F32 => cpu_tensor::from_vec(dlogits, dims),
             _ => cpu_tensor::from_halves(convert::narrow(&dlogits), dims),
         };
-        let dx = router.input_gradient(&dlogits);
-        if let Some(saved) = saved {
-            let (x, dlogits) = (later.stash(saved.take()), later.stash(dlogits));
-            later.queue.push(move |grads| router.weight_gradient(None, x, dlogits, grads));
+        let matrix = Matrix { w: router.weight, transposed: false };
+        let dx = matrix.input_gradient(&dlogits);
+        if let Some(bias) = router.bias.filter(Weight::trains) {
+            later.queue_add(&bias, cpu_tensor::from_vec(routing::excess(choice), [dims[2]]));
+        }
+        if let Some(x) = x {
+            let (x, dlogits) = (later.stash(x.take()), later.stash(dlogits));
+            later.queue.push(move |grads| matrix.weight_gradient(None, x, dlogits, grads));
         }
         dx
-    });
-    (out, routed)
+    }
 }
 
 /// The router's logits, `[n, E]`.

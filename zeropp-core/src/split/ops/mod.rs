@@ -19,6 +19,7 @@ mod columns;
 mod dropout;
 mod embedding;
 mod experts;
+mod gated;
 mod head;
 mod head_norm;
 mod join;
@@ -40,7 +41,8 @@ pub(crate) use adapter::add_scaled;
 pub use attention::{attention, dropout_attention, grouped_attention, windowed_attention};
 pub use dropout::dropout;
 pub use embedding::{embedding, position_embedding};
-pub use experts::{Routed, Routing, experts, route};
+pub use experts::{Routed, Router, Routing, Score, experts, route};
+pub use gated::gated;
 #[doc(hidden)]
 pub use head::force_head_chunk;
 pub use head::{
