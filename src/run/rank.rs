@@ -1,14 +1,17 @@
 //! One rank: builds its stages, runs the steps, reports each of them.
 
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::Device;
 use zeropp_comm::Communicator;
 use zeropp_comm::groups::Groups;
+use zeropp_core::files::ScratchFile;
 use zeropp_core::kernels::threads::Threads;
 use zeropp_core::meter::Meter;
 use zeropp_pipeline::executor::{Executor, Instruments, ModelWorker, WorkerOptions};
-use zeropp_plan::recompute::{Recomputed, redone};
+use zeropp_plan::recompute::{Recomputed, copied_out, redone};
 use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::stage::ShardOptions;
 use zeropp_zero3::{Optimizer, ShardedStage};
@@ -140,7 +143,13 @@ fn build_executor(
         saver.goes_on(sampler.clone());
     }
     let tokens = tokens::training(shared, device, groups, sampler, scored);
-    let worker = ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
+    let mut worker =
+        ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
+    let out = copied_out(schedule);
+    if let Some(folder) = config.recompute_out.as_deref().filter(|_| !out.is_empty()) {
+        let file = ScratchFile::open(folder).map_err(|e| no_scratch(folder, &e))?;
+        worker = worker.copying_out(out, file);
+    }
     let executor = Executor::new(
         schedule,
         groups.pipeline.clone(),
@@ -149,6 +158,12 @@ fn build_executor(
         worker,
     );
     Ok((executor, resumed))
+}
+
+/// A folder where no file can be made for what is copied out of memory.
+fn no_scratch(folder: &Path, error: &io::Error) -> RankError {
+    let help = "choose a folder that may be written to";
+    RankError::Program(format!("recompute:out = {}: {error}; {help}", folder.display()))
 }
 
 /// This rank's part of the validation losses, if the run has any.

@@ -7,6 +7,7 @@ use crate::timeline::{MemoryPoint, RankTimeline, Span, Timeline};
 use crate::verify::is_program;
 
 use super::Costs;
+use super::copies::CopyQueue;
 
 /// Not arrived yet.
 const NEVER: u64 = u64::MAX;
@@ -282,6 +283,7 @@ struct SimulatedRank<'a> {
     reduced: u64,
     /// Per stage, when its weights are there and when its gradient is reduced.
     stages: Vec<(u64, u64)>,
+    copies: CopyQueue,
 }
 
 impl<'a> SimulatedRank<'a> {
@@ -304,6 +306,7 @@ impl<'a> SimulatedRank<'a> {
             replica_free: 0,
             reduced: 0,
             stages: vec![(0, 0); stages],
+            copies: CopyQueue::new(schedule, costs, rank),
         }
     }
 
@@ -358,6 +361,15 @@ impl<'a> SimulatedRank<'a> {
                     self.clock = start.max(self.stages[stage].1);
                     (start, self.clock)
                 }
+                Action::Out { stage, micro_batch } | Action::In { stage, micro_batch } => {
+                    let now = self.clock;
+                    self.copies.start((stage, micro_batch), now)
+                }
+                Action::Gone { stage, micro_batch } => {
+                    let start = self.clock;
+                    self.clock = start.max(self.copies.end((stage, micro_batch)));
+                    (start, self.clock)
+                }
                 Action::Validate => {
                     let start = self.clock;
                     self.clock = start.max(world.validated);
@@ -391,6 +403,7 @@ impl<'a> SimulatedRank<'a> {
             if kind.needs_weights() {
                 start = start.max(self.stages[stage].0);
             }
+            start = start.max(self.copies.end((stage, micro_batch)));
             if let Some(of) = &world.head {
                 let needs = of.head.needs(self.rank, kind, stage);
                 start = start.max(world.arrived(needs, micro_batch)?);
@@ -508,6 +521,9 @@ impl<'a> SimulatedRank<'a> {
                 | Action::ReduceScatter { .. }
                 | Action::ReplicaReduce { .. }
                 | Action::Retire { .. }
+                | Action::Out { .. }
+                | Action::Gone { .. }
+                | Action::In { .. }
                 | Action::Validate => {}
             }
         }

@@ -131,6 +131,14 @@ impl Fault {
             Fault::ActivationLimit { alive, limit } => {
                 format!("activations of {alive} micro-batches are more than the limit of {limit}")
             }
+            Fault::OutOfSlice => {
+                "slices of a sample need each other's keys and values: none is copied out".into()
+            }
+            Fault::OutLimit { out, limit } => {
+                format!(
+                    "{out} micro-batches that are copied out are more than the limit of {limit}"
+                )
+            }
             Fault::ReducedEarly { unit, done, size } => format!(
                 "too early; {done} of the {size} micro-batches of unit {unit} have had their W"
             ),
