@@ -1,5 +1,5 @@
-//! What operations keep from F to B and from B to W: tensors that are here, out of memory, or due to
-//! be made.
+//! What operations keep from F to B and from B to W: tensors that are here, out of memory, or due
+//! to be made.
 
 use std::any::Any;
 use std::collections::HashMap;

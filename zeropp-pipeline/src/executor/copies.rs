@@ -38,7 +38,8 @@ impl<W: Worker> Executor<W> {
     pub(super) fn copied_in(
         &mut self,
         f: &mut Flight,
-        (stage, micro_batch): (usize, usize),
+        stage: usize,
+        micro_batch: usize,
     ) -> Result<(), StepError> {
         if !f.copies.contains_key(&(stage, micro_batch)) {
             return Ok(());

@@ -329,8 +329,8 @@ impl<W: Worker> Executor<W> {
         Ok(())
     }
 
-    /// Ends the spans of collectives and copies that are done by now, so that they do not last until someone
-    /// needs their result.
+    /// Ends the spans of collectives and copies that are done by now, so that they do not last
+    /// until someone needs their result.
     fn look_at_running(&mut self, f: &mut Flight) {
         let Flight { running, spans, .. } = f;
         if running.is_empty() {
@@ -368,7 +368,7 @@ impl<W: Worker> Executor<W> {
         for task in action.computes() {
             let Task { kind, stage, micro_batch } = task;
             if kind != Compute::F && kind != Compute::W {
-                self.copied_in(f, (stage, micro_batch))?;
+                self.copied_in(f, stage, micro_batch)?;
             }
             if kind != Compute::W {
                 self.pass_on_until(f, |this, _| this.worker.is_gathered(stage))?;

@@ -1,6 +1,6 @@
 //! A run as a Chrome trace (the JSON object format), which Perfetto and `chrome://tracing` open:
-//! a process per rank, threads for compute, communication and copies, an event per span, an arrow per
-//! message, a counter for memory, a row of steps, rows of saves.
+//! a process per rank, threads for compute, communication and copies, an event per span, an arrow
+//! per message, a counter for memory, a row of steps, rows of saves.
 
 use std::{
     collections::HashMap,
@@ -19,10 +19,11 @@ const COPIES: usize = 1 << 15;
 
 /// Writes `timeline` as a Chrome trace. Times are µs with three decimals, so nanoseconds survive.
 ///
-/// Thread 0 is `compute`, thread 1 `communication`; copies have one where there are any. Viewers draw one event at a time in a
-/// thread, so spans that overlap in time open further threads (`communication 2`, …). What a
-/// viewer does not show, facts, placement and each rank's (pp, group), is in `otherData`, so that
-/// [`chrome_read`](super::chrome_read) gets the timeline back.
+/// Thread 0 is `compute`, thread 1 `communication`; copies have one where there are any. Viewers
+/// draw one event at a time in a thread, so spans that overlap in time open further threads
+/// (`communication 2`, …). What a viewer does not show, facts, placement and each rank's
+/// (pp, group), is in `otherData`, so that [`chrome_read`](super::chrome_read) gets the timeline
+/// back.
 ///
 /// # Errors
 /// What writing to `out` returns.

@@ -1,5 +1,6 @@
 //! A run as one SVG picture: per rank a lane of computes with their micro-batch numbers, narrow
-//! ones of communication and of copies, and the memory curve; above them title, legend and time axis.
+//! ones of communication and of copies, and the memory curve; above them title, legend and time
+//! axis.
 
 mod parts;
 
@@ -354,14 +355,14 @@ impl<'a> Picture<'a> {
             let of_lane = placed.iter().filter(|p| rank.spans[p.span].lane == lane);
             of_lane.map(|p| p.row + 1).max().unwrap_or(1)
         };
-        let compute_rows = rows(Lane::Compute);
         let narrow = |lane, above: f64, tall: f64, row: usize| {
             let rows = rows(lane).min(COMMUNICATION_ROWS_MAX);
             let height = (tall - 2.0) / rows as f64;
             (height - 0.5, top + above + 1.5 + row.min(rows - 1) as f64 * height)
         };
         let Heights { compute, communication, copies, .. } = self.height;
-        let mut boxes: Vec<(Ink, String)> = Vec::new();
+        let of_compute = compute / rows(Lane::Compute) as f64;
+        let mut boxes = Vec::<(Ink, String)>::new();
         let mut numbers = [String::new(), String::new()];
         for p in &placed {
             let span = &rank.spans[p.span];
@@ -369,10 +370,7 @@ impl<'a> Picture<'a> {
             // A hair of white between boxes that have room for it; nothing is too short to see.
             let width = (right - left - (0.12 * (right - left)).min(0.8)).max(0.4);
             let (height, y) = match span.lane {
-                Lane::Compute => {
-                    let height = compute / compute_rows as f64;
-                    (height, top + p.row as f64 * height)
-                }
+                Lane::Compute => (of_compute, top + p.row as f64 * of_compute),
                 Lane::Communication => narrow(span.lane, compute, communication, p.row),
                 Lane::Copy => narrow(span.lane, compute + communication, copies, p.row),
             };

@@ -52,6 +52,11 @@ impl MemoryKind {
         MemoryKind::HostActivation,
     ];
 
+    /// Whether it takes memory of the rank: what is in a file does not.
+    pub fn is_in_memory(self) -> bool {
+        self != MemoryKind::HostActivation
+    }
+
     /// What people call it.
     pub fn name(self) -> &'static str {
         match self {
@@ -89,8 +94,13 @@ pub struct MemoryBytes {
     pub save: u64,
     #[serde(default)]
     pub rollback: u64,
-    #[serde(default)]
+    /// Files leave it out where there is none.
+    #[serde(default, skip_serializing_if = "is_nothing")]
     pub host_activation: u64,
+}
+
+fn is_nothing(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// What a rank holds.

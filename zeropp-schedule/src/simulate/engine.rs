@@ -356,25 +356,14 @@ impl<'a> SimulatedRank<'a> {
                     self.replica_free = start + world.costs.stages[cell].replica_reduce_ns;
                     (start, self.replica_free)
                 }
-                Action::Retire { stage } => {
-                    let start = self.clock;
-                    self.clock = start.max(self.stages[stage].1);
-                    (start, self.clock)
-                }
+                Action::Retire { stage } => self.wait_until(self.stages[stage].1),
                 Action::Out { stage, micro_batch } | Action::In { stage, micro_batch } => {
-                    let now = self.clock;
-                    self.copies.start((stage, micro_batch), now)
+                    self.copies.start((stage, micro_batch), self.clock)
                 }
                 Action::Gone { stage, micro_batch } => {
-                    let start = self.clock;
-                    self.clock = start.max(self.copies.end((stage, micro_batch)));
-                    (start, self.clock)
+                    self.wait_until(self.copies.end((stage, micro_batch)))
                 }
-                Action::Validate => {
-                    let start = self.clock;
-                    self.clock = start.max(world.validated);
-                    (start, self.clock)
-                }
+                Action::Validate => self.wait_until(world.validated),
                 // A receive's end and the optimizer step's times are filled in at the end.
                 Action::Free { .. }
                 | Action::Recv { .. }
@@ -389,6 +378,13 @@ impl<'a> SimulatedRank<'a> {
             });
         }
         None
+    }
+
+    /// Waits until then, if that is not past: from when to when.
+    fn wait_until(&mut self, until: u64) -> (u64, u64) {
+        let start = self.clock;
+        self.clock = start.max(until);
+        (start, self.clock)
     }
 
     /// A compute action, once its messages have arrived and its weights are there.

@@ -4,10 +4,10 @@
 //! a compute action waits for its message and its gathered weights; gathers and reductions of the
 //! ZeRO-3 group are one queue beside it, replica reductions another; a send occupies one of the
 //! rank's links for bytes over bandwidth and arrives a latency later; the compute
-//! thread waits for the end of an RS where the program retires it, and before the next one. Copies of
-//! activations out and in are one more queue, of the rank's file; the compute thread waits for a copy
-//! out where the program says that it is gone, for one in before what needs it. All D
-//! ranks of a ZeRO-3 group are alike and run as one. Times are whole nanoseconds, so that results
+//! thread waits for the end of an RS where the program retires it, and before the next one. Copies
+//! of activations out and in are one more queue, of the rank's file; the compute thread waits for
+//! a copy out where the program says that it is gone, for one in before what needs it. All D ranks
+//! of a ZeRO-3 group are alike and run as one. Times are whole nanoseconds, so that results
 //! are exact.
 
 use crate::ir::{Compute, Schedule};
@@ -145,7 +145,7 @@ impl Costs {
 
 impl Costs {
     /// Nanoseconds that a copy of `bytes` to the file, or from it, takes, rounded up.
-    pub fn copy_ns(&self, bytes: u64) -> u128 {
+    pub(crate) fn copy_ns(&self, bytes: u64) -> u128 {
         let second = u128::from(bytes) * 1_000_000_000;
         self.file_bytes_per_s.map_or(0, |rate| second.div_ceil(u128::from(rate)))
     }

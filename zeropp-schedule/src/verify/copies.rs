@@ -1,5 +1,5 @@
-//! Activations that leave a rank's memory: one copy out, its end, one copy in, in this order, between
-//! the F that keeps them and what first needs them again.
+//! Activations that leave a rank's memory: one copy out, its end, one copy in, in this order,
+//! between the F that keeps them and what first needs them again.
 //!
 //! Copies wait for no other rank and for no compute: those of a rank go one after the other in the
 //! order of its program, so that they can stand in no circle of waits. Their buffers outside follow
