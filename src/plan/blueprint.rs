@@ -491,6 +491,10 @@ fn check_names(model: &Model) -> Result<(), Error> {
 /// What is copied out of memory is what split operations keep.
 fn check_out(config: &Config, model: &Model) -> Result<(), Error> {
     let Some(folder) = &config.recompute_out else { return Ok(()) };
+    if folder.exists() && !folder.is_dir() {
+        let (problem, help) = ("is a file", "name a folder, which is made where it is not there");
+        return Err(ConfigError::value("recompute:out", folder.display(), problem, help).into());
+    }
     let Some(part) = model.parts.iter().find(|part| !part.is_split()) else { return Ok(()) };
     let problem = format!(
         "layer {} is not made of split operations alone, and what it keeps stays in memory",

@@ -2,11 +2,14 @@
 //! that keeps them, the memory that is predicted, and as much out as was asked for.
 
 use std::collections::BTreeSet;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::common::{Run, assert_same_bits, llama, run, tiny};
+use crate::late::{mixed, random};
 use crate::slices::assert_memory;
 use zeropp::config::{OptimizerSync, PackWeights, Precision, Recompute, Tokenizer};
-use zeropp::{Config, Trainer};
+use zeropp::pipeline::timeline::Lane;
+use zeropp::{Config, Trainer, emulate, read_costs};
 
 /// Where the files are, which lose their names at once.
 fn folder() -> std::path::PathBuf {
@@ -157,6 +160,80 @@ fn forwards_that_are_dropped_forget_their_copies() {
         assert!(reference.summary.rollbacks > 0, "no update was taken back");
         assert!(check(&reference, out(&Config { clip: 1e-3, ..late })) > 0);
     }
+}
+
+/// Kinds, meshes, recomputation, precisions, updates and models by chance. `ZEROPP_OFFLOAD_RUNS`
+/// says how many, `ZEROPP_OFFLOAD_SEED` with which seed the first is drawn; that of a failure is in
+/// its text.
+#[test]
+fn random_runs_have_the_bits_of_kept_activations() {
+    let given = |name: &str| std::env::var(name).ok().map(|text| text.parse().expect("a number"));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let runs: usize = given("ZEROPP_OFFLOAD_RUNS").map_or(4, |n| n as usize);
+    let mut seed = given("ZEROPP_OFFLOAD_SEED").unwrap_or(now << 16);
+    let (mut done, mut gone, mut kinds) = (0, 0, BTreeSet::new());
+    while done < runs {
+        seed += 1;
+        let draw = |what: u64, of: usize| (mixed(seed, what) % of as u64) as usize;
+        let syncs = OptimizerSync::ALL;
+        let config = Config {
+            optimizer_sync: syncs[draw(20, syncs.len())],
+            dropout: [0.0, 0.0, 0.1][draw(21, 3)],
+            max_skipped: 10,
+            pack_weights: PackWeights::Off,
+            ..random(seed, 2)
+        };
+        let config = if draw(23, 3) == 0 && !config.tied { llama(config) } else { config };
+        let config =
+            if draw(24, 4) == 0 { Config { micro_batch_size: 2, ..config } } else { config };
+        let recompute_out_first = [None, Some(1 + draw(22, 8))][draw(25, 2)];
+        let copied = Config { recompute_out_first, ..out(&config) };
+        // Not all kinds go with all meshes.
+        if Trainer::new(config.clone()).is_err() {
+            continue;
+        }
+        println!("seed {seed}");
+        let kept = run(config.clone());
+        let out = check(&kept, copied);
+        (done, gone) = (done + 1, gone + usize::from(out > 0));
+        kinds.insert(config.schedule);
+    }
+    println!("{runs} runs, {} kinds, {gone} with something out", kinds.len());
+}
+
+/// A real executor waits for copies as the simulator says, and no longer than the machine is late.
+#[test]
+fn emulated_copies_take_their_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("costs.json");
+    // A copy takes one and a half times as long as an F.
+    let text = "{\"t_f\": 6000, \"t_b\": 6000, \"t_w\": 5000, \"t_comm\": 100, \
+                \"mem_f\": 9000000, \"mem_b\": -4000000, \"mem_w\": -5000000, \
+                \"file_bytes_per_s\": 1000000000}";
+    std::fs::write(&file, text).unwrap();
+    let table = read_costs(&file).unwrap();
+    let base =
+        Config { steps: 3, warmup: Some(0), recompute: Recompute::None, ..layout(&small(), 2, 3) };
+    let emulated = |config: &Config| emulate(config, &table, |_| ()).unwrap();
+    let (kept, copied) = (emulated(&base), emulated(&out(&base)));
+    assert!(copied.simulated_makespan_ns > kept.simulated_makespan_ns, "the file is slow");
+    for (rank, measured) in copied.measured.ranks.iter().enumerate() {
+        let simulated = &copied.simulated.ranks[rank];
+        assert!(measured.spans.iter().any(|span| span.lane == Lane::Copy));
+        for (m, s) in measured.spans.iter().zip(&simulated.spans) {
+            assert_eq!(m.action, s.action);
+            if s.lane == Lane::Compute {
+                assert!(m.end_ns >= s.end_ns, "{}: {} < {}", m.action, m.end_ns, s.end_ns);
+            }
+        }
+    }
+    let quickest = copied.steps.iter().map(|step| step.makespan_ns).min().unwrap();
+    let simulated = copied.simulated_makespan_ns;
+    println!(
+        "{quickest} ns emulated, {simulated} simulated: {}",
+        quickest as f64 / simulated as f64
+    );
+    assert!(quickest >= simulated, "{quickest} {simulated}");
 }
 
 /// With a folder `auto` copies out before it computes stages again, as much as it takes.
