@@ -232,7 +232,7 @@ fn copies_out_of_memory_are_refused_beside_what_there_is_not_yet() {
     let beside = |more: &str| format!("{out}\n{more}");
     let (device, slices) = (beside("device = 'wgpu'"), beside("slices = 2\nseq = 512"));
     let reschedule = beside("pp = 2\nreschedule = 'auto'\nschedule = 'zeropp'");
-    let (none, experts) = (beside("recompute-out-first = 0"), beside("experts = 4"));
+    let (none, experts) = (beside("recompute-out-first = 0"), beside("model = 'mixtral'"));
     refused(&[
         ("recompute-out-first = 2", "recompute:out-first = 2: says how much goes to a folder"),
         (&none, "recompute:out-first = 0: copies nothing out; use 1 or more"),
