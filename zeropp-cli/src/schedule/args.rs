@@ -287,8 +287,8 @@ fn program_args() -> [Arg; 6] {
             .requires("lower")
             .value_parser(["none", "full"])
             .help("Recompute activations before the backward, with --lower; R takes t-f"),
-        Arg::new("out")
-            .long("out")
+        Arg::new("copy-out")
+            .long("copy-out")
             .value_name("N")
             .default_value("0")
             .requires("lower")
@@ -360,7 +360,7 @@ impl ScheduleRequest {
         let lower = matches.get_flag("lower").then(|| LowerOptions {
             prefetch: size("prefetch").expect("has a default"),
             recompute: matches.get_one::<String>("recompute").is_some_and(|what| what == "full"),
-            out: size("out").expect("has a default"),
+            out: size("copy-out").expect("has a default"),
             sync: match matches.get_one::<String>("optimizer-sync").map(String::as_str) {
                 Some("late") => OptimizerSync::Late,
                 _ => OptimizerSync::Barrier,
