@@ -72,6 +72,7 @@ impl Head {
             meter: self.meter.clone(),
             token: token.autodiff().require_grad(),
             makers: None,
+            vault: None,
             output_wanted: true,
             forward_grads: Some(forward_grads),
             masks: Masks::default(),

@@ -108,6 +108,7 @@ fn time<const D: usize, const DY: usize>(
             meter: meter.clone(),
             token: token.clone().autodiff().require_grad(),
             makers: None,
+            vault: None,
             output_wanted: true,
             forward_grads: None,
             masks: Masks::default(),

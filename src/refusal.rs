@@ -38,11 +38,11 @@ impl fmt::Display for TooLittleMemory {
         writeln!(f, "\nPipeline rank {} at its peak:", largest.pp)?;
         let mut kinds = MemoryKind::ALL;
         kinds.sort_by_key(|kind| std::cmp::Reverse(held.get(*kind)));
-        for kind in kinds.iter().filter(|kind| held.get(**kind) > 0) {
+        for kind in kinds.iter().filter(|kind| kind.is_in_memory() && held.get(**kind) > 0) {
             let (name, bytes) = (kind.name(), in_words(held.get(*kind)));
             writeln!(f, "  {name:17} {bytes:>11}")?;
         }
-        let most = kinds[0];
+        let most = kinds.into_iter().find(|kind| kind.is_in_memory()).unwrap_or(kinds[0]);
         let share = 100.0 * held.get(most) as f64 / total.max(1) as f64;
         writeln!(f, "  {:17} {:>11}", "sum", in_words(total))?;
         writeln!(f, "\nThe largest kind is {}: {share:.0} % of it.", most.name())?;

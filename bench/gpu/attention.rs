@@ -29,6 +29,7 @@ fn seconds(bench: &Bench, [b, s, heads, groups, d]: Sizes) -> Result<[f64; 2], z
         meter: Meter::new(),
         token: Tensor::zeros([1], (&device, DType::F32)),
         makers: None,
+        vault: None,
         output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),

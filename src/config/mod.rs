@@ -139,6 +139,12 @@ impl Config {
         })
     }
 
+    /// The first micro-batches of each unit whose activations are copied out of memory.
+    pub(crate) fn copied_out(&self) -> usize {
+        let first = self.recompute_out_first.unwrap_or(usize::MAX);
+        if self.recompute_out.is_some() { first } else { 0 }
+    }
+
     /// Micro-batches in a unit (U): that of [`default_unit`] for P, V and B; the whole step for
     /// schedules that reduce once a step, and a sample where they go in rounds of its slices. A
     /// schedule file has its own.

@@ -112,6 +112,19 @@ options! {
         /// that there is can be used up: `zeropp plan` finds the number.
         "recompute-first" "N" recompute_first: Option<usize> = None, Program Kept
             => "recompute:first";
+        /// A folder for a file of each rank that activations are copied out to, and in again
+        /// before the backward. Default: none are.
+        ///
+        /// What the forward keeps, less what `recompute` makes again, leaves memory while other
+        /// stages compute, wherever there is time for both copies; no bit depends on it. A fast
+        /// local disk is wanted: it is written and read once a step for all that goes out. The
+        /// file has no name and goes with the process. With `auto` only as many micro-batches go
+        /// out as memory wants, before whole stages are computed again. On CPUs only.
+        "recompute-out" "DIR" recompute_out: Option<PathBuf> = None, Given Left
+            => "recompute:out";
+        /// Of each unit, the first micro-batches that are copied out. Default: all.
+        "recompute-out-first" "N" recompute_out_first: Option<usize> = None, Program Kept
+            => "recompute:out-first";
         /// When ranks learn the norm that clipping and the check for finite gradients need.
         ///
         /// `barrier`: before each update, for which all ranks meet. `late`: each rank updates as

@@ -227,6 +227,23 @@ fn micro_batches_follow_from_the_batch_of_all_ranks() {
 }
 
 #[test]
+fn copies_out_of_memory_are_refused_beside_what_there_is_not_yet() {
+    let out = "recompute-out = '/nowhere'";
+    let beside = |more: &str| format!("{out}\n{more}");
+    let (device, slices) = (beside("device = 'wgpu'"), beside("slices = 2\nseq = 512"));
+    let reschedule = beside("pp = 2\nreschedule = 'auto'\nschedule = 'zeropp'");
+    let (none, experts) = (beside("recompute-out-first = 0"), beside("model = 'mixtral'"));
+    refused(&[
+        ("recompute-out-first = 2", "recompute:out-first = 2: says how much goes to a folder"),
+        (&none, "recompute:out-first = 0: copies nothing out; use 1 or more"),
+        (&device, "recompute:out = /nowhere: activations are not copied out with device = wgpu"),
+        (&slices, "recompute:out = /nowhere: activations are not copied out with slices = 2"),
+        (&reschedule, "recompute:out = /nowhere: activations are not copied out with reschedule"),
+        (&experts, "recompute:out = /nowhere: model"),
+    ]);
+}
+
+#[test]
 fn bad_steps_and_rates_are_named_with_what_would_work() {
     refused(&[
         ("steps = 0", "steps = 0: at least 1"),
@@ -479,6 +496,8 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         experts: Some(8),
         experts_per_token: Some(2),
         recompute_first: Some(2),
+        recompute_out: path(),
+        recompute_out_first: Some(3),
         max_gathered: Some(2),
         max_gathers: Some(12),
         head_split: Some("4,4".into()),

@@ -154,7 +154,41 @@ impl Config {
         self.tuning(&decoder).map(drop)
     }
 
+    /// What is copied out of memory: where to, and beside what.
+    fn check_out(&self) -> Checked {
+        let field = "recompute:out";
+        let Some(folder) = &self.recompute_out else {
+            let Some(first) = self.recompute_out_first else { return Ok(()) };
+            let problem = "says how much goes to a folder, and none is named";
+            let help = "name one with recompute:out, or leave it out";
+            return Err(ConfigError::value("recompute:out-first", first, problem, help));
+        };
+        check(self.recompute_out_first != Some(0), || {
+            let help = "use 1 or more, or leave recompute:out out";
+            ConfigError::value("recompute:out-first", 0, "copies nothing out", help)
+        })?;
+        let folder = folder.display();
+        let beside = [
+            (self.device != DeviceKind::Cpu, "device", self.device.to_string(), "use device cpu"),
+            (self.slices > 1, "slices", self.slices.to_string(), "use slices = 1"),
+            (
+                self.reschedule != Reschedule::Off,
+                "reschedule",
+                self.reschedule.to_string(),
+                "use reschedule = off",
+            ),
+        ];
+        for (is_there, what, value, help) in beside {
+            check(!is_there, || {
+                let problem = format!("activations are not copied out with {what} = {value} yet");
+                ConfigError::value(field, &folder, problem, format!("{help}, or leave it out"))
+            })?;
+        }
+        Ok(())
+    }
+
     fn check_recompute(&self) -> Checked {
+        self.check_out()?;
         let Some(first) = self.recompute_first else { return Ok(()) };
         let field = "recompute:first";
         check(self.recompute == Recompute::Full, || {
@@ -179,6 +213,12 @@ impl Config {
         check(sigmoid || self.balance != Balance::Bias, || {
             let problem = format!("model {} has no bias in its choice of experts", self.model);
             ConfigError::value("balance", self.balance, problem, "use micro-batch, or model dots1")
+        })?;
+        let problem = format!("model {} has experts, whose choices stay in memory", self.model);
+        check(self.recompute_out.is_none(), || {
+            let folder = self.recompute_out.as_deref().unwrap_or(Path::new("")).display();
+            let help = "leave it out, or use a model without experts";
+            ConfigError::value("recompute:out", folder, problem, help)
         })?;
         check(self.lora_rank == 0 || self.balance != Balance::Bias, || {
             let problem = "with lora-rank the adapters alone train, and biases stand";

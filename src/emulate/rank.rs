@@ -173,13 +173,8 @@ fn build(
 ) -> Executor<EmulatedWorker> {
     let program = shared.programs.of(groups.coords.dp);
     let (costs, head) = (&shared.costs, HeadTree::of(program));
-    let worker = EmulatedWorker::new(
-        costs.clone(),
-        clock.clone(),
-        groups.clone(),
-        program.stages(),
-        head.as_ref(),
-    );
+    let worker =
+        EmulatedWorker::new(costs.clone(), clock.clone(), groups.clone(), program, head.as_ref());
     let links = EmulatedLinks::new(groups.pipeline.clone(), costs.clone(), clock.clone(), head);
     Executor::new(
         program,

@@ -95,6 +95,7 @@ fn product(
         meter: Meter::new(),
         token: Tensor::zeros([1], (device, DType::F32)),
         makers: None,
+        vault: None,
         output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::config::{Config, DeviceKind, EngineKind, PackWeights, Precision};
+use crate::config::{Config, ConfigError, DeviceKind, EngineKind, PackWeights, Precision};
 use burn::tensor::DType;
 use zeropp_comm::mesh::Mesh;
 use zeropp_core::device;
@@ -77,6 +77,7 @@ impl Blueprint {
         let batch = config.compute().batch(config.micro_batch_size, config.seq);
         sizes::check(config, &model, batch)?;
         check_names(&model)?;
+        check_out(config, &model)?;
         let whole = parts(&model, batch);
         let given = &resolved.sample_slices;
         let slices = SlicePlan::new(config, given, &model, &whole, |batch| parts(&model, batch))?;
@@ -485,4 +486,20 @@ fn check_names(model: &Model) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// What is copied out of memory is what split operations keep.
+fn check_out(config: &Config, model: &Model) -> Result<(), Error> {
+    let Some(folder) = &config.recompute_out else { return Ok(()) };
+    if folder.exists() && !folder.is_dir() {
+        let (problem, help) = ("is a file", "name a folder, which is made where it is not there");
+        return Err(ConfigError::value("recompute:out", folder.display(), problem, help).into());
+    }
+    let Some(part) = model.parts.iter().find(|part| !part.is_split()) else { return Ok(()) };
+    let problem = format!(
+        "layer {} is not made of split operations alone, and what it keeps stays in memory",
+        part.name()
+    );
+    let help = "leave it out, or write the layer with zeropp_core::split::ops";
+    Err(ConfigError::value("recompute:out", folder.display(), problem, help).into())
 }

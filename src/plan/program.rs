@@ -9,7 +9,7 @@ use zeropp_pipeline::schedules::{Limits, OrderCosts, Shape, generate_sliced, gen
 use zeropp_pipeline::simulate;
 use zeropp_pipeline::verify::{VerifyLimits, verify, verify_issue_order};
 use zeropp_plan::programs::{self, lowered};
-use zeropp_plan::recompute::stages_with_r;
+use zeropp_plan::recompute::{copied_out, stages_with_r};
 use zeropp_search::generate_with_costs;
 
 use crate::plan::costs_file::load;
@@ -187,6 +187,7 @@ pub(crate) fn lower_options(config: &Config) -> LowerOptions {
         prefetch: config.prefetch,
         recompute: config.recompute == Recompute::Full,
         redone: config.recompute_first,
+        out: config.copied_out(),
         replicas: config.dp > 1,
         sync: config.optimizer_sync,
         ..LowerOptions::default()
@@ -260,6 +261,11 @@ pub(crate) fn check_program(config: &Config, program: &Schedule) -> Result<(), E
         let problem = format!("the program in {} {is} updates late", config.schedule);
         let help = format!("use {sync}, or a file without OPTIMIZER_STEP, which is lowered here");
         return Err(ConfigError::value("optimizer-sync", other, problem, help).into());
+    }
+    if config.recompute_out.is_none() && !copied_out(program).is_empty() {
+        let problem = format!("the program in {} copies activations out", config.schedule);
+        let help = "name a folder for them with recompute:out=DIR, or another file";
+        return Err(ConfigError::value("schedule", &config.schedule, problem, help).into());
     }
     let whole = stages_with_r(program);
     if config.recompute != Recompute::Full && !whole.is_empty() {

@@ -11,7 +11,8 @@ use crate::plan::blueprint::Blueprint;
 use crate::plan::{memory, split};
 
 /// The run, with `recompute = auto` with the least recomputation that fits; where none does, with
-/// all that there is. A note says which, where it is any.
+/// all that there is. With a folder for that, activations are copied out before stages are computed
+/// again. A note says which, where it is any.
 ///
 /// # Errors
 /// What is wrong with the settings.
@@ -24,31 +25,83 @@ pub(crate) fn planned(
         return split::planned(config, model, own);
     }
     let mut short = None;
-    let made = |(recompute, recompute_first)| {
-        let config = Config { recompute, recompute_first, ..config.clone() };
+    let made = |config: Config| {
         let made = split::planned(&config, model.clone(), own);
-        if recompute == Recompute::None {
+        if config.recompute == Recompute::None && short.is_none() {
             short = made.as_ref().ok().and_then(|made| memory::shortage(&made.needs()));
         }
         made
     };
-    let fits = |made: &Blueprint| !memory::is_short(&made.needs());
-    // The program of a file recomputes what it says.
-    let unit = |made: &Blueprint| match made.config.schedule_file() {
-        None if made.slices.is_none() => made.config.unit(),
-        _ => 1,
+    let mut chosen = match (&config.recompute_out, config.recompute_out_first) {
+        (Some(_), None) => with_copies(config, made)?,
+        _ => without_copies(config, made)?,
     };
-    let mut chosen = least(unit, made, fits)?;
     chosen.recompute_chosen = true;
-    if chosen.config.recompute != Recompute::None {
-        let first = chosen.config.recompute_first.map(|first| format!(":first={first}"));
+    let out = chosen.config.recompute_out.as_ref();
+    if chosen.config.recompute != Recompute::None || out.is_some() {
+        let mut values = Vec::new();
+        values.extend(chosen.config.recompute_first.map(|first| format!("first={first}")));
+        values.extend(out.map(|folder| format!("out={}", folder.display())));
+        values.extend(chosen.config.recompute_out_first.map(|first| format!("out-first={first}")));
+        let values = if values.is_empty() { "".into() } else { format!(":{}", values.join(",")) };
         let why = short.map_or_else(String::new, |memory::Shortage { needed, room, source }| {
             let (needed, room) = (in_words(needed), in_words(room));
             format!(", as {needed} would be needed without, and {source} is {room}")
         });
         let word = chosen.config.recompute;
-        let first = first.unwrap_or_default();
-        chosen.plan.notes.push(format!("recompute = auto: {word}{first}{why}"));
+        chosen.plan.notes.push(format!("recompute = auto: {word}{values}{why}"));
     }
     Ok(chosen)
+}
+
+fn fits(made: &Blueprint) -> bool {
+    !memory::is_short(&made.needs())
+}
+
+/// Micro-batches of a unit; 1 where the program says itself what is done again.
+fn unit(made: &Blueprint) -> usize {
+    match made.config.schedule_file() {
+        None if made.slices.is_none() => made.config.unit(),
+        _ => 1,
+    }
+}
+
+/// The least recomputation that fits.
+fn without_copies(
+    config: &Config,
+    mut made: impl FnMut(Config) -> Result<Blueprint, Error>,
+) -> Result<Blueprint, Error> {
+    let made = |(recompute, recompute_first)| {
+        made(Config { recompute, recompute_first, ..config.clone() })
+    };
+    least(unit, made, fits)
+}
+
+/// None, what is cheap, copies of as few micro-batches of each unit as fit beside that, and then
+/// recomputation beside copies of all.
+fn with_copies(
+    config: &Config,
+    mut made: impl FnMut(Config) -> Result<Blueprint, Error>,
+) -> Result<Blueprint, Error> {
+    for recompute in [Recompute::None, Recompute::Selective] {
+        let kept = made(Config { recompute, recompute_out: None, ..config.clone() })?;
+        if fits(&kept) {
+            return Ok(kept);
+        }
+    }
+    let selective = Config { recompute: Recompute::Selective, ..config.clone() };
+    let mut least = made(selective.clone())?;
+    if !fits(&least) {
+        return without_copies(config, made);
+    }
+    // Fewer do not fit, or are not known to; so many do.
+    let (mut fewer, mut enough) = (0, unit(&least));
+    while enough - fewer > 1 {
+        let first = fewer.midpoint(enough);
+        match made(Config { recompute_out_first: Some(first), ..selective.clone() }) {
+            Ok(made) if fits(&made) => (enough, least) = (first, made),
+            _ => fewer = first,
+        }
+    }
+    Ok(least)
 }

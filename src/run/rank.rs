@@ -1,14 +1,17 @@
 //! One rank: builds its stages, runs the steps, reports each of them.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::Device;
 use zeropp_comm::Communicator;
 use zeropp_comm::groups::Groups;
+use zeropp_core::files::ScratchFile;
 use zeropp_core::kernels::threads::Threads;
 use zeropp_core::meter::Meter;
 use zeropp_pipeline::executor::{Executor, Instruments, ModelWorker, WorkerOptions};
-use zeropp_plan::recompute::{Recomputed, redone};
+use zeropp_pipeline::ir::Schedule;
+use zeropp_plan::recompute::{Recomputed, copied_out, redone};
 use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::stage::ShardOptions;
 use zeropp_zero3::{Optimizer, ShardedStage};
@@ -115,7 +118,6 @@ fn build_executor(
         optimizer.restart(&sharded);
     }
     optimizer.share_tied(&mut sharded);
-    let batches = config.deal().all() * bp.mesh.zero3;
     // Stages recompute where the replica's own program says so.
     let recomputed = Recomputed::new(config.recompute, schedule);
     let worker_options = WorkerOptions {
@@ -123,7 +125,7 @@ fn build_executor(
         dims: [config.micro_batch_size, config.seq, bp.model.hidden],
         sample_slices: schedule.sample_slices.iter().map(|tokens| *tokens as usize).collect(),
         compute: bp.compute,
-        loss_scale: 1.0 / batches as f32,
+        loss_scale: 1.0 / (config.deal().all() * bp.mesh.zero3) as f32,
         routers: config.router_losses(),
         units: schedule.units.clone(),
         redone: redone(schedule),
@@ -141,6 +143,7 @@ fn build_executor(
     }
     let tokens = tokens::training(shared, device, groups, sampler, scored);
     let worker = ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
+    let worker = copying_out(worker, schedule, config.recompute_out.as_deref())?;
     let executor = Executor::new(
         schedule,
         groups.pipeline.clone(),
@@ -149,6 +152,21 @@ fn build_executor(
         worker,
     );
     Ok((executor, resumed))
+}
+
+/// The worker with a file in `folder` for what its program copies out of memory, if it does.
+fn copying_out(
+    worker: ModelWorker,
+    program: &Schedule,
+    folder: Option<&Path>,
+) -> Result<ModelWorker, RankError> {
+    let out = copied_out(program);
+    let Some(folder) = folder.filter(|_| !out.is_empty()) else { return Ok(worker) };
+    let file = ScratchFile::open(folder).map_err(|e| {
+        let help = "choose a folder that may be written to";
+        RankError::Program(format!("recompute:out = {}: {e}; {help}", folder.display()))
+    })?;
+    Ok(worker.copying_out(out, file))
 }
 
 /// This rank's part of the validation losses, if the run has any.

@@ -104,6 +104,7 @@ fn bytes_up_to(mut rows: impl BufRead, step: u64, names: &str) -> io::Result<u64
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zeropp_core::meter::MemoryBytes;
     use zeropp_core::metrics::{Evaluation, ExpertMetrics};
 
     /// A step that has all there is.
@@ -125,6 +126,7 @@ mod tests {
             rolled_back: true,
             redone_s: 1.0,
             program: 1,
+            peak_bytes: MemoryBytes { host_activation: 1, ..MemoryBytes::default() },
             ..StepMetrics::default()
         }
     }

@@ -152,7 +152,8 @@ fn text(shown: &Shown) -> String {
     }
     out.push_str("# HELP zeropp_peak_bytes Largest memory of a rank in the last step, by kind.\n");
     out.push_str("# TYPE zeropp_peak_bytes gauge\n");
-    for kind in MemoryKind::ALL {
+    let held = |kind: &MemoryKind| kind.is_in_memory() || last.peak_bytes.get(*kind) > 0;
+    for kind in MemoryKind::ALL.into_iter().filter(held) {
         let (what, bytes) = (kind.name().replace(' ', "_"), last.peak_bytes.get(kind));
         let _ = writeln!(out, "zeropp_peak_bytes{{run=\"{run}\",kind=\"{what}\"}} {bytes}");
     }

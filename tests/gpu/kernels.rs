@@ -73,6 +73,7 @@ fn run(
         meter: Meter::new(),
         token: Tensor::<1>::zeros([1], (device, DType::F32)).autodiff().require_grad(),
         makers: None,
+        vault: None,
         output_wanted: true,
         forward_grads: None,
         masks: masks.clone(),

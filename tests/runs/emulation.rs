@@ -44,6 +44,7 @@ fn costs(stages: usize) -> Costs {
             bytes_per_s: Some(1_000_000_000),
             parallel_max: Some(1),
         },
+        file_bytes_per_s: None,
         overlap_ns: None,
         step_ns: us(500),
     }

@@ -26,7 +26,7 @@ struct Poisoned {
 }
 
 /// A number of (a, b) that looks random.
-fn mixed(a: u64, b: u64) -> u64 {
+pub(crate) fn mixed(a: u64, b: u64) -> u64 {
     let mut x = a.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ b.wrapping_mul(0xD1B5_4A32_D192_ED03);
     for _ in 0..2 {
         x = (x ^ (x >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -95,7 +95,7 @@ fn late(config: &Config) -> Config {
 }
 
 /// A random run of a random kind on a random mesh.
-fn random(seed: u64, steps: u64) -> Config {
+pub(crate) fn random(seed: u64, steps: u64) -> Config {
     let draw = |what: u64, of: usize| (mixed(seed, what) % of as u64) as usize;
     let pick = |what: u64, of: &[usize]| of[draw(what, of.len())];
     let optimizers = OptimizerKind::ALL;

@@ -24,6 +24,7 @@ mod late;
 mod layers;
 mod masks;
 mod memory;
+mod offload;
 mod optimizers;
 mod oracle;
 mod own_layers;

@@ -37,7 +37,7 @@ fn sliced(config: &Config, slices: usize) -> Config {
 }
 
 /// Peaks of every kind, and of all together, are as predicted.
-fn assert_memory(run: &Run, what: &str) {
+pub(crate) fn assert_memory(run: &Run, what: &str) {
     let summary = &run.summary;
     for kind in MemoryKind::ALL {
         let (measured, predicted) =

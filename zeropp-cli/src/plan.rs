@@ -228,7 +228,7 @@ fn memory(plan: &Plan) -> Vec<Vec<String>> {
     let ranks = &plan.ranks;
     let mut rows = vec![vec![String::new()]];
     rows[0].extend(ranks.iter().map(|rank| format!("rank {}", rank.pp)));
-    for kind in MemoryKind::ALL {
+    for kind in MemoryKind::ALL.into_iter().filter(|kind| kind.is_in_memory()) {
         let mut row = vec![kind.name().to_string()];
         row.extend(ranks.iter().map(|rank| bytes(rank.held.peaks.get(kind))));
         rows.push(row);
@@ -237,6 +237,11 @@ fn memory(plan: &Plan) -> Vec<Vec<String>> {
         let mut row = vec![name.to_string()];
         row.extend(ranks.iter().map(|rank| bytes(of(rank))));
         rows.push(row);
+    }
+    let out = |rank: &RankPlan| rank.held.peaks.host_activation;
+    if ranks.iter().any(|rank| out(rank) > 0) {
+        let row = std::iter::once("copied out at once".to_string());
+        rows.push(row.chain(ranks.iter().map(|rank| bytes(out(rank)))).collect());
     }
     if let Some(eval) = &plan.evaluation {
         let held = eval.held.iter().map(|held| bytes(*held));

@@ -131,7 +131,7 @@ fn validation(s: &Summary) -> String {
 fn memory(s: &Summary, ranks: usize) -> String {
     let mut rows =
         vec![vec!["Peak memory of a rank".into(), "predicted".into(), "measured".into()]];
-    for kind in MemoryKind::ALL {
+    for kind in MemoryKind::ALL.into_iter().filter(|kind| kind.is_in_memory()) {
         rows.push(vec![
             kind.name().into(),
             bytes(s.predicted_bytes.get(kind)),
@@ -140,6 +140,11 @@ fn memory(s: &Summary, ranks: usize) -> String {
     }
     let at_once = [s.predicted_at_once_bytes, s.at_once_bytes].map(bytes);
     rows.push(["most at once".into()].into_iter().chain(at_once).collect());
+    let out = [s.predicted_bytes, s.peak_bytes].map(|of| of.host_activation);
+    if out != [0; 2] {
+        let row = ["copied out at once".into()].into_iter();
+        rows.push(row.chain(out.map(bytes)).collect());
+    }
     // What engines hold aside depends on who comes first, so it cannot be predicted.
     let unknown = || "".to_owned();
     if ranks > 1 {

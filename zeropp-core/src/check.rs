@@ -242,6 +242,7 @@ fn in_halves(
         meter: meter.clone(),
         token: recording.token(),
         makers: selective.then(Makers::default),
+        vault: None,
         output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),

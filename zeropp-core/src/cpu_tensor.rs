@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 
 use burn::backend::Flex;
-use burn::backend::flex::FlexTensor;
+use burn::backend::flex::{FlexTensor, Layout};
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, Device, Element, Int, Shape, Tensor, TensorData, bf16};
 use bytemuck::Pod;
@@ -143,6 +143,57 @@ pub(crate) fn storage<const D: usize>(t: &Tensor<D>) -> Option<(usize, u64)> {
     let flex = t.clone().inner().try_into_primitive::<Flex>().ok()?;
     let bytes = flex.bytes();
     Some((bytes.as_ptr() as usize, bytes.len() as u64))
+}
+
+/// The bytes of the storage behind one tensor or several, all of it.
+#[derive(Clone)]
+pub(crate) struct CpuBlock(FlexTensor);
+
+/// A tensor without its storage: its shape, its type, and which elements of the storage it has.
+pub(crate) struct CpuView {
+    layout: Layout,
+    dtype: DType,
+}
+
+impl CpuBlock {
+    /// Of `t`, and what `t` is of it; none off the CPU.
+    pub(crate) fn of<const D: usize>(t: &Tensor<D>) -> Option<(CpuBlock, CpuView)> {
+        if !is_on_cpu(t) {
+            return None;
+        }
+        let flex = t.clone().inner().try_into_primitive::<Flex>().ok()?;
+        let view = CpuView { layout: flex.layout().clone(), dtype: flex.dtype() };
+        Some((CpuBlock(flex), view))
+    }
+
+    /// A new one of `bytes` zeros.
+    pub(crate) fn zeros(bytes: usize) -> CpuBlock {
+        CpuBlock(FlexTensor::zeros(Shape::new([bytes]), DType::U8))
+    }
+
+    /// The same for two that are of one storage.
+    pub(crate) fn id(&self) -> usize {
+        self.0.bytes().as_ptr() as usize
+    }
+
+    /// The tensor that `view` is of it.
+    pub(crate) fn tensor<const D: usize>(&self, view: CpuView) -> Tensor<D> {
+        let CpuView { layout, dtype } = view;
+        Tensor::from_primitive::<Flex>(FlexTensor::from_arc(self.0.data_arc(), layout, dtype))
+    }
+}
+
+impl AsRef<[u8]> for CpuBlock {
+    fn as_ref(&self) -> &[u8] {
+        self.0.bytes()
+    }
+}
+
+impl AsMut<[u8]> for CpuBlock {
+    /// Copies first where the storage is shared, so it is for new ones.
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.0.storage_mut::<u8>()
+    }
 }
 
 /// `sum + more`, element by element, in `sum`'s memory where nothing else holds it.

@@ -58,6 +58,7 @@ fn run(
         meter: meter.clone(),
         token: Tensor::zeros([1], (device, DType::F32)),
         makers: None,
+        vault: None,
         output_wanted: true,
         forward_grads: None,
         masks: Masks {

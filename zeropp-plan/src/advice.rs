@@ -144,7 +144,7 @@ pub(crate) fn impossible(job: &Job, leanest: Option<&Planned>, ranked: usize) ->
         ));
     };
     let (rank, worst) = planned.worst();
-    let mut kinds: Vec<_> = worst.kinds().collect();
+    let mut kinds: Vec<_> = worst.kinds().filter(|(kind, _)| kind.is_in_memory()).collect();
     kinds.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let largest: Vec<String> =
         kinds.iter().take(3).map(|(k, n)| format!("{} {}", k.name(), in_words(*n))).collect();

@@ -64,7 +64,7 @@ pub fn text(plan: &LayoutPlan, index: usize, metrics: &str) -> Result<String, Pl
     let most = planned.peaks.iter().fold(MemoryBytes::default(), |most, rank| most.max(rank));
     let keys = serde_json::to_value(MemoryKind::ALL).map_err(|e| PlanError::new(e.to_string()))?;
     let keys = keys.as_array().into_iter().flatten().filter_map(Value::as_str);
-    for ((kind, predicted), key) in most.kinds().zip(keys) {
+    for ((kind, predicted), key) in most.kinds().zip(keys).filter(|((k, _), _)| k.is_in_memory()) {
         tell(kind.name(), predicted as f64, &["peak_bytes", key], &bytes);
     }
     tell("most at once", ranked.worst_bytes as f64, &["at_once_bytes"], &bytes);

@@ -111,6 +111,16 @@ pub fn redone(program: &Schedule) -> HashSet<(usize, usize)> {
     computes.filter(|t| t.kind == Compute::R).map(|t| (t.stage, t.micro_batch)).collect()
 }
 
+/// The stages and micro-batches of which a program copies what F keeps out of memory.
+pub fn copied_out(program: &Schedule) -> HashSet<(usize, usize)> {
+    let actions = program.ranks.iter().flatten();
+    let of = |action: &Action| match *action {
+        Action::Out { stage, micro_batch } => Some((stage, micro_batch)),
+        _ => None,
+    };
+    actions.filter_map(of).collect()
+}
+
 /// The stages that a program has an R for.
 pub fn stages_with_r(program: &Schedule) -> Vec<usize> {
     let computes = program.ranks.iter().flatten().flat_map(Action::computes);

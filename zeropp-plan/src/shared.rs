@@ -84,6 +84,7 @@ impl Crowd {
             let change = match (span.lane, span.action.row().partners) {
                 (Lane::Compute, _) => [1, 0],
                 (Lane::Communication, Partners::Group) => [0, 1],
+                (Lane::Copy, _) => continue,
                 (Lane::Communication, Partners::NoRank | Partners::Neighbour) => continue,
                 // It waits.
                 (Lane::Communication, Partners::Everyone) => continue,

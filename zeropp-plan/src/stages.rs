@@ -350,6 +350,7 @@ pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
             bytes_per_s: Some(links.message.max(1.0) as u64),
             parallel_max: Some(2),
         },
+        file_bytes_per_s: job.machine.file_bytes_per_s.map(|rate| rate as u64),
         overlap_ns: None,
         step_ns: ns(update + job.machine.step_end_s) + matrices,
     }

@@ -55,6 +55,7 @@ fn job(seed: u64, largest: usize) -> (Job, Draw) {
         reduce_bytes_per_s: inside / draw.rate(1.0, 2.0),
         replica_bytes_per_s: between,
         bytes_per_s: between,
+        file_bytes_per_s: None,
         message_s: draw.rate(1e-6, 1e-4),
         collective_s: draw.rate(1e-6, 1e-4),
         layer_s: 0.0,

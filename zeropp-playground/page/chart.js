@@ -4,10 +4,10 @@ const KINDS_OF_ACTION = ["F", "B", "W", "BW", "R", "F&BW", "send activation", "s
   "receive gradient", "all-gather", "free", "reduce-scatter", "sum over replicas", "optimizer step",
   "validation", "end of reduction", "send the head's input", "send the head's sums", "send log-sum-exp",
   "send the head's gradient", "receive the head's input", "receive the head's sums", "receive log-sum-exp",
-  "receive the head's gradient"];
+  "receive the head's gradient", "copy out", "end of copy out", "copy in"];
 const COLOURS = ["#3b8bd0", "#e69f00", "#2aa17b", "#d9640f", "#c678a8", "#8888cc", "#9aa0a6", "#b9a37a", "#c5cad1",
   "#dccfae", "#56b4e9", "#888", "#f0d000", "#b8860b", "#777",
-  "#b2182b", "#8e7cb5", "#9aa0a6", "#9aa0a6", "#9aa0a6", "#b9a37a", "#c5cad1", "#c5cad1", "#c5cad1", "#dccfae"];
+  "#b2182b", "#8e7cb5", "#9aa0a6", "#9aa0a6", "#9aa0a6", "#b9a37a", "#c5cad1", "#c5cad1", "#c5cad1", "#dccfae", "#1b7837", "#a6dba0", "#762a83"];
 const LEFT = 58, LANE = 19, THIN = 6, MEMORY = 26, GAP = 7, AXIS = 20, TEXT = 15;
 const isCompute = (span) => span[0] <= 5;
 
@@ -28,6 +28,7 @@ class Chart {
     this.view = view;
     this.options = options;
     this.program = answer.ranks.some((spans) => spans.some((s) => s[0] >= 6 && s[0] <= 13));
+    this.copies = answer.ranks.some((spans) => spans.some((s) => s[0] >= 25));
     this.peak = Math.max(1, options.limit || 0);
     for (const points of answer.memory || []) for (const point of points) this.peak = Math.max(this.peak, point[1]);
     this.index = null;
@@ -38,7 +39,7 @@ class Chart {
 
   rankHeight() {
     const memory = this.answer.memory && this.answer.memory.some((m) => m.length) ? MEMORY : 0;
-    return LANE + (this.program ? 4 * THIN + 2 : 0) + memory + GAP;
+    return LANE + (this.program ? (this.copies ? 5 : 4) * THIN + 2 : 0) + memory + GAP;
   }
 
   x(ns) {
@@ -54,7 +55,7 @@ class Chart {
   // Row and height of an action within its rank.
   lane(code) {
     if (code <= 5 || code === 14) return [0, LANE];
-    const row = code === 10 || code === 11 ? 0 : code >= 12 ? 1 : code <= 7 ? 2 : 3;
+    const row = code >= 25 ? 4 : code === 10 || code === 11 ? 0 : code >= 12 ? 1 : code <= 7 ? 2 : 3;
     return [LANE + 1 + row * THIN, THIN - 1];
   }
 

@@ -160,6 +160,27 @@ pub enum Action {
         /// Stage.
         stage: usize,
     },
+    /// Starts copying what the F of a stage and micro-batch has kept out of the rank's memory.
+    Out {
+        /// Stage.
+        stage: usize,
+        /// Micro-batch.
+        micro_batch: usize,
+    },
+    /// Waits for the end of that copy, and gives its memory back.
+    Gone {
+        /// Stage.
+        stage: usize,
+        /// Micro-batch.
+        micro_batch: usize,
+    },
+    /// Takes memory for it and starts copying it back; its R, or its backward, waits for that.
+    In {
+        /// Stage.
+        stage: usize,
+        /// Micro-batch.
+        micro_batch: usize,
+    },
     /// Waits for the reductions, agrees on the global norm and updates the rank's shards; in a
     /// program with [`Validate`](Self::Validate) the rank updates without waiting for the others.
     OptimizerStep,
@@ -266,6 +287,11 @@ impl Action {
             ActionKind::ReduceScatter => stage().map(|stage| Action::ReduceScatter { stage }),
             ActionKind::ReplicaReduce => stage().map(|stage| Action::ReplicaReduce { stage }),
             ActionKind::Retire => stage().map(|stage| Action::Retire { stage }),
+            ActionKind::Out => one().map(|(stage, micro_batch)| Action::Out { stage, micro_batch }),
+            ActionKind::Gone => {
+                one().map(|(stage, micro_batch)| Action::Gone { stage, micro_batch })
+            }
+            ActionKind::In => one().map(|(stage, micro_batch)| Action::In { stage, micro_batch }),
             ActionKind::OptimizerStep => is_of_rank.then_some(Action::OptimizerStep),
             ActionKind::Validate => is_of_rank.then_some(Action::Validate),
         }
@@ -317,6 +343,15 @@ impl Action {
             Action::ReduceScatter { stage } => (ActionKind::ReduceScatter, Operand::Stage(stage)),
             Action::ReplicaReduce { stage } => (ActionKind::ReplicaReduce, Operand::Stage(stage)),
             Action::Retire { stage } => (ActionKind::Retire, Operand::Stage(stage)),
+            Action::Out { stage, micro_batch } => {
+                (ActionKind::Out, Operand::MicroBatch(stage, micro_batch))
+            }
+            Action::Gone { stage, micro_batch } => {
+                (ActionKind::Gone, Operand::MicroBatch(stage, micro_batch))
+            }
+            Action::In { stage, micro_batch } => {
+                (ActionKind::In, Operand::MicroBatch(stage, micro_batch))
+            }
             Action::OptimizerStep => (ActionKind::OptimizerStep, Operand::Nothing),
             Action::Validate => (ActionKind::Validate, Operand::Nothing),
         }
@@ -392,6 +427,9 @@ impl Action {
             | Action::ReduceScatter { .. }
             | Action::ReplicaReduce { .. }
             | Action::Retire { .. }
+            | Action::Out { .. }
+            | Action::Gone { .. }
+            | Action::In { .. }
             | Action::OptimizerStep
             | Action::Validate => (None, None),
         };
@@ -412,6 +450,9 @@ impl Action {
             | Action::ReduceScatter { .. }
             | Action::ReplicaReduce { .. }
             | Action::Retire { .. }
+            | Action::Out { .. }
+            | Action::Gone { .. }
+            | Action::In { .. }
             | Action::OptimizerStep
             | Action::Validate => return None,
         };

@@ -9,6 +9,7 @@ use crate::action::Lowering;
 use crate::ir::{Action, Compute, Message, Schedule, Task};
 use crate::schedules::{Kind, Objective, StepForm};
 
+mod copies;
 mod head;
 mod issue;
 mod recompute;
@@ -33,6 +34,10 @@ pub struct LowerOptions {
     /// Of each unit only the first so many micro-batches are recomputed, if that is given, and none
     /// of the last stage's, whose head has to make its gradients in their order.
     pub redone: Option<usize>,
+    /// Of each unit's first so many micro-batches, what F has kept is copied out of the rank's
+    /// memory and in again before it is needed, in all stages where there is time for both. Slices
+    /// of samples, which need each other's, stay.
+    pub out: usize,
     /// There are data-parallel replicas: sum every stage's gradient over them after its last unit.
     /// Copies of a stage are summed in any case.
     pub replicas: bool,
@@ -88,6 +93,7 @@ impl Default for LowerOptions {
             prefetch: 1,
             recompute: false,
             redone: None,
+            out: 0,
             replicas: false,
             residency: Residency::default(),
             sync: OptimizerSync::default(),
@@ -129,6 +135,10 @@ pub enum Residency {
 /// * of a split head: AG before the first F of a unit's slice and FREE after its last B, beside the
 ///   stages; a send where what it sends was made or, if it is passed on, right after its receive;
 ///   a receive one compute action before the one that takes it;
+/// * OUT after the F, and behind its send, of the micro-batches that `out` asks for; GONE before
+///   the second next OUT, or three compute actions later where that is earlier; IN three compute
+///   actions before the R or the backward, but never in a warm-up. A micro-batch that has no time
+///   for that between its F and its backward stays (ADR 101);
 /// * R where `recompute` asks for it, and one optimizer step at the end, unless there are forwards
 ///   only;
 /// * with [`OptimizerSync::Late`] a VALID after each rank's warm-up: its forwards before the first
@@ -169,6 +179,10 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
             let gradients = gradients(schedule, program, rank);
             add_reductions(&gradients, options.replicas, &mut inserts);
             let last = add_retirements(schedule, program, &gradients, in_units, &mut inserts);
+            if trains && options.out > 0 && schedule.slices_per_sample() == 1 {
+                let warm_up = warm_ups.as_ref().map_or(0, |ends| ends[rank]);
+                copies::add_copies(schedule, program, options.out, warm_up, &mut inserts);
+            }
             if let Some(warm_ups) = &warm_ups {
                 inserts.before(warm_ups[rank], Action::Validate);
             }

@@ -10,6 +10,8 @@
 //!   that of its last slice, to the B of the slice itself; those of vectors, to the first slice's;
 //! * *workspace*: what a forward (or R, or the B of a split head's slice) takes beside that and
 //!   gives back at its end counts as activation meanwhile;
+//! * *host activation*: what F has kept, from its copy out to the R or backward that takes what was
+//!   copied in; it is no *activation* from the end of the one copy to the beginning of the other;
 //! * *weight stash*: what B keeps for W; a whole backward is B, then W. Between its beginning and
 //!   its end B may hold more than at either;
 //! * *gathered*: a stage's weights from AG to FREE;
@@ -38,6 +40,7 @@ pub use kind::{HeldBytes, MemoryBytes, MemoryKind};
 pub use over_time::{KindPoint, over_time};
 pub use stage::{HeadBytes, LayerwiseBytes, StageBytes};
 
+mod copies;
 mod head;
 mod kind;
 mod over_time;
@@ -120,6 +123,8 @@ pub struct Ledger<'a> {
     places: MicroBatchSlots,
     /// Which of them recompute.
     recomputed: Vec<bool>,
+    /// Which of them are out of the rank's memory, or on their way.
+    out: Vec<bool>,
     /// No backward follows: F keeps nothing.
     forward_only: bool,
     /// Activations received or handed over and not yet taken, by their consumers.
@@ -201,6 +206,7 @@ impl<'a> Ledger<'a> {
             ahead: vec![None; units.len()],
             units,
             recomputed,
+            out: vec![false; places.len()],
             forward_only,
             activations: vec![false; places.len()],
             gradients: vec![false; places.len()],
@@ -261,6 +267,13 @@ impl<'a> Ledger<'a> {
                 self.now.communication += reduced;
             }
             Action::Retire { .. } => self.retire(),
+            Action::Out { stage, micro_batch } => self.copy_out(stage, micro_batch),
+            Action::Gone { stage, micro_batch } => {
+                self.now.activation -= self.kept(stage, micro_batch);
+            }
+            Action::In { stage, micro_batch } => {
+                self.now.activation += self.kept(stage, micro_batch);
+            }
             Action::OptimizerStep => {
                 self.retire();
                 self.now.communication -= std::mem::take(&mut self.replica_reduced);
@@ -289,6 +302,9 @@ impl<'a> Ledger<'a> {
             Compute::W | Compute::R => None,
         };
         let place = self.places.of(stage, micro_batch);
+        if !matches!(kind, Compute::F | Compute::W) {
+            self.copied_in(stage, micro_batch);
+        }
         if let Some(message) = takes
             && std::mem::take(&mut self.received(message)[place])
         {

@@ -89,9 +89,12 @@ impl Sim<'_> {
             Action::ReduceScatter { stage } => self.reduce(r, stage),
             Action::ReplicaReduce { stage } => self.replicas(r, stage),
             Action::OptimizerStep => self.update(r, step)?,
-            Action::SendHead { .. } | Action::RecvHead { .. } | Action::Validate => {
-                unreachable!("not in these programs")
-            }
+            Action::SendHead { .. }
+            | Action::RecvHead { .. }
+            | Action::Out { .. }
+            | Action::Gone { .. }
+            | Action::In { .. }
+            | Action::Validate => unreachable!("not in these programs"),
             Action::Compute { .. } | Action::Overlap { .. } => {
                 let ready = action.computes().all(|task| self.is_ready(r, task));
                 if !ready {

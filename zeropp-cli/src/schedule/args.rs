@@ -266,7 +266,7 @@ fn line(kind: &Kind) -> String {
     format!("{:14} {}", kind.name, kind.about)
 }
 
-fn program_args() -> [Arg; 5] {
+fn program_args() -> [Arg; 6] {
     [
         Arg::new("lower")
             .long("lower")
@@ -287,6 +287,15 @@ fn program_args() -> [Arg; 5] {
             .requires("lower")
             .value_parser(["none", "full"])
             .help("Recompute activations before the backward, with --lower; R takes t-f"),
+        Arg::new("copy-out")
+            .long("copy-out")
+            .value_name("N")
+            .default_value("0")
+            .requires("lower")
+            .value_parser(whole::<usize>(0))
+            .help(
+                "Micro-batches of each unit whose activations are copied out and in, with --lower",
+            ),
         Arg::new("optimizer-sync")
             .long("optimizer-sync")
             .value_name("WHEN")
@@ -351,6 +360,7 @@ impl ScheduleRequest {
         let lower = matches.get_flag("lower").then(|| LowerOptions {
             prefetch: size("prefetch").expect("has a default"),
             recompute: matches.get_one::<String>("recompute").is_some_and(|what| what == "full"),
+            out: size("copy-out").expect("has a default"),
             sync: match matches.get_one::<String>("optimizer-sync").map(String::as_str) {
                 Some("late") => OptimizerSync::Late,
                 _ => OptimizerSync::Barrier,

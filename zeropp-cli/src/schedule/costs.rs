@@ -241,6 +241,7 @@ fn simulator(
         stages: stages.clone().map(time).collect(),
         memory: stages.map(memory).collect(),
         link: LinkCosts { latency_ns: costs.send, ..LinkCosts::default() },
+        file_bytes_per_s: None,
         overlap_ns: overlap,
         step_ns: 0,
     }

@@ -195,6 +195,7 @@ fn context<E>(
         meter: Meter::new(),
         token: Tensor::zeros([1], (&Device::flex(), DType::F32)),
         makers: None,
+        vault: None,
         output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),

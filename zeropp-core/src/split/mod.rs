@@ -7,6 +7,7 @@
 //! [`Weight`] handles that are resolved at F and again at B, so that a gathered buffer can be freed
 //! in between.
 
+mod away;
 mod context;
 mod dropout;
 mod masks;
@@ -20,6 +21,7 @@ mod tape;
 mod vjp;
 mod weight;
 
+pub use away::{AwayTensors, Vault};
 pub use context::{SampleContext, SliceCx};
 pub use dropout::{Dropout, DropoutPlace};
 pub use masks::{Documents, Masks, NOT_SCORED};
@@ -50,6 +52,8 @@ pub struct OpCx {
     /// With selective recomputation: how B makes again what is not kept. The outputs of norms and
     /// of activation functions are not, nor attention's probabilities.
     pub makers: Option<Makers>,
+    /// Notes what is kept, where that is going to leave memory until B needs it.
+    pub vault: Option<Vault>,
     /// Whether the operation's output is wanted; else one element stands for all of it, and the
     /// pullback is the same. What takes no context is for outputs that are.
     pub output_wanted: bool,
@@ -68,7 +72,11 @@ pub struct OpCx {
 impl OpCx {
     /// Keeps `t` until the pullback that captures the result has run.
     pub fn save<const D: usize>(&self, t: Tensor<D>) -> Saved<D> {
-        Saved::new(t, MemoryKind::Activation, &self.meter)
+        let saved = Saved::new(t, MemoryKind::Activation, &self.meter);
+        if let Some(vault) = &self.vault {
+            vault.note(&saved);
+        }
+        saved
     }
 
     /// Keeps an operation's input `x` until the pullback that captures the result has run, or only

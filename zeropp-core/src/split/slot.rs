@@ -1,4 +1,5 @@
-//! What operations keep from F to B and from B to W: tensors that are here, or due to be made.
+//! What operations keep from F to B and from B to W: tensors that are here, out of memory, or due
+//! to be made.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -9,15 +10,18 @@ use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
 use super::vjp;
+use crate::cpu_tensor::{CpuBlock, CpuView};
 use crate::meter::{Hold, MemoryKind, Meter};
 
 /// A handle to a tensor kept for later, which the rank's meter counts while it is there. A clone is
 /// a handle to the same.
 #[derive(Clone)]
-pub struct Saved<const D: usize>(Arc<Mutex<Slot<D>>>);
+pub struct Saved<const D: usize>(pub(super) Arc<Mutex<Slot<D>>>);
 
-enum Slot<const D: usize> {
+pub(super) enum Slot<const D: usize> {
     Here(Tensor<D>, Hold),
+    /// The tensor's bytes are out of memory.
+    Away(CpuView),
     /// The tensor is made when it is first asked for.
     Due(Box<dyn FnOnce() -> Tensor<D> + Send>, Arc<Meter>),
     /// While it is made.
@@ -47,6 +51,7 @@ impl<const D: usize> Saved<D> {
                 let hold = meter.hold_tensor(MemoryKind::Activation, &tensor);
                 (tensor, hold)
             }
+            Slot::Away(_) => panic!("{AWAY}"),
             Slot::Making => unreachable!("no tensor is made from itself"),
         };
         *slot = Slot::Here(tensor.clone(), hold);
@@ -58,9 +63,50 @@ impl<const D: usize> Saved<D> {
         match Arc::try_unwrap(self.0).map(Mutex::into_inner) {
             Ok(Slot::Here(tensor, _)) => tensor,
             Ok(Slot::Due(make, _)) => make(),
+            Ok(Slot::Away(_)) => panic!("{AWAY}"),
             Ok(Slot::Making) => unreachable!("no tensor is made from itself"),
             Err(shared) => Self(shared).get(),
         }
+    }
+}
+
+/// The message where a tensor is wanted that is out of memory: no verified program does that.
+const AWAY: &str = "a kept tensor is wanted while it is out of memory";
+
+/// A kept tensor of any shape that can leave memory and come back.
+pub(super) trait Leaving: Send + Sync {
+    /// The storage that it is of, if it is here.
+    fn block(&self) -> Option<CpuBlock>;
+    /// Drops the tensor, which is here.
+    fn leave(&self);
+    /// Makes it again of its storage's bytes, as an activation.
+    fn come_back(&self, block: &CpuBlock, meter: &Arc<Meter>);
+}
+
+impl<const D: usize> Leaving for Mutex<Slot<D>> {
+    fn block(&self) -> Option<CpuBlock> {
+        let Slot::Here(tensor, _) = &*self.lock() else { return None };
+        Some(CpuBlock::of(tensor)?.0)
+    }
+
+    fn leave(&self) {
+        let mut slot = self.lock();
+        let Slot::Here(tensor, _) = &*slot else { return };
+        if let Some((_, view)) = CpuBlock::of(tensor) {
+            *slot = Slot::Away(view);
+        }
+    }
+
+    fn come_back(&self, block: &CpuBlock, meter: &Arc<Meter>) {
+        let mut slot = self.lock();
+        *slot = match std::mem::replace(&mut *slot, Slot::Making) {
+            Slot::Away(view) => {
+                let tensor = block.tensor(view);
+                let hold = meter.hold_tensor(MemoryKind::Activation, &tensor);
+                Slot::Here(tensor, hold)
+            }
+            other => other,
+        };
     }
 }
 

@@ -71,6 +71,7 @@ fn outcome(
         meter: meter.clone(),
         token: recording.token(),
         makers,
+        vault: None,
         output_wanted: true,
         forward_grads: None,
         masks: Masks { dropout, ..Masks::default() },

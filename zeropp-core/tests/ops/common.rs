@@ -101,6 +101,7 @@ pub(crate) fn context(meter: &Arc<Meter>, selective: bool, tracked: bool) -> OpC
         meter: meter.clone(),
         token: if tracked { leaf(&token) } else { token },
         makers: selective.then(Makers::default),
+        vault: None,
         output_wanted: true,
         forward_grads: None,
         masks: Masks::default(),

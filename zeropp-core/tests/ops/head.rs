@@ -39,6 +39,7 @@ impl Case<'_> {
             meter: meter.clone(),
             token: if grads.is_some() { leaf(&token) } else { token },
             makers: None,
+            vault: None,
             output_wanted: true,
             forward_grads: grads.map(|grads| ForwardGrads { grads, loss_scale: self.scale }),
             masks: Masks::default(),

@@ -23,8 +23,8 @@ use zeropp_zero3::StepOutcome;
 use super::Worker;
 use super::error::StepError;
 use crate::head::HeadTree;
-use crate::ir::{HeadMessage, Message};
-use crate::simulate::{Costs, StageCosts};
+use crate::ir::{HeadMessage, Message, Schedule};
+use crate::simulate::{CopyQueue, Costs, StageCosts};
 
 /// Waits end with a spin of at most this long, because a sleeping thread wakes up late: the kernel
 /// rounds timers by 50 µs. Short enough that many ranks on few cores do not get in each other's
@@ -167,6 +167,7 @@ pub struct EmulatedWorker {
     /// Ends of those that are known and not waited for yet.
     ends: HashMap<usize, u64>,
     zero3_free: u64,
+    copies: CopyQueue,
     /// Reductions under way, and whether the replicas' sum follows.
     reducing: HashMap<usize, (Option<u64>, bool)>,
     replicas: Vec<(usize, Pending<Tensor<1>>)>,
@@ -175,17 +176,20 @@ pub struct EmulatedWorker {
 }
 
 impl EmulatedWorker {
-    /// A worker of one rank of a pipeline of so many stages with these costs, which are those of
+    /// A worker of one rank that runs its part of `program` with these costs, which are those of
     /// every stage, and behind them of each rank's slice of a `head`, if it is split.
     pub fn new(
         costs: Arc<Costs>,
         clock: Arc<EmulatedClock>,
         groups: Groups,
-        stages: usize,
+        program: &Schedule,
         head: Option<&HeadTree>,
     ) -> Self {
         let own_sums = head.map(|head| head.own_sums(groups.pipeline.rank()).len());
+        let copies = CopyQueue::new(program, &costs, groups.pipeline.rank());
+        let stages = program.stages();
         Self {
+            copies,
             costs,
             clock,
             groups,
@@ -290,6 +294,27 @@ impl Worker for EmulatedWorker {
     /// As if a token had a number of a stamp: sums of blocks have nothing beside their targets'.
     fn head_tokens(&self) -> usize {
         STAMP
+    }
+
+    fn start_out(&mut self, stage: usize, micro_batch: usize) {
+        self.copies.start((stage, micro_batch), self.clock.now());
+    }
+
+    fn finish_out(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError> {
+        self.clock.wait_until(self.copies.end((stage, micro_batch)));
+        Ok(())
+    }
+
+    fn start_in(&mut self, stage: usize, micro_batch: usize) {
+        self.start_out(stage, micro_batch);
+    }
+
+    fn finish_in(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError> {
+        self.finish_out(stage, micro_batch)
+    }
+
+    fn is_copied(&mut self, stage: usize, micro_batch: usize) -> bool {
+        self.copies.end((stage, micro_batch)) <= self.clock.now()
     }
 
     fn head_message(&self, message: HeadMessage, tensors: usize) -> (usize, DType) {

@@ -1,5 +1,7 @@
 //! Why an action could not be done.
 
+use std::io;
+
 use zeropp_comm::CommError;
 use zeropp_core::data::DataError;
 
@@ -12,6 +14,12 @@ pub enum StepError {
     /// Tokens that the model cannot be given, as an id that it has no row for.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// Activations that could not be copied out, or in again.
+    #[error(
+        "activations cannot be copied out of memory and back ({0}); give recompute:out a folder \
+         with more room"
+    )]
+    Copy(#[from] io::Error),
     /// A layer whose output is not what the next one takes.
     #[error(
         "layer {layer} gives {found:?}, and {expected:?} is what follows it takes: [samples, \
@@ -32,7 +40,7 @@ impl StepError {
     pub fn between_ranks(&self) -> Option<&CommError> {
         match self {
             StepError::Comm(error) => Some(error),
-            StepError::Data(_) | StepError::Shape { .. } => None,
+            StepError::Data(_) | StepError::Copy(_) | StepError::Shape { .. } => None,
         }
     }
 }

@@ -20,12 +20,14 @@ pub(super) struct IncomingTensor {
     pub(super) _hold: Option<Hold>,
 }
 
-/// An operation of several ranks that goes on beside the computes, of a stage.
+/// What goes on beside the computes: an operation of several ranks, of a stage, or a copy, of a
+/// stage and micro-batch.
 #[derive(Clone, Copy)]
-pub(super) enum Collective {
+pub(super) enum RunningOperation {
     Gather(usize),
     Reduce(usize),
     ReplicaReduce(usize),
+    Copy(usize, usize),
 }
 
 /// The data that is under way within a step.
@@ -39,8 +41,10 @@ pub(super) struct Flight {
     pub(super) sends: Vec<Pending<()>>,
     pub(super) gathers: HashMap<usize, usize>,
     pub(super) reduces: Vec<(usize, usize)>,
-    /// Collectives that were not yet seen to be done, with their spans.
-    pub(super) running: Vec<(Collective, usize)>,
+    /// The spans of copies that were not waited for.
+    pub(super) copies: HashMap<(usize, usize), usize>,
+    /// What was not yet seen to be done, with its span.
+    pub(super) running: Vec<(RunningOperation, usize)>,
     pub(super) head: HeadFlight,
     pub(super) sent_bytes: u64,
     pub(super) outcome: Option<StepOutcome>,
@@ -49,8 +53,8 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    /// A collective was waited for. Where it was seen to be done before, it ended then.
-    pub(super) fn end_collective(&mut self, span: usize, now: u64) {
+    /// Something was waited for. Where it was seen to be done before, it ended then.
+    pub(super) fn end_running(&mut self, span: usize, now: u64) {
         if let Some(at) = self.running.iter().position(|(_, running)| *running == span) {
             self.running.swap_remove(at);
             self.spans[span].end_ns = now;

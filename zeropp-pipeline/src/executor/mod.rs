@@ -4,6 +4,7 @@
 //! program says so and waited for by the action that needs their result, so they overlap with
 //! the computation between. No schedule has a special case here.
 
+mod copies;
 pub mod emulated;
 mod error;
 mod flight;
@@ -33,7 +34,7 @@ pub use status::StatusBoard;
 pub use tokens::{TokenSource, Tokens};
 pub use worker::Worker;
 
-use self::flight::{Collective, Flight, IncomingTensor};
+use self::flight::{Flight, IncomingTensor, RunningOperation};
 use crate::head::HeadTree;
 use crate::ir::{Action, Compute, Message, Schedule, Task};
 use crate::timeline::Span;
@@ -186,7 +187,7 @@ impl<W: Worker> Executor<W> {
         while at < self.program.len() {
             let action = self.program[at];
             self.status.set(self.world_rank, step, action);
-            self.look_at_collectives(&mut flight);
+            self.look_at_running(&mut flight);
             self.pass_on(&mut flight).map_err(|source| self.failed(step, action, source))?;
             let done = self.run_action(&mut flight, action, step);
             match done.map_err(|source| self.failed(step, action, source))? {
@@ -262,7 +263,7 @@ impl<W: Worker> Executor<W> {
                 self.worker.start_gather(stage);
                 f.sent_bytes += self.worker.gather_bytes(stage);
                 f.gathers.insert(stage, span);
-                f.running.push((Collective::Gather(stage), span));
+                f.running.push((RunningOperation::Gather(stage), span));
                 false
             }
             Action::Free { stage } => {
@@ -274,6 +275,9 @@ impl<W: Worker> Executor<W> {
                 false
             }
             Action::Retire { .. } => self.retire_reduces(f).map(|()| true)?,
+            Action::Out { .. } | Action::Gone { .. } | Action::In { .. } => {
+                self.copy(f, action, span)?
+            }
             Action::Validate => {
                 if let Next::FirstAction = self.validate(f)? {
                     return Ok(Next::FirstAction);
@@ -308,7 +312,7 @@ impl<W: Worker> Executor<W> {
                 self.worker.start_reduce(stage);
                 f.sent_bytes += self.worker.reduce_bytes(stage);
                 f.reduces.push((stage, span));
-                f.running.push((Collective::Reduce(stage), span));
+                f.running.push((RunningOperation::Reduce(stage), span));
             }
             Action::ReplicaReduce { stage } => {
                 // All replicas start these sums in the order of their programs, which one that
@@ -318,27 +322,28 @@ impl<W: Worker> Executor<W> {
                 }
                 self.worker.request_replica_reduce(stage);
                 f.sent_bytes += self.worker.replica_bytes(stage);
-                f.running.push((Collective::ReplicaReduce(stage), span));
+                f.running.push((RunningOperation::ReplicaReduce(stage), span));
             }
             _ => unreachable!("no reduction"),
         }
         Ok(())
     }
 
-    /// Ends the spans of collectives that are done by now, so that they do not last until someone
-    /// needs their result.
-    fn look_at_collectives(&mut self, f: &mut Flight) {
+    /// Ends the spans of collectives and copies that are done by now, so that they do not last
+    /// until someone needs their result.
+    fn look_at_running(&mut self, f: &mut Flight) {
         let Flight { running, spans, .. } = f;
         if running.is_empty() {
             return;
         }
         let now = self.now();
         let worker = &mut self.worker;
-        running.retain(|(collective, span)| {
-            let is_done = match *collective {
-                Collective::Gather(stage) => worker.is_gathered(stage),
-                Collective::Reduce(stage) => worker.is_reduced(stage),
-                Collective::ReplicaReduce(stage) => worker.is_replica_reduced(stage),
+        running.retain(|(operation, span)| {
+            let is_done = match *operation {
+                RunningOperation::Gather(stage) => worker.is_gathered(stage),
+                RunningOperation::Reduce(stage) => worker.is_reduced(stage),
+                RunningOperation::ReplicaReduce(stage) => worker.is_replica_reduced(stage),
+                RunningOperation::Copy(stage, micro_batch) => worker.is_copied(stage, micro_batch),
             };
             if is_done {
                 spans[*span].end_ns = now;
@@ -353,7 +358,7 @@ impl<W: Worker> Executor<W> {
         for (stage, span) in std::mem::take(&mut f.reduces) {
             self.pass_on_until(f, |this, _| this.worker.is_reduced(stage))?;
             self.worker.finish_reduce(stage)?;
-            f.end_collective(span, self.now());
+            f.end_running(span, self.now());
         }
         Ok(())
     }
@@ -361,12 +366,15 @@ impl<W: Worker> Executor<W> {
     fn compute(&mut self, f: &mut Flight, action: Action, span: usize) -> Result<(), StepError> {
         let mut begun = false;
         for task in action.computes() {
-            let Task { kind, stage, .. } = task;
+            let Task { kind, stage, micro_batch } = task;
+            if kind != Compute::F && kind != Compute::W {
+                self.copied_in(f, stage, micro_batch)?;
+            }
             if kind != Compute::W {
                 self.pass_on_until(f, |this, _| this.worker.is_gathered(stage))?;
                 self.worker.finish_gather(stage)?;
                 if let Some(gather) = f.gathers.remove(&stage) {
-                    f.end_collective(gather, self.now());
+                    f.end_running(gather, self.now());
                 }
             }
             let input = self.taken(f, task)?;

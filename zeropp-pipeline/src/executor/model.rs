@@ -20,6 +20,7 @@ use zeropp_core::split::{
 use zeropp_zero3::{LayerSums, Optimizer, ParamExport, ShardedStage, StepOutcome};
 
 mod context;
+mod copies;
 mod pieces;
 mod slice;
 
@@ -99,6 +100,7 @@ pub struct ModelWorker {
     losses: Vec<(usize, Tensor<1>)>,
     /// The figures of the step's routers, by stage.
     routers: BTreeMap<usize, StageRouters>,
+    offload: copies::Offload,
     /// Set while forwards alone are run: their tokens, and the batch.
     evaluated: Option<(TokenSource, u64)>,
     /// Set while a step is run again to find what was not finite first.
@@ -138,6 +140,7 @@ impl ModelWorker {
             contexts: HashMap::new(),
             slices: HashMap::new(),
             losses: Vec::new(),
+            offload: copies::Offload::default(),
             routers,
             evaluated: None,
             search: None,
@@ -330,6 +333,7 @@ impl ModelWorker {
             meter: self.meter.clone(),
             token,
             makers: self.options.selective.contains(&stage).then(Makers::default),
+            vault: self.vault((stage, micro_batch)).cloned(),
             output_wanted: true,
             forward_grads,
             masks,
@@ -419,6 +423,12 @@ impl Worker for ModelWorker {
         let input = x.map(|x| device::on(&self.options.device, x).reshape(dims));
         let input = input.map(|x| Saved::new(x, MemoryKind::Activation, &self.meter));
         let (at, whole) = ((stage, micro_batch), 0..self.stages[&stage].parts.len());
+        if self.evaluated.is_none() {
+            self.begin_vault(at);
+        }
+        if let (Some(vault), Some(input)) = (self.vault(at), &input) {
+            vault.note(input);
+        }
         let output = if self.evaluated.is_some() {
             let (x, op) = (input.as_ref().map(Saved::get), self.untracked(stage, micro_batch)?);
             self.run_layers(stage, micro_batch, whole, x, &op, true)?
@@ -472,6 +482,26 @@ impl Worker for ModelWorker {
             let name = self.stages[&stage].parts[layer].name().to_owned();
             search.note(Value::Gradient, micro_batch, stage, layer, name);
         }
+    }
+
+    fn start_out(&mut self, stage: usize, micro_batch: usize) {
+        self.copy_out((stage, micro_batch));
+    }
+
+    fn finish_out(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError> {
+        self.drop_copied((stage, micro_batch))
+    }
+
+    fn start_in(&mut self, stage: usize, micro_batch: usize) {
+        self.copy_in((stage, micro_batch));
+    }
+
+    fn finish_in(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError> {
+        self.have_copied((stage, micro_batch))
+    }
+
+    fn is_copied(&mut self, stage: usize, micro_batch: usize) -> bool {
+        self.away((stage, micro_batch)).is_copied()
     }
 
     fn head_tokens(&self) -> usize {
@@ -554,6 +584,7 @@ impl Worker for ModelWorker {
     }
 
     fn drop_forwards(&mut self) -> CommResult<()> {
+        self.forget_copies();
         self.inputs.clear();
         self.graphs.clear();
         self.queues.clear();

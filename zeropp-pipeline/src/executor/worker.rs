@@ -45,6 +45,24 @@ pub trait Worker {
     /// W: adds the queued weight gradients to the stage's buffer.
     fn weight(&mut self, stage: usize, micro_batch: usize);
 
+    /// OUT: starts copying what the F of a micro-batch has kept out of memory.
+    fn start_out(&mut self, stage: usize, micro_batch: usize);
+    /// GONE: waits for that, and gives its memory back.
+    ///
+    /// # Errors
+    /// What the system says, such as that the disk is full.
+    fn finish_out(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError>;
+    /// IN: takes memory for it and starts copying it back.
+    fn start_in(&mut self, stage: usize, micro_batch: usize);
+    /// Waits for that: R or B finds what F has kept.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn finish_in(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError>;
+    /// Whether the copy of a micro-batch that is under way would be finished at once; false where
+    /// that is not known.
+    fn is_copied(&mut self, stage: usize, micro_batch: usize) -> bool;
+
     /// Tokens of a micro-batch, where the head is split.
     fn head_tokens(&self) -> usize;
     /// Elements and type of a split head's message of so many tensors.

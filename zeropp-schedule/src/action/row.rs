@@ -13,6 +13,8 @@ pub enum Lane {
     Compute,
     /// Gathers, reductions, sends and receives.
     Communication,
+    /// Copies of activations out of the rank's memory and back.
+    Copy,
 }
 
 /// What an action names.
@@ -64,6 +66,8 @@ pub enum Cost {
     Reduce,
     /// A sum of a stage's gradients over the replicas.
     ReplicaReduce,
+    /// A copy of activations out or in.
+    Copy,
     /// The optimizer's step.
     Step,
     /// None: it takes no time, or what it waits for.
@@ -98,6 +102,8 @@ pub enum HeldKind {
     Activation,
     /// What B keeps for W.
     Stash,
+    /// What was kept for B and is out of the rank's memory.
+    Host,
     /// Messages, and what collectives send or give.
     Communication,
 }
@@ -235,7 +241,7 @@ actions! {
         looks 0 "F" "forward" 0x0072b2 Solid.
     B: MicroBatch, Compute, B, NoRank, false, Keeps at 5;
         spelled "B" "B" "I" Same;
-        takes [Activation, Stash, Packed, Communication] gives [Activation, Communication];
+        takes [Activation, Stash, Packed, Communication] gives [Activation, Communication, Host];
         looks 1 "B" "gradient of the input" 0xe69f00 Solid.
     W: MicroBatch, Compute, W, NoRank, false, Keeps at 5;
         spelled "W" "W" "W" Same;
@@ -244,16 +250,16 @@ actions! {
     BW: MicroBatch, Compute, BW, NoRank, false, Keeps at 5;
         spelled "BW" "BW" "B" Same;
         takes [Activation, Packed, Gradient, GradientShard, Communication]
-        gives [Activation, Communication];
+        gives [Activation, Communication, Host];
         looks 3 "BW" "whole backward" 0xd55e00 Horizontal.
     R: MicroBatch, Compute, R, NoRank, false, Recomputes at 5;
         spelled "R" "R" "R" Unknown;
-        takes [Activation, Packed, Gradient, GradientShard] gives [Communication];
+        takes [Activation, Packed, Gradient, GradientShard] gives [Communication, Host];
         looks 4 "R" "recomputation" 0x56b4e9 Dots.
     Overlap: Pair, Compute, Pair, NoRank, false, Keeps at 5;
         spelled "F&BW" "&" "OVERLAP_F_B" Same;
         takes [Activation, Packed, Gradient, GradientShard, Communication]
-        gives [Activation, Communication];
+        gives [Activation, Communication, Host];
         looks 12 "F & BW overlapped" "forward and whole backward, overlapped" 0x0072b2 Solid.
     SendActivation: MicroBatch, Communication, Message, Neighbour, true, Makes at 0;
         spelled "send activation" ">A" "SEND_F" Same;
@@ -331,6 +337,18 @@ actions! {
         spelled "receive head's gradient" "<D" "RECV_HEAD_GRAD" Unknown;
         takes [Communication] gives [];
         looks 7 "receive" "receive" 0xe3b0cc Solid.
+    Out: MicroBatch, Copy, Copy, NoRank, true, Makes at 1;
+        spelled "copy out" "OUT" "OUT" Unknown;
+        takes [Host] gives [];
+        looks 15 "copy out" "copy of activations out" 0x1b7837 Solid.
+    Gone: MicroBatch, Copy, Nothing, NoRank, true, Makes at 1;
+        spelled "end of copy out" "GONE" "GONE" Unknown;
+        takes [] gives [Activation];
+        looks 16 "gone" "end of a copy out, whose memory goes" 0xa6dba0 Solid.
+    In: MicroBatch, Copy, Copy, NoRank, false, Makes at 8;
+        spelled "copy in" "IN" "IN" Unknown;
+        takes [Activation] gives [];
+        looks 17 "copy in" "copy of activations in" 0x762a83 Solid.
 }
 
 impl ActionKind {

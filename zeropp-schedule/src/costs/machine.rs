@@ -11,6 +11,7 @@
 //! zero3_bytes_per_s = 240e9   # collectives inside a node; this one is needed
 //! replica_bytes_per_s = 20e9  # collectives between nodes; missing: those inside
 //! bytes_per_s = 20e9          # messages between nodes; missing: collectives between nodes
+//! file_bytes_per_s = 2e9      # a rank's file of activations, both ways; missing: infinite
 //! t_comm = 10                 # us, latency of a message
 //! t_collective = 20           # us, latency of a collective
 //! t_layer = 400               # us of a block's F or R beside products and passes; twice in B
@@ -35,8 +36,8 @@ use serde_json::Value;
 
 use super::{CostsError, Table};
 
-/// Keys that only a machine has. `zero3_bytes_per_s`, `replica_bytes_per_s`, `bytes_per_s` and
-/// `t_comm` are those of stages, too.
+/// Keys that only a machine has. `zero3_bytes_per_s`, `replica_bytes_per_s`, `bytes_per_s`,
+/// `file_bytes_per_s` and `t_comm` are those of stages, too.
 const KEYS: [&str; 18] = [
     "source",
     "flops_per_s",
@@ -57,8 +58,14 @@ const KEYS: [&str; 18] = [
     "t_step_end",
     "reduce_bytes_per_s",
 ];
-const SHARED: [&str; 5] =
-    ["zero3_bytes_per_s", "replica_bytes_per_s", "bytes_per_s", "t_comm", "measured"];
+const SHARED: [&str; 6] = [
+    "zero3_bytes_per_s",
+    "replica_bytes_per_s",
+    "bytes_per_s",
+    "file_bytes_per_s",
+    "t_comm",
+    "measured",
+];
 /// No device does as much in a second.
 const RATE_MAX: f64 = 1e21;
 /// Floating-point operations in a second: less than this is another unit.
@@ -132,6 +139,9 @@ pub struct Machine {
     pub replica_bytes_per_s: f64,
     /// Bytes in a second of a message between nodes.
     pub bytes_per_s: f64,
+    /// Bytes in a second of the file that a rank's activations are copied out to, both ways
+    /// together; none where it is not known.
+    pub file_bytes_per_s: Option<f64>,
     /// Latency of a message, in seconds.
     pub message_s: f64,
     /// Latency of a collective, in seconds.
@@ -210,6 +220,10 @@ impl Table {
             reduce_bytes_per_s: bytes("reduce_bytes_per_s", Some(inside))?,
             replica_bytes_per_s: between,
             bytes_per_s: bytes("bytes_per_s", Some(between))?,
+            file_bytes_per_s: match self.keys.contains_key("file_bytes_per_s") {
+                true => Some(bytes("file_bytes_per_s", None)?),
+                false => None,
+            },
             message_s: latency("t_comm")?,
             collective_s: latency("t_collective")?,
             layer_s: latency("t_layer")?,
@@ -267,6 +281,7 @@ mod tests {
         let m = machine(GOOD).unwrap();
         assert_eq!((m.flops_share, m.per_node), (1.0, 8));
         assert_eq!((m.replica_bytes_per_s, m.bytes_per_s), (5e9, 5e9));
+        assert_eq!(m.file_bytes_per_s, None);
         assert_eq!((m.message_s, m.collective_s, m.layer_s), (7e-6, 0.0, 0.0));
         assert_eq!((m.reduce_bytes_per_s, m.update_bytes_per_s), (5e9, 1e10));
         let measured = (m.block_flops_per_s, m.head_flops_per_s, m.ranks_at_once);
@@ -289,6 +304,7 @@ mod tests {
             ("reserve_bytes = 1e9", "reserve_bytes: found 1000000000"),
             ("margin = -0.1", "margin: found -0.1"),
             ("bytes_per_s = -1", "bytes_per_s: found -1"),
+            ("file_bytes_per_s = 2", "file_bytes_per_s: found 2; a rate in bytes/s"),
             ("t_comm = -1", "t_comm: found -1"),
             ("t_collective = null", "t_collective: found null"),
             ("t_layer = -1", "t_layer: found -1"),

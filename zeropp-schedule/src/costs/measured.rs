@@ -58,6 +58,7 @@ pub fn measured(timeline: &Timeline) -> Result<Costs, CostsError> {
         memory: vec![StageBytes::default(); of_all.len()],
         stages: of_all,
         link: LinkCosts { latency_ns: seen.message_ns(), ..LinkCosts::default() },
+        file_bytes_per_s: None,
         overlap_ns: None,
         step_ns: median(seen.steps.values().copied().collect()).unwrap_or(0),
     })
@@ -119,7 +120,8 @@ impl Seen {
             }
             // A message takes from its sending until it was received. The two halves of an
             // overlapped pair have no times of their own.
-            Cost::Message | Cost::Nothing | Cost::Pair => {}
+            // A copy's bytes are not known, so its rate is not.
+            Cost::Message | Cost::Copy | Cost::Nothing | Cost::Pair => {}
         }
         if let Some(end) = span.action.message() {
             let MessageEnd { is_send, message, stage, micro_batch } = end;
@@ -215,6 +217,7 @@ pub fn scaled_to(costs: &Costs, planned: &Timeline, measured: &Timeline) -> Opti
             bytes_per_s: costs.link.bytes_per_s.map(rate),
             ..costs.link
         },
+        file_bytes_per_s: costs.file_bytes_per_s.map(rate),
         overlap_ns: costs.overlap_ns.map(scale),
         step_ns: scale(costs.step_ns),
     })
@@ -242,6 +245,7 @@ mod tests {
             stages: (0..stages).map(stage).collect(),
             memory: vec![StageBytes::default(); stages],
             link: LinkCosts { latency_ns: 70, ..LinkCosts::default() },
+            file_bytes_per_s: None,
             overlap_ns: None,
             step_ns: 500,
         }

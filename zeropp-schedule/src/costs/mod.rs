@@ -14,6 +14,7 @@
 //! mem_message = 33554432   # its bytes,
 //! bytes_per_s = 12.5e9     # and the bandwidth of a link; missing: infinite
 //! links = 1                # messages a rank sends at once; missing: any number
+//! file_bytes_per_s = 2e9   # of the file that activations are copied out to; missing: infinite
 //! t_gather = 900           # all-gather, reduce-scatter, sum over replicas of a stage;
 //! t_reduce = 1800          # or, in their place, the bytes mem_weights and mem_gradient of a
 //! t_replica_reduce = 2500  # stage with zero3_bytes_per_s and replica_bytes_per_s

@@ -103,6 +103,7 @@ fn written_costs_read_back() {
         stages: vec![stage, simulate::StageCosts { all_gather_ns: 77, ..stage }],
         memory: vec![bytes; 2],
         link: simulate::LinkCosts { latency_ns: 12_345, ..Default::default() },
+        file_bytes_per_s: Some(2_000_000),
         overlap_ns: None,
         step_ns: 8,
     };

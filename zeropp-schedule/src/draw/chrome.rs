@@ -1,6 +1,6 @@
 //! A run as a Chrome trace (the JSON object format), which Perfetto and `chrome://tracing` open:
-//! a process per rank, threads for compute and communication, an event per span, an arrow per
-//! message, a counter for memory, a row of steps, rows of saves.
+//! a process per rank, threads for compute, communication and copies, an event per span, an arrow
+//! per message, a counter for memory, a row of steps, rows of saves.
 
 use std::{
     collections::HashMap,
@@ -14,13 +14,16 @@ use crate::timeline::{Lane, RankTimeline, SaveSpan, Span, Timeline};
 
 /// Thread of the saves, after any that actions may need.
 const SAVES: usize = 1 << 16;
+/// Thread of copies out and in, after those of compute and communication.
+const COPIES: usize = 1 << 15;
 
 /// Writes `timeline` as a Chrome trace. Times are µs with three decimals, so nanoseconds survive.
 ///
-/// Thread 0 is `compute`, thread 1 `communication`. Viewers draw one event at a time in a
-/// thread, so spans that overlap in time open further threads (`communication 2`, …). What a
-/// viewer does not show, facts, placement and each rank's (pp, group), is in `otherData`, so that
-/// [`chrome_read`](super::chrome_read) gets the timeline back.
+/// Thread 0 is `compute`, thread 1 `communication`; copies have one where there are any. Viewers
+/// draw one event at a time in a thread, so spans that overlap in time open further threads
+/// (`communication 2`, …). What a viewer does not show, facts, placement and each rank's
+/// (pp, group), is in `otherData`, so that [`chrome_read`](super::chrome_read) gets the timeline
+/// back.
 ///
 /// # Errors
 /// What writing to `out` returns.
@@ -83,11 +86,12 @@ fn flows(timeline: &Timeline) -> HashMap<(usize, usize), Vec<Flow>> {
     flows
 }
 
-/// Thread number of a row: even for compute, odd for communication.
+/// Thread number of a row: even for compute, odd for communication, high for copies.
 fn thread(lane: Lane, row: usize) -> usize {
     match lane {
         Lane::Compute => 2 * row,
         Lane::Communication => 2 * row + 1,
+        Lane::Copy => COPIES + row,
     }
 }
 
@@ -131,9 +135,13 @@ impl<W: Write> Events<W> {
         self.metadata(pid, 0, "process_name", "name", &name)?;
         self.metadata(pid, 0, "process_sort_index", "sort_index", &pid)?;
         let mut sort_index = 0;
-        for (lane, label) in [(Lane::Compute, "compute"), (Lane::Communication, "communication")] {
+        for (lane, label, least) in [
+            (Lane::Compute, "compute", 1),
+            (Lane::Communication, "communication", 1),
+            (Lane::Copy, "copies", 0),
+        ] {
             let of_lane = placed.iter().filter(|p| rank.spans[p.span].lane == lane);
-            let rows = of_lane.map(|p| p.row + 1).max().unwrap_or(1);
+            let rows = of_lane.map(|p| p.row + 1).max().unwrap_or(least);
             for row in 0..rows {
                 let tid = thread(lane, row);
                 let label =
@@ -179,6 +187,7 @@ impl<W: Write> Events<W> {
         let category = match span.lane {
             Lane::Compute => "compute",
             Lane::Communication => "communication",
+            Lane::Copy => "copy",
         };
         write!(
             self.out,

@@ -154,7 +154,8 @@ fn span(name: &str, event: &TraceEvent, stages: usize) -> Result<Span, String> {
     let lane = match event.cat.as_deref() {
         Some("compute") => Lane::Compute,
         Some("communication") => Lane::Communication,
-        other => return Err(format!("cat = {other:?}: use compute or communication")),
+        Some("copy") => Lane::Copy,
+        other => return Err(format!("cat = {other:?}: use compute, communication or copy")),
     };
     if lane != action.lane() {
         return Err(format!("cat = {:?} does not suit {name:?}", event.cat));
@@ -217,6 +218,10 @@ mod tests {
     use super::*;
     use crate::draw::chrome::write;
     use crate::draw::samples::{any_timeline, gpipe};
+    use crate::draw::svg;
+    use crate::lower::{LowerOptions, lower};
+    use crate::schedules::{Shape, generate};
+    use crate::simulate::{Costs, simulate};
 
     fn text(timeline: &Timeline) -> String {
         let mut text = Vec::new();
@@ -248,6 +253,27 @@ mod tests {
         assert!(!is_trace("{\"kind\": \"1f1b\"}") && !is_trace("0F0"));
     }
 
+    /// Copies have a thread of their own, which a run without them has not, and so in pictures.
+    #[test]
+    fn copies_are_drawn_and_read_back() {
+        let shape = Shape { pp: 2, virtual_stages: 2, micro_batches: 6, unit: 6 };
+        let compact = generate("zeropp", &shape).unwrap();
+        let run = |out| {
+            let program = lower(&compact, &LowerOptions { out, ..LowerOptions::default() });
+            let costs = Costs { file_bytes_per_s: Some(1 << 28), ..Costs::uniform(4, 9, 9, 9, 1) };
+            simulate(&program, &costs).unwrap()
+        };
+        let (with, without) = (run(6), run(0));
+        assert_eq!(kept(&read(&text(&with)).unwrap()), kept(&with));
+        let svg = |timeline: &Timeline| {
+            let mut text = Vec::new();
+            svg::write(timeline, &mut text).unwrap();
+            String::from_utf8(text).unwrap()
+        };
+        assert!(text(&with).contains("\"name\":\"copies\"") && svg(&with).contains(">copy out<"));
+        assert!(!text(&without).contains("copies") && !svg(&without).contains("copy out"));
+    }
+
     #[test]
     fn a_trace_that_zeropp_would_not_write_is_refused() {
         let good = text(&gpipe(2, 1, 2, 1));
@@ -257,7 +283,7 @@ mod tests {
             ("\"kind\":\"F\"", "\"kind\":\"G\"", "its args are of no action"),
             (",\"micro_batch\":0", "", "its args are of no action"),
             ("\"stage\":0", "\"stage\":9", "stage 9 of 2"),
-            ("\"cat\":\"compute\"", "\"cat\":\"gpu\"", "use compute or communication"),
+            ("\"cat\":\"compute\"", "\"cat\":\"gpu\"", "use compute, communication or copy"),
             ("\"cat\":\"compute\"", "\"cat\":\"communication\"", "does not suit"),
             ("\"dur\":1000.001", "\"dur\":-1", "dur = Some(-1.0)"),
             ("\"ph\":\"X\"", "\"ph\":\"B\"", "of phase \"B\""),

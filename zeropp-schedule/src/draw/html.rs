@@ -248,7 +248,7 @@ struct RankView {
     /// Rows of compute, then rows of communication. Six numbers a span, in order of time: start
     /// after the last span's start, length, style, stage, micro-batch (−1: none), and the index
     /// of an overlap's backward in `pairs` (−1: none).
-    rows: [Vec<Vec<i64>>; 2],
+    rows: Vec<Vec<Vec<i64>>>,
     /// Stage and micro-batch of the backward of each overlap.
     pairs: Vec<(usize, usize)>,
     /// Times and bytes by turns.
@@ -298,12 +298,17 @@ fn run(timeline: &Timeline, memory: u64) -> DrawnRun<'_> {
 
 fn rank(timeline: &Timeline, index: usize, bubble: f64, start: u64) -> RankView {
     let rank = &timeline.ranks[index];
-    let mut rows: [Vec<Vec<i64>>; 2] = Default::default();
-    let mut before: [Vec<u64>; 2] = Default::default();
+    let mut rows: Vec<Vec<Vec<i64>>> = vec![Vec::new(); 2];
+    let mut before: [Vec<u64>; 3] = Default::default();
     let mut pairs = Vec::new();
     for p in place(&rank.spans) {
         let span = &rank.spans[p.span];
-        let lane = usize::from(span.lane == Lane::Communication);
+        let lane = match span.lane {
+            Lane::Compute => 0,
+            Lane::Communication => 1,
+            Lane::Copy => 2,
+        };
+        rows.resize_with(rows.len().max(lane + 1), Vec::new);
         if p.row == rows[lane].len() {
             rows[lane].push(Vec::new());
             before[lane].push(start);

@@ -49,11 +49,12 @@ struct Placed {
 }
 
 /// Every span of a rank once, each in the first row that is free: those of compute, then those of
-/// communication, then receives, which wait more than they work and get rows below the rest. Within
+/// communication, then receives, which wait more than they work and get rows below the rest, then
+/// copies, and below them the waits for them. Within
 /// each of these in order of start, end and program. Spans are never lost: what overlaps opens
 /// another row.
 fn place(spans: &[Span]) -> Vec<Placed> {
-    let class = |s: &Span| (s.lane, matches!(s.action, Action::Recv { .. }));
+    let class = |s: &Span| (s.lane, matches!(s.action, Action::Recv { .. } | Action::Gone { .. }));
     let mut order: Vec<usize> = (0..spans.len()).collect();
     order.sort_by_key(|i| {
         let s = &spans[*i];

@@ -1,5 +1,6 @@
-//! A run as one SVG picture: per rank a lane of computes with their micro-batch numbers, a narrow
-//! one of communication, and the memory curve; above them title, legend and time axis.
+//! A run as one SVG picture: per rank a lane of computes with their micro-batch numbers, narrow
+//! ones of communication and of copies, and the memory curve; above them title, legend and time
+//! axis.
 
 mod parts;
 
@@ -76,6 +77,7 @@ struct Picture<'a> {
 struct Heights {
     compute: f64,
     communication: f64,
+    copies: f64,
     memory: f64,
     gap: f64,
 }
@@ -87,19 +89,25 @@ impl Heights {
             9..=16 => (22.0, 13.0, 18.0, 12.0),
             _ => (17.0, 11.0, 12.0, 8.0),
         };
-        let mut spans = timeline.ranks.iter().flat_map(|r| &r.spans);
-        let communicates = spans.any(|s| s.lane == Lane::Communication);
+        let has = |lane| timeline.ranks.iter().flat_map(|r| &r.spans).any(|s| s.lane == lane);
+        let (communicates, copies) = (has(Lane::Communication), has(Lane::Copy));
         let remembers = timeline.ranks.iter().any(|r| !r.memory.is_empty());
         Heights {
             compute,
             communication: if communicates { communication } else { 0.0 },
+            copies: if copies { 0.6 * communication } else { 0.0 },
             memory: if remembers { memory } else { 0.0 },
             gap,
         }
     }
 
     fn rank(&self) -> f64 {
-        self.compute + self.communication + self.memory + self.gap
+        self.lanes() + self.memory + self.gap
+    }
+
+    /// Of what is above the curve of memory.
+    fn lanes(&self) -> f64 {
+        self.compute + self.communication + self.copies
     }
 }
 
@@ -347,9 +355,14 @@ impl<'a> Picture<'a> {
             let of_lane = placed.iter().filter(|p| rank.spans[p.span].lane == lane);
             of_lane.map(|p| p.row + 1).max().unwrap_or(1)
         };
-        let compute_rows = rows(Lane::Compute);
-        let communication_rows = rows(Lane::Communication).min(COMMUNICATION_ROWS_MAX);
-        let mut boxes: Vec<(Ink, String)> = Vec::new();
+        let narrow = |lane, above: f64, tall: f64, row: usize| {
+            let rows = rows(lane).min(COMMUNICATION_ROWS_MAX);
+            let height = (tall - 2.0) / rows as f64;
+            (height - 0.5, top + above + 1.5 + row.min(rows - 1) as f64 * height)
+        };
+        let Heights { compute, communication, copies, .. } = self.height;
+        let of_compute = compute / rows(Lane::Compute) as f64;
+        let mut boxes = Vec::<(Ink, String)>::new();
         let mut numbers = [String::new(), String::new()];
         for p in &placed {
             let span = &rank.spans[p.span];
@@ -357,15 +370,9 @@ impl<'a> Picture<'a> {
             // A hair of white between boxes that have room for it; nothing is too short to see.
             let width = (right - left - (0.12 * (right - left)).min(0.8)).max(0.4);
             let (height, y) = match span.lane {
-                Lane::Compute => {
-                    let height = self.height.compute / compute_rows as f64;
-                    (height, top + p.row as f64 * height)
-                }
-                Lane::Communication => {
-                    let height = (self.height.communication - 2.0) / communication_rows as f64;
-                    let row = p.row.min(communication_rows - 1) as f64;
-                    (height - 0.5, top + self.height.compute + 1.5 + row * height)
-                }
+                Lane::Compute => (of_compute, top + p.row as f64 * of_compute),
+                Lane::Communication => narrow(span.lane, compute, communication, p.row),
+                Lane::Copy => narrow(span.lane, compute + communication, copies, p.row),
             };
             let style = look_of(&span.action);
             let mut parts = Vec::with_capacity(2);
@@ -416,7 +423,7 @@ impl<'a> Picture<'a> {
         if rank.memory.is_empty() {
             return Ok(());
         }
-        let base = top + self.height.compute + self.height.communication + self.height.memory;
+        let base = top + self.height.lanes() + self.height.memory;
         let scale = (self.height.memory - 4.0) / self.memory_max as f64;
         let mut path = format!("M{:.1} {base:.1}", self.x(rank.memory[0].at_ns));
         for point in &rank.memory {

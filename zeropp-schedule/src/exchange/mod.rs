@@ -16,6 +16,7 @@
 //! | `0R1` | recomputation | zeropp only |
 //! | `0REPLICA_REDUCE` | sum over the replicas | zeropp only |
 //! | `0RETIRE_GRAD` | end of a reduce-scatter, whose buffer goes | zeropp only |
+//! | `0OUT1`, `0GONE1`, `0IN1` | copy of activations out, its end, copy in | zeropp only |
 //! | `OPTIMIZER_STEP` | optimizer step | zeropp only |
 //! | `VALIDATE_UPDATE` | validation of the update before this step | zeropp only |
 //! | `0SEND_INPUT1@2`, `0RECV_INPUT1@2` | a split head's input to, or from, rank 2 | zeropp only |

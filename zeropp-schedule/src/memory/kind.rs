@@ -30,11 +30,14 @@ pub enum MemoryKind {
     /// The state before an update that may prove wrong: the rank's parameters, optimizer state and
     /// reduced gradient.
     Rollback,
+    /// What was kept for a B and is out of the rank's memory, in a file: no part of a sum over all
+    /// kinds.
+    HostActivation,
 }
 
 impl MemoryKind {
     /// All kinds, in the order of the fields of [`MemoryBytes`].
-    pub const ALL: [MemoryKind; 11] = [
+    pub const ALL: [MemoryKind; 12] = [
         MemoryKind::ParameterShard,
         MemoryKind::Gathered,
         MemoryKind::PackedWeights,
@@ -46,7 +49,13 @@ impl MemoryKind {
         MemoryKind::Communication,
         MemoryKind::Save,
         MemoryKind::Rollback,
+        MemoryKind::HostActivation,
     ];
+
+    /// Whether it takes memory of the rank: what is in a file does not.
+    pub fn is_in_memory(self) -> bool {
+        self != MemoryKind::HostActivation
+    }
 
     /// What people call it.
     pub fn name(self) -> &'static str {
@@ -62,6 +71,7 @@ impl MemoryKind {
             MemoryKind::Communication => "communication",
             MemoryKind::Save => "checkpoint",
             MemoryKind::Rollback => "rollback",
+            MemoryKind::HostActivation => "host activation",
         }
     }
 }
@@ -84,6 +94,13 @@ pub struct MemoryBytes {
     pub save: u64,
     #[serde(default)]
     pub rollback: u64,
+    /// Files leave it out where there is none.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub host_activation: u64,
+}
+
+fn is_nothing(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// What a rank holds.
@@ -112,6 +129,7 @@ impl MemoryBytes {
             MemoryKind::Communication => self.communication,
             MemoryKind::Save => self.save,
             MemoryKind::Rollback => self.rollback,
+            MemoryKind::HostActivation => self.host_activation,
         }
     }
 
@@ -129,6 +147,7 @@ impl MemoryBytes {
             MemoryKind::Communication => &mut self.communication,
             MemoryKind::Save => &mut self.save,
             MemoryKind::Rollback => &mut self.rollback,
+            MemoryKind::HostActivation => &mut self.host_activation,
         }
     }
 
@@ -152,10 +171,11 @@ impl MemoryBytes {
             communication: self.communication.max(other.communication),
             save: self.save.max(other.save),
             rollback: self.rollback.max(other.rollback),
+            host_activation: self.host_activation.max(other.host_activation),
         }
     }
 
-    /// Sum over all kinds.
+    /// Sum over all kinds that take memory of the rank.
     pub fn total(&self) -> u64 {
         let MemoryBytes { parameter_shard, gradient_shard, optimizer, save, rollback, .. } = *self;
         let MemoryBytes { gathered, packed_weights, gradient, .. } = *self;
@@ -176,7 +196,8 @@ mod tests {
             *all.get_mut(kind) = 1 << i;
             *other.get_mut(kind) = if i % 2 == 0 { 2 << i } else { 0 };
         }
-        assert_eq!(all.total(), (1 << MemoryKind::ALL.len()) - 1);
+        let elsewhere = all.host_activation;
+        assert_eq!(all.total() + elsewhere, (1 << MemoryKind::ALL.len()) - 1);
         let larger = all.max(&other);
         assert!(all.kinds().all(|(kind, n)| larger.get(kind) == n.max(other.get(kind))));
     }

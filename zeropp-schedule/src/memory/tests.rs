@@ -316,12 +316,12 @@ proptest! {
     #[test]
     fn nothing_is_left(
         pp in 1usize..5, v in 1usize..4, micro_batches in 1usize..10, unit in 1usize..6,
-        kind in 0usize..3, recompute: bool,
+        kind in 0usize..3, recompute: bool, out in 0usize..4,
     ) {
         let kind = ["zeropp", "gpipe", "1f1b"][kind];
         let v = if kind == "1f1b" { 1 } else { v };
         let shape = Shape { pp, virtual_stages: v, micro_batches, unit };
-        let options = LowerOptions { recompute, ..Default::default() };
+        let options = LowerOptions { recompute, out, ..Default::default() };
         let lowered = lower(&generate(kind, &shape).unwrap(), &options);
         let stages = vec![BYTES; shape.stages()];
         for program in &lowered.ranks {
@@ -333,7 +333,7 @@ proptest! {
 }
 
 /// What is held of each kind that comes and goes.
-fn of(held: &MemoryBytes) -> [(HeldKind, u64); 7] {
+fn of(held: &MemoryBytes) -> [(HeldKind, u64); 8] {
     [
         (HeldKind::Gathered, held.gathered),
         (HeldKind::Packed, held.packed_weights),
@@ -342,6 +342,7 @@ fn of(held: &MemoryBytes) -> [(HeldKind, u64); 7] {
         (HeldKind::Activation, held.activation),
         (HeldKind::Stash, held.weight_stash),
         (HeldKind::Communication, held.communication),
+        (HeldKind::Host, held.host_activation),
     ]
 }
 
@@ -399,12 +400,14 @@ fn every_action_takes_and_gives_the_memory_that_its_row_says() {
     };
     for (kind, pp) in KINDS.iter().flat_map(|kind| [(kind, 1), (kind, 2)]) {
         let virtual_stages = kind.stages.default_number();
-        let shape = Shape { pp, virtual_stages, micro_batches: 4, unit: 2 };
+        let shape = Shape { pp, virtual_stages, micro_batches: 8, unit: 4 };
         let Ok(compact) = generate(kind.name, &shape) else { continue };
-        for (recompute, keeps_first_gradient) in [(false, false), (true, true), (false, true)] {
+        for (recompute, keeps_first_gradient, out) in
+            [(false, false, 0), (true, true, 0), (false, true, 1), (true, false, usize::MAX)]
+        {
             let sync = if recompute { OptimizerSync::Late } else { OptimizerSync::Barrier };
-            let options =
-                LowerOptions { recompute, replicas: true, sync, ..LowerOptions::default() };
+            let replicas = true;
+            let options = LowerOptions { recompute, replicas, sync, out, ..Default::default() };
             // Of unequal sizes, so that none takes as much as another gives.
             let stage = |s| StageBytes { keeps_first_gradient, reduced: 13 + s, ..bytes };
             let stages: Vec<_> = (0..shape.stages() as u64).map(stage).collect();

@@ -153,6 +153,9 @@ impl<'a> Clock<'a> {
             | Action::Free { .. }
             | Action::ReplicaReduce { .. }
             | Action::Retire { .. }
+            | Action::Out { .. }
+            | Action::Gone { .. }
+            | Action::In { .. }
             | Action::OptimizerStep
             | Action::Validate => (self.now[rank], self.now[rank]),
         };

@@ -7,6 +7,7 @@ use crate::timeline::{MemoryPoint, RankTimeline, Span, Timeline};
 use crate::verify::is_program;
 
 use super::Costs;
+use super::copies::CopyQueue;
 
 /// Not arrived yet.
 const NEVER: u64 = u64::MAX;
@@ -282,6 +283,7 @@ struct SimulatedRank<'a> {
     reduced: u64,
     /// Per stage, when its weights are there and when its gradient is reduced.
     stages: Vec<(u64, u64)>,
+    copies: CopyQueue,
 }
 
 impl<'a> SimulatedRank<'a> {
@@ -304,6 +306,7 @@ impl<'a> SimulatedRank<'a> {
             replica_free: 0,
             reduced: 0,
             stages: vec![(0, 0); stages],
+            copies: CopyQueue::new(schedule, costs, rank),
         }
     }
 
@@ -353,16 +356,14 @@ impl<'a> SimulatedRank<'a> {
                     self.replica_free = start + world.costs.stages[cell].replica_reduce_ns;
                     (start, self.replica_free)
                 }
-                Action::Retire { stage } => {
-                    let start = self.clock;
-                    self.clock = start.max(self.stages[stage].1);
-                    (start, self.clock)
+                Action::Retire { stage } => self.wait_until(self.stages[stage].1),
+                Action::Out { stage, micro_batch } | Action::In { stage, micro_batch } => {
+                    self.copies.start((stage, micro_batch), self.clock)
                 }
-                Action::Validate => {
-                    let start = self.clock;
-                    self.clock = start.max(world.validated);
-                    (start, self.clock)
+                Action::Gone { stage, micro_batch } => {
+                    self.wait_until(self.copies.end((stage, micro_batch)))
                 }
+                Action::Validate => self.wait_until(world.validated),
                 // A receive's end and the optimizer step's times are filled in at the end.
                 Action::Free { .. }
                 | Action::Recv { .. }
@@ -379,6 +380,13 @@ impl<'a> SimulatedRank<'a> {
         None
     }
 
+    /// Waits until then, if that is not past: from when to when.
+    fn wait_until(&mut self, until: u64) -> (u64, u64) {
+        let start = self.clock;
+        self.clock = start.max(until);
+        (start, self.clock)
+    }
+
     /// A compute action, once its messages have arrived and its weights are there.
     fn compute(
         &mut self,
@@ -391,6 +399,7 @@ impl<'a> SimulatedRank<'a> {
             if kind.needs_weights() {
                 start = start.max(self.stages[stage].0);
             }
+            start = start.max(self.copies.end((stage, micro_batch)));
             if let Some(of) = &world.head {
                 let needs = of.head.needs(self.rank, kind, stage);
                 start = start.max(world.arrived(needs, micro_batch)?);
@@ -508,6 +517,9 @@ impl<'a> SimulatedRank<'a> {
                 | Action::ReduceScatter { .. }
                 | Action::ReplicaReduce { .. }
                 | Action::Retire { .. }
+                | Action::Out { .. }
+                | Action::Gone { .. }
+                | Action::In { .. }
                 | Action::Validate => {}
             }
         }

@@ -4,8 +4,10 @@
 //! a compute action waits for its message and its gathered weights; gathers and reductions of the
 //! ZeRO-3 group are one queue beside it, replica reductions another; a send occupies one of the
 //! rank's links for bytes over bandwidth and arrives a latency later; the compute
-//! thread waits for the end of an RS where the program retires it, and before the next one. All D
-//! ranks of a ZeRO-3 group are alike and run as one. Times are whole nanoseconds, so that results
+//! thread waits for the end of an RS where the program retires it, and before the next one. Copies
+//! of activations out and in are one more queue, of the rank's file; the compute thread waits for
+//! a copy out where the program says that it is gone, for one in before what needs it. All D ranks
+//! of a ZeRO-3 group are alike and run as one. Times are whole nanoseconds, so that results
 //! are exact.
 
 use crate::ir::{Compute, Schedule};
@@ -13,9 +15,11 @@ use crate::memory::StageBytes;
 use crate::timeline::Timeline;
 use crate::verify::VerifyError;
 
+mod copies;
 mod engine;
 mod steps;
 
+pub use copies::CopyQueue;
 pub use steps::{simulate_steps, step_period_ns};
 
 /// What one stage takes, in nanoseconds, for one micro-batch where that applies.
@@ -71,6 +75,9 @@ pub struct Costs {
     pub memory: Vec<StageBytes>,
     /// Times of messages between ranks.
     pub link: LinkCosts,
+    /// Bandwidth of the file that a rank's activations are copied out to, both ways together; none
+    /// is infinite.
+    pub file_bytes_per_s: Option<u64>,
     /// An overlapped F and BW; none is one after the other.
     pub overlap_ns: Option<u64>,
     /// The optimizer step, once all ranks have come to it, or, where it is validated late, once the
@@ -105,10 +112,14 @@ impl Costs {
         if self.link.bytes_per_s == Some(0) {
             return Err(SimulateError::Zero { field: "bytes_per_s" });
         }
+        if self.file_bytes_per_s == Some(0) {
+            return Err(SimulateError::Zero { field: "file_bytes_per_s" });
+        }
         let transfer = |m: &StageBytes| {
             let blocks = schedule.head_blocks.iter().sum::<usize>() as u64;
             let of_head = m.head.longest().saturating_mul(blocks.saturating_add(1));
-            self.link.transfer_ns(m.message.max(of_head))
+            let copied = m.activation.max(m.kept(true));
+            self.link.transfer_ns(m.message.max(of_head)).max(self.copy_ns(copied))
         };
         let longest = self.stages.iter().flat_map(|s| {
             [s.f_ns, s.b_ns, s.w_ns, s.r_ns, s.all_gather_ns, s.reduce_scatter_ns]
@@ -129,6 +140,14 @@ impl Costs {
                 Err(SimulateError::TooLong { longest })
             }
         }
+    }
+}
+
+impl Costs {
+    /// Nanoseconds that a copy of `bytes` to the file, or from it, takes, rounded up.
+    pub(crate) fn copy_ns(&self, bytes: u64) -> u128 {
+        let second = u128::from(bytes) * 1_000_000_000;
+        self.file_bytes_per_s.map_or(0, |rate| second.div_ceil(u128::from(rate)))
     }
 }
 

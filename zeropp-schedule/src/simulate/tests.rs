@@ -4,7 +4,8 @@ use crate::metrics::Metrics;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ir::Action;
+use crate::action::ActionKind;
+use crate::ir::{Action, Task};
 use crate::lower::{LowerOptions, lower};
 use crate::schedules::{Shape, generate};
 
@@ -305,4 +306,46 @@ proptest! {
             }
         }
     }
+}
+
+/// Copies go one after the other at the file's rate, and what waits for them waits as long as that.
+#[test]
+fn copies_take_their_time_in_a_queue_of_their_own() {
+    let shape = Shape { pp: 1, virtual_stages: 2, micro_batches: 4, unit: 4 };
+    let compact = generate("zeropp", &shape).unwrap();
+    let program = lower(&compact, &LowerOptions { out: 4, ..LowerOptions::default() });
+    let run = |file_bytes_per_s| {
+        let mut costs = Costs { file_bytes_per_s, ..Costs::uniform(2, 10, 10, 10, 0) };
+        costs.memory.iter_mut().for_each(|bytes| bytes.activation = 1000);
+        simulate(&program, &costs).unwrap()
+    };
+    let spans = |timeline: &Timeline, kind: ActionKind| -> Vec<(u64, u64)> {
+        let of = timeline.ranks[0].spans.iter().filter(|span| span.action.kind() == kind);
+        of.map(|span| (span.start_ns, span.end_ns)).collect()
+    };
+    let makespan = |timeline: &Timeline| timeline.ranks[0].own_span().unwrap().1;
+    // Infinitely fast: as without copies.
+    let free = run(None);
+    assert_eq!(makespan(&free), 240);
+    assert!(spans(&free, ActionKind::Out).iter().all(|(start, end)| start == end));
+    // 10 ns each, as long as an F: nothing waits.
+    let quick = run(Some(100_000_000_000));
+    assert_eq!(makespan(&quick), 240);
+    assert_eq!(spans(&quick, ActionKind::Out), [(10, 20), (20, 30), (30, 40), (40, 50)]);
+    // 25 ns each: the third F's end waits for the first copy, and the copies for each other.
+    let slow = run(Some(40_000_000_000));
+    assert_eq!(spans(&slow, ActionKind::Out)[..3], [(10, 35), (35, 60), (60, 85)]);
+    assert_eq!(spans(&slow, ActionKind::Gone)[0], (30, 35));
+    assert!(makespan(&slow) > 240);
+    let ins = spans(&slow, ActionKind::In);
+    assert!(ins.windows(2).all(|pair| pair[0].1 <= pair[1].0), "one after the other");
+    // The backward that needs a copy begins when that is there.
+    let at = |stage, micro_batch| Task { kind: Compute::B, stage, micro_batch };
+    for (m, (_, there)) in ins.iter().enumerate() {
+        let mut all = slow.ranks[0].spans.iter();
+        let backward = all.find(|s| s.action.computes().any(|t| t == at(0, m))).unwrap();
+        assert!(backward.start_ns >= *there, "micro-batch {m}");
+    }
+    let zero = Costs { file_bytes_per_s: Some(0), ..Costs::uniform(2, 1, 1, 1, 0) };
+    assert!(simulate(&program, &zero).unwrap_err().to_string().contains("file_bytes_per_s = 0"));
 }

@@ -10,6 +10,7 @@
 use crate::action::Lowering;
 use crate::ir::{Action, BLOCKS_MAX, Schedule, Task};
 
+mod copies;
 mod deadlock;
 mod issue;
 mod messages;
@@ -40,8 +41,10 @@ pub struct VerifyLimits {
     /// The most stages whose weights a rank may hold at once.
     pub gathered_max: Option<usize>,
     /// The most micro-batches, counted per stage, whose activations a rank may keep at once from F
-    /// (from R where the stage recomputes) to the end of B.
+    /// (from R where the stage recomputes) to the end of B, less those that are copied out.
     pub activations_max: Option<usize>,
+    /// The most micro-batches, counted per stage, that a rank may have copied out at once.
+    pub out_max: Option<usize>,
 }
 
 impl Default for VerifyLimits {
@@ -52,6 +55,7 @@ impl Default for VerifyLimits {
             forward_only: false,
             gathered_max: None,
             activations_max: None,
+            out_max: None,
         }
     }
 }
@@ -133,6 +137,8 @@ pub enum Fault {
     NeverFreed,
     GatheredLimit { resident: usize, limit: usize },
     ActivationLimit { alive: usize, limit: usize },
+    OutOfSlice,
+    OutLimit { out: usize, limit: usize },
     ReducedEarly { unit: usize, done: usize, size: usize },
     ReducedTwice,
     NotReducing { stage: usize },
@@ -186,6 +192,8 @@ fn all_rules(
     faults.none_yet()?;
     let program = is_program(schedule);
     if program {
+        copies::check(schedule, &tables, limits, faults)?;
+        faults.none_yet()?;
         messages::check(schedule, &tables, faults)?;
         faults.none_yet()?;
         validate::check(schedule, &tables, faults)?;

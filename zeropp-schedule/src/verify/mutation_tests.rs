@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 use proptest::prelude::*;
 
 use super::*;
+use crate::action::{ActionKind, Operand};
 use crate::ir::{Compute, Message, Task};
 use crate::lower::{LowerOptions, Residency, lower};
 use crate::schedules::{KINDS, Shape, generate, generate_sliced};
@@ -29,6 +30,8 @@ struct Literal<'a> {
     retires: bool,
     /// By rank, the stages whose reductions have not ended.
     reducing: HashMap<usize, Vec<usize>>,
+    /// Stages and micro-batches that were copied out, with what came last: OUT, GONE, IN.
+    copies: HashMap<(usize, usize), usize>,
     stepped: HashSet<usize>,
     sent: HashMap<(usize, usize), Vec<MessageKey>>,
     posted: HashMap<(usize, usize), Vec<MessageKey>>,
@@ -57,6 +60,7 @@ impl Literal<'_> {
             replicas: Default::default(),
             retires: s.ranks.iter().flatten().any(|a| matches!(a, Action::Retire { .. })),
             reducing: Default::default(),
+            copies: Default::default(),
             stepped: Default::default(),
             sent: Default::default(),
             posted: Default::default(),
@@ -98,9 +102,11 @@ impl Literal<'_> {
         let replicas = self.replicas.is_empty() || self.replicas.len() == s.stages();
         let stepped = self.stepped.len() == s.pp();
         let links = self.sent == self.posted;
+        let all_in = self.copies.values().all(|last| *last == 2);
         let retired = !self.retires || self.reducing.values().all(Vec::is_empty);
         computed
             && self.gathered.is_empty()
+            && all_in
             && (!self.program || (reduced() && replicas && stepped && links && retired))
     }
 
@@ -145,6 +151,21 @@ impl Literal<'_> {
             Action::Retire { stage } => {
                 let first = self.reducing.get_mut(&rank).and_then(Vec::pop);
                 here(stage) && first == Some(stage)
+            }
+            Action::Out { stage, micro_batch } => {
+                let at = (stage, micro_batch);
+                let done = |kind| self.done.contains(&Task { kind, stage, micro_batch });
+                here(stage)
+                    && s.sample_slices.len() < 2
+                    && done(Compute::F)
+                    && ![Compute::R, Compute::B, Compute::BW].into_iter().any(done)
+                    && self.copies.insert(at, 0).is_none()
+            }
+            Action::Gone { stage, micro_batch } => {
+                here(stage) && self.copies.insert((stage, micro_batch), 1) == Some(0)
+            }
+            Action::In { stage, micro_batch } => {
+                here(stage) && self.copies.insert((stage, micro_batch), 2) == Some(1)
             }
             Action::OptimizerStep => {
                 let reducing = self.reducing.get(&rank).is_some_and(|all| !all.is_empty());
@@ -205,7 +226,9 @@ impl Literal<'_> {
                 Compute::W => has(Compute::B, stage),
                 Compute::R => has(Compute::F, stage) && !back(stage),
             };
-        let right = right && self.has_slices_before(kind, stage, i);
+        let needs = matches!(kind, Compute::R | Compute::B | Compute::BW);
+        let is_here = self.copies.get(&(stage, i)).is_none_or(|last| *last == 2);
+        let right = right && self.has_slices_before(kind, stage, i) && (!needs || is_here);
         if !right || (self.weighs && kind != Compute::W && !self.gathered.contains(&stage)) {
             return Try::Wrong;
         }
@@ -364,6 +387,14 @@ fn retarget(
             stage: new_stage(stage),
             micro_batch: new_i(micro_batch),
         },
+        Action::Out { stage, micro_batch }
+        | Action::Gone { stage, micro_batch }
+        | Action::In { stage, micro_batch } => {
+            let kinds = [ActionKind::Out, ActionKind::Gone, ActionKind::In];
+            let kind = if matches!(change, Change::Kind) { kinds[b % 3] } else { action.kind() };
+            let place = Operand::MicroBatch(new_stage(stage), new_i(micro_batch));
+            Action::new(kind, place).unwrap()
+        }
         Action::AllGather { stage } => Action::AllGather { stage: new_stage(stage) },
         Action::Free { stage } => Action::Free { stage: new_stage(stage) },
         Action::ReduceScatter { stage } => Action::ReduceScatter { stage: new_stage(stage) },
@@ -379,7 +410,7 @@ prop_compose! {
         kind in 0..KINDS.len(), pp in 1usize..5, virtual_stages in 1usize..4,
         micro_batches in 1usize..9, unit in 1usize..6,
         slices in 1usize..5, lowered: bool, prefetch in 0usize..3,
-        recompute: bool, replicas: bool, look_ahead: bool,
+        recompute: bool, replicas: bool, look_ahead: bool, out in 0usize..4,
     ) -> (Schedule, bool, usize) {
         let mut shape = Shape { pp, virtual_stages, micro_batches, unit };
         // Kinds that do not take the shape take V = 1, or give way to ZeroPP.
@@ -392,7 +423,7 @@ prop_compose! {
             .unwrap();
         let residency = if look_ahead { Residency::LookAhead } else { Residency::Auto };
         let options =
-            LowerOptions { prefetch, recompute, replicas, residency, ..LowerOptions::default() };
+            LowerOptions { prefetch, recompute, replicas, residency, out, ..Default::default() };
         let schedule = if lowered { lower(&schedule, &options) } else { schedule };
         (schedule, lowered, prefetch)
     }

@@ -3,7 +3,7 @@
 
 use super::tables::Tables;
 use super::{Enough, Fault, Faults, VerifyLimits, fault};
-use crate::ir::{Compute, Schedule, Task};
+use crate::ir::{Action, Compute, Schedule, Task};
 
 /// Checks that nothing is there but forwards and what they need.
 pub(super) fn forwards_only(schedule: &Schedule, faults: &mut Faults) -> Result<(), Enough> {
@@ -51,6 +51,8 @@ pub(super) fn check(
             alive: 0,
         };
         for (index, action) in actions.iter().enumerate() {
+            let kept = walk.copy(action).or_else(|f| fault(schedule, rank, index, f));
+            faults.note(kept.or_else(|e| if gaps { Ok(()) } else { Err(e) }))?;
             for compute in action.computes() {
                 let kept = before(schedule, tables, compute, rank, index)
                     .and_then(|()| walk.step(compute));
@@ -114,6 +116,27 @@ impl OrderWalk<'_> {
             Compute::B | Compute::BW => self.alive = self.alive.saturating_sub(1),
             Compute::F | Compute::W => {}
         }
+        self.within_limit()
+    }
+
+    /// What copies out and in do to what is kept; of a stage that recomputes nothing is.
+    fn copy(&mut self, action: &Action) -> Result<(), Fault> {
+        let (Action::Gone { stage, micro_batch } | Action::In { stage, micro_batch }) = *action
+        else {
+            return Ok(());
+        };
+        if self.tables.compute(Compute::R, stage, micro_batch).is_some() {
+            return Ok(());
+        }
+        match action {
+            // One that is there twice, or before its F, is a fault of its own.
+            Action::Gone { .. } => self.alive = self.alive.saturating_sub(1),
+            _ => self.alive += 1,
+        }
+        self.within_limit()
+    }
+
+    fn within_limit(&self) -> Result<(), Fault> {
         let alive = self.alive;
         match self.limits.activations_max.filter(|limit| alive > *limit) {
             Some(limit) => Err(Fault::ActivationLimit { alive, limit }),

@@ -133,6 +133,16 @@ impl Tables {
         self.get(end_of(false, message), stage, micro_batch)
     }
 
+    /// Index of an action that names a stage of whole samples and a micro-batch.
+    pub(super) fn of_kind(
+        &self,
+        kind: ActionKind,
+        stage: usize,
+        micro_batch: usize,
+    ) -> Option<usize> {
+        self.get(kind, stage, micro_batch)
+    }
+
     fn get(&self, table: ActionKind, stage: usize, micro_batch: usize) -> Option<usize> {
         let index = *self.index[table as usize].get(stage * self.micro_batches + micro_batch)?;
         (index != NOWHERE).then_some(index as usize)

@@ -2,11 +2,15 @@
 
 use super::*;
 use crate::ir::{Compute, Message};
-use crate::lower::{LowerOptions, lower};
-use crate::schedules::{Shape, generate};
+use crate::lower::{LowerOptions, OptimizerSync, lower};
+use crate::schedules::{Shape, generate, generate_sliced};
 
 fn zeropp(pp: usize, virtual_stages: usize, micro_batches: usize, unit: usize) -> Schedule {
     generate("zeropp", &Shape { pp, virtual_stages, micro_batches, unit }).unwrap()
+}
+
+fn shape(pp: usize, virtual_stages: usize, micro_batches: usize, unit: usize) -> Shape {
+    Shape { pp, virtual_stages, micro_batches, unit }
 }
 
 fn program() -> Schedule {
@@ -251,4 +255,80 @@ fn every_reduction_ends_before_the_next_one() {
         s.ranks[0][at] = Action::Retire { stage: 0 };
     };
     check(Box::new(other), "(END0): no reduction of stage 0 is under way there");
+}
+
+#[test]
+fn copies_of_activations_go_out_and_come_in_once_between_f_and_b() {
+    let program = |recompute| {
+        let options = LowerOptions { out: 3, recompute, ..Default::default() };
+        lower(&zeropp(1, 2, 4, 4), &options)
+    };
+    let again = program(true);
+    let check = |change: &dyn Fn(&mut Schedule)| message(program(false), change);
+    let (out, gone, back) = ("OUT0.1", "GONE0.1", "IN0.1");
+    for (text, said) in [
+        (out, "(GONE0.1): no OUT0.1 before it"),
+        (gone, "rank 0: GONE0.1 is missing"),
+        (back, "rank 0: IN0.1 is missing"),
+    ] {
+        let said_of = check(&|s| without(0, text)(s));
+        assert!(said_of.ends_with(said), "{said_of}");
+        let said_of = check(&|s| {
+            let index = find(s, 0, text);
+            let action = s.ranks[0][index];
+            s.ranks[0].insert(index, action);
+        });
+        assert!(said_of.contains("duplicate of action"), "{said_of}");
+    }
+    for (text, before, said) in [
+        (out, "0F1", "(OUT0.1): no 0F1 before it"),
+        (gone, out, "(GONE0.1): no OUT0.1 before it"),
+        (back, gone, "(IN0.1): no GONE0.1 before it"),
+        (out, back, "(GONE0.1): no OUT0.1 before it"),
+    ] {
+        let said_of = check(&|s| moved(0, text, before)(s));
+        assert!(said_of.ends_with(said), "{text} before {before}: {said_of}");
+    }
+    // The backward, or the recomputation, comes before what it needs.
+    let late = |s: &mut Schedule| moved(0, "IN0.1", "0W1")(s);
+    let said = check(&late);
+    assert!(said.ends_with("(0B1): no IN0.1 before it"), "{said}");
+    let said = message(again.clone(), moved(0, "IN0.1", "0B1"));
+    assert!(said.ends_with("(0R1): no IN0.1 before it"), "{said}");
+    // Nothing comes in before a validation, and so nothing has to go out again.
+    let late = LowerOptions { out: 3, sync: OptimizerSync::Late, ..Default::default() };
+    let late = lower(&zeropp(1, 2, 4, 4), &late);
+    assert!(find(&late, 0, out) < find(&late, 0, "VALID"), "copies out are a part of a warm-up");
+    let said = message(late, moved(0, "IN0.0", "VALID"));
+    assert!(said.contains("(IN0.0): before the update of the step before"), "{said}");
+    // Not of a slice of a sample.
+    let sliced = generate_sliced("zeropp", &shape(2, 1, 2, 2), &[256, 256]).unwrap();
+    let put = |s: &mut Schedule| {
+        let (stage, micro_batch) = (0, 0);
+        let at = find(s, 0, "0F0") + 1;
+        s.ranks[0].insert(at, Action::In { stage, micro_batch });
+        s.ranks[0].insert(at, Action::Gone { stage, micro_batch });
+        s.ranks[0].insert(at, Action::Out { stage, micro_batch });
+    };
+    let said = message(lower(&sliced, &LowerOptions::default()), put);
+    assert!(said.contains("slices of a sample need each other"), "{said}");
+}
+
+#[test]
+fn copies_change_how_much_is_alive_and_out() {
+    let options = LowerOptions { out: 4, ..Default::default() };
+    let program = lower(&zeropp(1, 3, 4, 4), &options);
+    let said = |limits: VerifyLimits| verify(&program, &limits).err().map(|e| e.to_string());
+    let alive = |n| said(VerifyLimits { activations_max: Some(n), ..Default::default() });
+    let out = |n| said(VerifyLimits { out_max: Some(n), ..Default::default() });
+    assert_eq!((alive(3), out(8)), (None, None));
+    assert!(alive(2).unwrap().ends_with("3 micro-batches are more than the limit of 2"));
+    assert!(out(7).unwrap().ends_with(
+        "8 micro-batches that are copied out are more than the \
+                                       limit of 7"
+    ));
+    // Without copies all of the first two stages are alive.
+    let without = lower(&zeropp(1, 3, 4, 4), &LowerOptions::default());
+    let limits = VerifyLimits { activations_max: Some(8), ..Default::default() };
+    assert!(verify(&without, &limits).is_err());
 }

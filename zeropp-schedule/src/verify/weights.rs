@@ -115,6 +115,9 @@ impl WeightsWalk<'_> {
             | Action::Recv { .. }
             | Action::SendHead { .. }
             | Action::RecvHead { .. }
+            | Action::Out { .. }
+            | Action::Gone { .. }
+            | Action::In { .. }
             | Action::Validate => Ok(()),
             Action::Compute { .. } | Action::Overlap { .. } => {
                 action.computes().try_for_each(|Task { kind, stage, micro_batch }| {

@@ -131,6 +131,8 @@ impl Fault {
             Fault::ActivationLimit { alive, limit } => {
                 format!("activations of {alive} micro-batches are more than the limit of {limit}")
             }
+            Fault::OutOfSlice => OUT_OF_SLICE.into(),
+            Fault::OutLimit { out, limit } => too_many_out(out, limit),
             Fault::ReducedEarly { unit, done, size } => format!(
                 "too early; {done} of the {size} micro-batches of unit {unit} have had their W"
             ),
@@ -146,15 +148,22 @@ impl Fault {
                 format!("the gradient of unit {unit} is not reduced before it")
             }
             Fault::AfterStep => "after the optimizer step".into(),
-            Fault::NotWarmUp => "before the update of the step before is validated only forwards \
-                                 and what they need can run, as they may have to run again"
-                .into(),
-            Fault::CrossesValidation => "of this message's two ends one is before the rank's \
-                                         validation and the other after its own"
-                .into(),
+            Fault::NotWarmUp => NOT_WARM_UP.into(),
+            Fault::CrossesValidation => CROSSES_VALIDATION.into(),
             Fault::NotForward => "only forwards are run here; leave it out".into(),
         }
     }
+}
+
+const OUT_OF_SLICE: &str =
+    "slices of a sample need each other's keys and values: none is copied out";
+const NOT_WARM_UP: &str = "before the update of the step before is validated only forwards and \
+                           what they need can run, as they may have to run again";
+const CROSSES_VALIDATION: &str = "of this message's two ends one is before the rank's validation \
+                                  and the other after its own";
+
+fn too_many_out(out: usize, limit: usize) -> String {
+    format!("{out} micro-batches that are copied out are more than the limit of {limit}")
 }
 
 fn slice_weight_order(stage: usize, after: usize) -> String {

@@ -49,7 +49,11 @@ impl ModelWorker {
             let StageOutput::Hidden(y) = output else {
                 unreachable!("the head is in the last piece");
             };
-            inputs.push(Some(Saved::new(y.clone(), MemoryKind::Activation, &self.meter)));
+            let kept = Saved::new(y.clone(), MemoryKind::Activation, &self.meter);
+            if let Some(vault) = self.vault(at) {
+                vault.note(&kept);
+            }
+            inputs.push(Some(kept));
             x = Some(y);
         }
         self.inputs.insert(at, inputs);

@@ -45,6 +45,7 @@ for (const run of page.runs) {
   }
 }
 const hasCommunication = page.runs.some(run => run.ranks.some(rank => rank.rows[1].length));
+const hasCopies = page.runs.some(run => run.ranks.some(rank => rank.rows.length > 2));
 const hasMemory = page.runs.some(run => run.memory > 0);
 
 /** Ranks in the order they are drawn; where runs are paired, equal ranks stand together. */
@@ -158,9 +159,11 @@ function heights() {
   const room = (height - AXIS) / Math.max(1, lanes().length);
   const unit = Math.min(160, Math.max(17, room)) * view.zoom;
   const communication = hasCommunication && view.communication ? 0.24 * unit : 0;
+  const copies = hasCopies && view.communication ? 0.12 * unit : 0;
   const memory = hasMemory && view.memory ? 0.24 * unit : 0;
   const gap = 0.12 * unit;
-  return { unit, communication, memory, gap, compute: unit - communication - memory - gap };
+  const compute = unit - communication - copies - memory - gap;
+  return { unit, communication, copies, memory, gap, compute, lanes: compute + communication + copies };
 }
 
 function frame() {
@@ -220,9 +223,10 @@ function drawLane(lane, top, h) {
   }
   drawRows(rank, rank.rows[0], top, h.compute);
   if (h.communication) drawRows(rank, rank.rows[1], top + h.compute + 1, h.communication - 2);
-  if (h.memory) drawMemory(rank, top + h.compute + h.communication, h.memory);
+  if (h.copies && rank.rows[2]) drawRows(rank, rank.rows[2], top + h.compute + h.communication + 1, h.copies - 2);
+  if (h.memory) drawMemory(rank, top + h.lanes, h.memory);
   ink.restore();
-  if (h.memory >= 18 && rank.memory.length && width >= NARROW) memoryAxis(rank, top + h.compute + h.communication, h.memory);
+  if (h.memory >= 18 && rank.memory.length && width >= NARROW) memoryAxis(rank, top + h.lanes, h.memory);
   ink.fillStyle = theme.fore;
   ink.font = `12px ${FONT}`;
   ink.textBaseline = "middle";

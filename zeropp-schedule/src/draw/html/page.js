@@ -166,9 +166,9 @@ function find(px, py) {
   const lane = lanes()[index];
   if (!lane) return null;
   const y = py - (AXIS + index * h.unit - view.top + h.gap / 2);
-  const inCompute = y >= 0 && y < h.compute;
-  const rows = lane.rank.rows[inCompute ? 0 : 1];
-  const [offset, tall] = inCompute ? [0, h.compute] : [h.compute + 1, h.communication - 2];
+  const below = h.compute + h.communication, kind = y < h.compute ? 0 : y < below ? 1 : 2;
+  const rows = lane.rank.rows[kind] || [];
+  const [offset, tall] = [[0, h.compute], [h.compute + 1, h.communication - 2], [below + 1, h.copies - 2]][kind];
   if (y < offset || y >= offset + tall || !rows.length) return null;
   const r = Math.floor((y - offset) / (tall / rows.length));
   const row = rows[r], slack = 2 * view.scale, time = view.start + (px - left) * view.scale;

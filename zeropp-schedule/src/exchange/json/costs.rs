@@ -40,6 +40,10 @@ pub struct JsonCosts {
     /// Messages that a rank sends at once; missing: any number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub links: Option<usize>,
+    /// Bandwidth of the file that a rank's activations are copied out to, both ways together;
+    /// missing: infinite.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_bytes_per_s: Option<u64>,
     /// An overlapped F and BW; missing: one after the other.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub t_overlap: Option<f64>,
@@ -95,6 +99,9 @@ impl JsonCosts {
         }
         if self.bytes_per_s == Some(0) {
             return Some(("bytes_per_s", "1 or more, or none".into()));
+        }
+        if self.file_bytes_per_s == Some(0) {
+            return Some(("file_bytes_per_s", "1 or more, or none".into()));
         }
         if self.links == Some(0) {
             return Some(("links", "1 or more, or none".into()));
@@ -184,6 +191,7 @@ impl JsonCosts {
                 bytes_per_s: self.bytes_per_s,
                 parallel_max: self.links,
             },
+            file_bytes_per_s: self.file_bytes_per_s,
             overlap_ns: self.t_overlap.map(nanos),
             step_ns: nanos(self.t_step),
         }
@@ -206,6 +214,7 @@ impl From<&simulate::Costs> for JsonCosts {
             t_comm: micros(costs.link.latency_ns),
             bytes_per_s: costs.link.bytes_per_s,
             links: costs.link.parallel_max,
+            file_bytes_per_s: costs.file_bytes_per_s,
             t_overlap: costs.overlap_ns.map(micros),
             t_step: micros(costs.step_ns),
             mem_f: memory(|m| m.activation as i64),

@@ -185,12 +185,13 @@ fn any_stage() -> impl Strategy<Value = (StageCosts, StageBytes)> {
 
 fn any_simulator_costs(stages: usize) -> impl Strategy<Value = simulate::Costs> {
     let link = (0u64..1_000_000, prop::option::of(1u64..1 << 40), prop::option::of(1usize..9));
-    let overlap = prop::option::of(0u64..1_000_000);
-    (prop::collection::vec(any_stage(), stages), link, overlap, 0u64..1_000_000).prop_map(
-        |(all, (latency_ns, bytes_per_s, parallel_max), overlap_ns, step_ns)| {
+    let others = (prop::option::of(1u64..1 << 40), prop::option::of(0u64..1_000_000));
+    (prop::collection::vec(any_stage(), stages), link, others, 0u64..1_000_000).prop_map(
+        |(all, link, (file_bytes_per_s, overlap_ns), step_ns)| {
+            let (latency_ns, bytes_per_s, parallel_max) = link;
             let (stages, memory) = all.into_iter().unzip();
             let link = simulate::LinkCosts { latency_ns, bytes_per_s, parallel_max };
-            simulate::Costs { stages, memory, link, overlap_ns, step_ns }
+            simulate::Costs { stages, memory, link, file_bytes_per_s, overlap_ns, step_ns }
         },
     )
 }

@@ -1,0 +1,203 @@
+//! A file without a name for blocks of bytes that are out of memory for a while.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
+use std::time::Duration;
+
+use crate::threads::BackgroundThread;
+
+/// Between two questions whether a copy is done: a thread that has died is seen by then.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Files of this process so far: ranks have one each.
+static OPENED: AtomicU64 = AtomicU64::new(0);
+
+/// The file, and the one thread that writes and reads it: copies are done in the order in which
+/// they were started. It is written and read, not mapped, so that what is in it counts as no
+/// memory; it has lost its name before the first copy, so that nothing of it outlives the process.
+#[derive(Debug)]
+pub struct ScratchFile {
+    file: Arc<File>,
+    thread: BackgroundThread,
+    /// Places that are free, by their length.
+    free: HashMap<u64, Vec<u64>>,
+    end: u64,
+}
+
+/// Where a block lies in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScratchPlace {
+    offset: u64,
+    len: u64,
+}
+
+/// A copy that is under way.
+#[derive(Debug)]
+pub struct ScratchCopy<T> {
+    result: Receiver<io::Result<T>>,
+    done: Option<io::Result<T>>,
+}
+
+impl ScratchFile {
+    /// Makes a file in `folder`, and that if it is missing.
+    ///
+    /// # Errors
+    /// A folder where no file can be made, or a thread that is refused.
+    pub fn open(folder: &Path) -> io::Result<ScratchFile> {
+        fs::create_dir_all(folder)?;
+        let number = OPENED.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!(".zeropp-{}-{number}", std::process::id()));
+        let mut options = File::options();
+        let file = options.read(true).write(true).create_new(true).open(&path)?;
+        fs::remove_file(&path)?;
+        let thread = BackgroundThread::start("zeropp-copies")?;
+        Ok(ScratchFile { file: Arc::new(file), thread, free: HashMap::new(), end: 0 })
+    }
+
+    /// Starts writing these blocks; they are dropped before the copy is done.
+    pub fn write<B: AsRef<[u8]> + Send + 'static>(
+        &mut self,
+        blocks: Vec<B>,
+    ) -> (Vec<ScratchPlace>, ScratchCopy<()>) {
+        let places: Vec<ScratchPlace> =
+            blocks.iter().map(|block| self.place(block.as_ref().len() as u64)).collect();
+        let offsets: Vec<u64> = places.iter().map(|place| place.offset).collect();
+        let copy = self.copy(move |file| {
+            let mut all = blocks.into_iter().zip(offsets);
+            all.try_for_each(|(block, offset)| file.write_all_at(block.as_ref(), offset))
+        });
+        (places, copy)
+    }
+
+    /// Starts reading what lies at `places` into blocks of as many bytes.
+    pub fn read<B: AsMut<[u8]> + Send + 'static>(
+        &mut self,
+        places: &[ScratchPlace],
+        mut blocks: Vec<B>,
+    ) -> ScratchCopy<Vec<B>> {
+        let offsets: Vec<u64> = places.iter().map(|place| place.offset).collect();
+        self.copy(move |file| {
+            for (block, offset) in blocks.iter_mut().zip(offsets) {
+                file.read_exact_at(block.as_mut(), offset)?;
+            }
+            Ok(blocks)
+        })
+    }
+
+    /// What lies there is not wanted any more.
+    pub fn release(&mut self, places: Vec<ScratchPlace>) {
+        for ScratchPlace { offset, len } in places {
+            self.free.entry(len).or_default().push(offset);
+        }
+    }
+
+    /// Bytes that the file has had at most.
+    pub fn size(&self) -> u64 {
+        self.end
+    }
+
+    fn place(&mut self, len: u64) -> ScratchPlace {
+        let free = self.free.get_mut(&len).and_then(Vec::pop);
+        let offset = free.unwrap_or(self.end);
+        self.end = self.end.max(offset + len);
+        ScratchPlace { offset, len }
+    }
+
+    fn copy<T: Send + 'static>(
+        &self,
+        body: impl FnOnce(&File) -> io::Result<T> + Send + 'static,
+    ) -> ScratchCopy<T> {
+        let (done, result) = channel();
+        let file = self.file.clone();
+        // Nobody may wait for it, where a run ends early.
+        self.thread.give(move || _ = done.send(body(&file)));
+        ScratchCopy { result, done: None }
+    }
+}
+
+impl ScratchPlace {
+    /// Bytes of the block.
+    pub fn bytes(&self) -> u64 {
+        self.len
+    }
+}
+
+impl<T> ScratchCopy<T> {
+    /// Whether it would be waited for no longer.
+    pub fn is_done(&mut self) -> bool {
+        if self.done.is_none() {
+            self.done = match self.result.try_recv() {
+                Ok(result) => Some(result),
+                Err(TryRecvError::Empty) => None,
+                Err(TryRecvError::Disconnected) => Some(Err(gone())),
+            };
+        }
+        self.done.is_some()
+    }
+
+    /// Waits for it.
+    ///
+    /// # Errors
+    /// What the system says, such as that the disk is full.
+    pub fn wait(mut self) -> io::Result<T> {
+        if let Some(done) = self.done.take() {
+            return done;
+        }
+        loop {
+            match self.result.recv_timeout(LOOK_AGAIN) {
+                Ok(result) => return result,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(gone()),
+            }
+        }
+    }
+}
+
+fn gone() -> io::Error {
+    io::Error::other("the thread that copies is gone")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_come_back_and_places_are_used_again() {
+        let folder = std::env::temp_dir().join(format!("zeropp-scratch-{}", std::process::id()));
+        let mut file = ScratchFile::open(&folder).unwrap();
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "it has no name");
+        let blocks = [vec![1u8; 5000], vec![2; 300], vec![3; 5000]];
+        let (places, mut copy) = file.write(blocks.to_vec());
+        while !copy.is_done() {
+            std::thread::yield_now();
+        }
+        copy.wait().unwrap();
+        let empty = blocks.iter().map(|block| vec![0u8; block.len()]).collect();
+        let back = file.read(&places, empty).wait().unwrap();
+        assert_eq!(back, blocks);
+        let size = file.size();
+        assert_eq!(size, 10_300);
+        // Of the same lengths: no more of the file.
+        file.release(places[..2].to_vec());
+        let (others, copy) = file.write(vec![vec![7u8; 300], vec![8; 5000]]);
+        copy.wait().unwrap();
+        assert_eq!(file.size(), size);
+        // What was not released is still there; a copy in after one out sees what that wrote.
+        let all = [places[2], others[0], others[1]];
+        let empty = all.iter().map(|place| vec![0u8; place.bytes() as usize]).collect();
+        let back = file.read(&all, empty).wait().unwrap();
+        assert_eq!(back, [vec![3u8; 5000], vec![7; 300], vec![8; 5000]]);
+        // Beyond the end: an error.
+        let beyond = ScratchPlace { offset: size, len: 9 };
+        assert!(file.read(&[beyond], vec![vec![0u8; 9]]).wait().is_err());
+        fs::remove_dir(&folder).unwrap();
+        fs::write(&folder, "a file").unwrap();
+        assert!(ScratchFile::open(&folder).is_err(), "no folder");
+        fs::remove_file(&folder).unwrap();
+    }
+}
