@@ -25,8 +25,6 @@ fn holds(line: &str) {
     let config = args::run(matches.subcommand_matches("run").unwrap());
     let config = config.unwrap_or_else(|f| panic!("{}", f.message)).config;
     config.validate().unwrap();
-    // Plans are of whole heads, and a run on CPUs may do better.
-    let config = zeropp::Config { head_split: Some("off".into()), ..config };
     let trainer = zeropp::Trainer::new(config).unwrap_or_else(|e| panic!("{}: {e}", first.command));
     let run = trainer.plan();
     assert_eq!(plan.parameters, run.parameters as f64, "{line}");
