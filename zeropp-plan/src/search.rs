@@ -98,8 +98,8 @@ pub struct Search<'a> {
     known: HashMap<Layout, Option<Planned>>,
     /// Those of them with other cuts that are shorter.
     recut: HashMap<Layout, Vec<Planned>>,
-    /// Those of them with a split head that is worth it.
-    split: HashMap<Layout, Planned>,
+    /// Those of them whose heads were split, where that is worth it.
+    split: HashMap<Layout, Option<Planned>>,
     /// Whether it was asked before.
     again: bool,
     /// Whether any layout that fits will do.
@@ -172,15 +172,21 @@ impl<'a> Search<'a> {
             let near = near.into_iter().map(|(layout, ..)| layout).take(LEAN_MAX).collect();
             self.climb_to_less_memory(near);
         }
+        let budget = if self.again { AGAIN_BUDGET } else { CLIMB_BUDGET };
         if self.fitting(memory).next().is_some() {
-            self.climb(memory);
+            self.climb(memory, budget);
+        }
+        // Beside one with a split head there may be a better one.
+        if self.split_heads(memory) && !self.again {
+            self.climb(memory, AGAIN_BUDGET);
+            self.split_heads(memory);
         }
         self.cut_again(memory);
         let mut best = distinct(self.in_order(memory), self.job.machine.margin);
         best.truncate(SHOWN);
         let best = lean_first(best);
         self.again = true;
-        let all = self.known.values().flatten().chain(self.split.values());
+        let all = self.known.values().flatten().chain(self.split.values().flatten());
         let leanest = all.min_by(|a, b| by_memory(a, b)).cloned();
         SearchedLayouts { best, ranked, pruned, simulated: self.known.len(), leanest }
     }
@@ -225,7 +231,7 @@ impl<'a> Search<'a> {
         let fits = move |p: &&Planned| p.worst().1.total() <= memory;
         self.known.iter().filter_map(move |(layout, planned)| {
             let others = self.recut.get(layout).into_iter().flatten();
-            let others = others.chain(self.split.get(layout));
+            let others = others.chain(self.split.get(layout).into_iter().flatten());
             let all = planned.iter().chain(others).filter(fits);
             all.min_by(|a, b| a.step_s.total_cmp(&b.step_s))
         })
@@ -269,22 +275,19 @@ impl<'a> Search<'a> {
                 }
                 if !self.known.contains_key(layout) {
                     budget = budget.saturating_sub(exact::actions(layout));
-                    self.take(found.next());
+                    self.known.extend(found.next());
                 }
                 let Some(planned) = &self.known[layout] else { continue };
                 simulated += 1;
-                let both = [Some(planned), self.split.get(layout)].into_iter().flatten();
-                let fitting = both.filter(|p| p.worst().1.total() <= memory).map(|p| p.step_s);
-                steps.extend(fitting.min_by(f64::total_cmp));
+                steps.extend((planned.worst().1.total() <= memory).then_some(planned.step_s));
             }
         }
     }
 
     /// Simulates what is beside the fastest layouts that fit, and beside those that are faster,
     /// until nothing is.
-    fn climb(&mut self, memory: u64) {
+    fn climb(&mut self, memory: u64, mut budget: usize) {
         let mut climbed: HashSet<Layout> = HashSet::new();
-        let mut budget = if self.again { AGAIN_BUDGET } else { CLIMB_BUDGET };
         while budget > 0 {
             let mut best: Vec<&Planned> = self.fitting(memory).collect();
             best.sort_by(|a, b| in_order(a, b));
@@ -375,20 +378,12 @@ impl<'a> Search<'a> {
     /// Simulates those of `layouts` that are not known.
     fn simulate(&mut self, layouts: Vec<Layout>) {
         let found = self.simulated(layouts);
-        self.take(found);
-    }
-
-    /// Adds layouts to those that are known.
-    fn take(&mut self, found: impl IntoIterator<Item = Found>) {
-        for Found { layout, whole, split } in found {
-            self.split.extend(split.map(|split| (layout.clone(), split)));
-            self.known.insert(layout, whole);
-        }
+        self.known.extend(found);
     }
 
     /// Those of `layouts` that are not known, in their order, with what they come to; none where a
     /// schedule has no such shape.
-    fn simulated(&mut self, mut layouts: Vec<Layout>) -> Vec<Found> {
+    fn simulated(&mut self, mut layouts: Vec<Layout>) -> Vec<(Layout, Option<Planned>)> {
         let mut new: HashSet<Layout> = HashSet::new();
         layouts.retain(|l| !self.known.contains_key(l) && new.insert(l.clone()));
         let job = self.job;
@@ -398,19 +393,8 @@ impl<'a> Search<'a> {
             let (stages, blocks) = cut.as_ref()?;
             Some(Simulation::new(job, layout, stages).ok()?.planned(blocks))
         });
-        let split = self.models.splits(job, &planned);
-        let layouts = cut.into_iter().map(|(_, layout)| layout);
-        let all = layouts.zip(planned).zip(split);
-        all.map(|((layout, whole), split)| Found { layout, whole, split }).collect()
+        cut.into_iter().map(|(_, layout)| layout).zip(planned).collect()
     }
-}
-
-/// What was simulated of a layout.
-struct Found {
-    layout: Layout,
-    whole: Option<Planned>,
-    /// With a split head, where that is worth it.
-    split: Option<Planned>,
 }
 
 /// The faster first; of equals the one that holds less; and one order for all, so that a plan is
