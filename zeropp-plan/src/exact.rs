@@ -15,7 +15,7 @@ use zeropp_schedule::timeline::Timeline;
 use zeropp_search::generate_with_costs;
 
 use crate::PlanError;
-use crate::layout::{Job, Layout};
+use crate::layout::{HeadSplit, Job, Layout};
 use crate::links::{Links, Sent};
 use crate::memory;
 use crate::programs::generator_costs;
@@ -191,9 +191,17 @@ impl<'a> Simulation<'a> {
             let help = "use rates in FLOP/s and bytes/s, such as flops_per_s = 312e12";
             PlanError::new(format!("machine: {e}; {help}"))
         })?;
-        let weighed = generator_costs(&costs, &costs.memory, layout.recomputed_of_all(), None);
-        let weighed = weighed.with_objective(sync.into());
         let head_blocks = head_blocks(layout, stages);
+        let runs_so = !head_blocks.is_empty() && job.fixed.head == HeadSplit::Auto;
+        let of_run = || Costs {
+            stages: stages.iter().map(|s| s.by_flop).collect(),
+            memory: costs.memory.clone(),
+            ..Costs::default()
+        };
+        let ordered = if runs_so { of_run() } else { costs.clone() };
+        let again = layout.recomputed_of_all();
+        let weighed = generator_costs(&ordered, &costs.memory, again, None);
+        let weighed = weighed.with_objective(sync.into());
         let program = |micro_batches: usize| {
             let shape = Shape { micro_batches, ..layout.shape() };
             let shape = Shape { unit: shape.unit.min(micro_batches), ..shape };

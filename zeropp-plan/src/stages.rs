@@ -145,13 +145,18 @@ impl ModelCosts {
         let state = self.parts.stage_state(range.clone(), cut, |part| shares[part].clone());
         let of_head = shares[head].state_of_all(cut.pieces());
         let (kept, matrices_ns) = (stages[before].kept - of_head, stages[before].matrices_ns);
-        let stage = self.stage(job, layout, &links, before, range);
+        let stage = self.stage(job, layout, &links, before, range.clone());
         stages[before] = Stage { state, kept, matrices_ns, ..stage };
         let messages = HeadTree::of_slices(head_blocks, layout.placement()[before]);
         let messages = messages.expect("there are ranks");
         for rank in 0..head_blocks.len() {
             let slice = self.slice(job, layout, &links, &messages, rank);
             stages.push(Stage { head_blocks: head_blocks[rank], ..slice });
+        }
+        let ranges: Vec<_> = ranges[..before].iter().cloned().chain([range]).collect();
+        let by_flop = self.parts.estimates(&ranges, |_| false);
+        for (stage, by_flop) in stages.iter_mut().zip(by_flop) {
+            stage.by_flop = by_flop;
         }
         stages
     }
@@ -202,7 +207,8 @@ impl ModelCosts {
             r_ns: 0,
             ..costs
         };
-        Stage { costs, bytes, state, kept, ..Stage::default() }
+        let by_flop = self.parts.estimate(sizes.flops(tokens, false));
+        Stage { costs, bytes, state, kept, by_flop, ..Stage::default() }
     }
 
     fn form(&self, job: &Job, layout: &Layout, stage: usize) -> StageForm {
@@ -263,6 +269,8 @@ pub struct Stage {
     pub matrices_ns: u64,
     /// Blocks of the head's rows, of a slice.
     pub head_blocks: usize,
+    /// Where the head is split, what a run makes its order for: times by operations.
+    pub by_flop: StageCosts,
 }
 
 impl Stage {
