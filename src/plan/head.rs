@@ -14,7 +14,7 @@ use zeropp_plan::bytes::{LayerSizes, StageForm, StageState};
 use zeropp_plan::parts::Parts;
 use zeropp_plan::split::{of_rank, slice_bytes, slice_sizes, slice_state};
 
-use crate::config::{Config, ConfigError, DeviceKind, EngineKind, Reschedule};
+use crate::config::{Config, ConfigError, DeviceKind, EngineKind};
 use crate::own::CustomParts;
 use crate::plan::program::Resolved;
 use crate::plan::times::SplitTimes;
@@ -173,18 +173,11 @@ fn check_settings(config: &Config) -> Result<(), Obstacle> {
         let problem = format!("runs cannot split a head with {what} = {value} yet");
         Err(Obstacle { problem, help: format!("use {works}, or leave the head whole") })
     };
-    if config.engine != EngineKind::Threads {
-        return refused("engine", &config.engine, "threads");
+    if config.engine == EngineKind::Nccl {
+        return refused("engine", &config.engine, "threads or mpi");
     }
     if config.device != DeviceKind::Cpu {
         return refused("device", &config.device, "cpu");
-    }
-    if config.reschedule != Reschedule::Off {
-        return refused("reschedule", &config.reschedule, "off");
-    }
-    if config.deal().fewer().is_some() {
-        let batch = config.global_batch.as_deref().unwrap_or_default();
-        return refused("global-batch", &batch, "a batch that the replicas divide evenly");
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use zeropp_schedule::ir::{Action, Compute, Schedule, looping, vee};
 use zeropp_schedule::lower::LowerOptions;
 use zeropp_schedule::memory::{HeldBytes, MemoryBytes, MemoryKind, StageBytes};
 use zeropp_schedule::schedules::{
-    KINDS, Kind, Limits, OrderCosts, Shape, StepForm, generate_with_costs,
+    KINDS, Kind, Limits, OrderCosts, Shape, StepForm, generate_split, generate_with_costs,
 };
 use zeropp_schedule::simulate::{Costs, StageCosts, simulate};
 use zeropp_search::budgeted::{self, Budgets, Placement, Request};
@@ -78,8 +78,14 @@ impl RunningProgram {
             if !(effort.goes_on)() {
                 break;
             }
+            let blocks = &self.program.head_blocks;
             let made = match kind.is_searched() {
+                // Searches know no split heads.
+                true if !blocks.is_empty() => None,
                 true => self.searched(&order, effort.timed),
+                false if !blocks.is_empty() => {
+                    generate_split(kind.name, &self.shape(), blocks, Some(&order)).ok()
+                }
                 false => generate_with_costs(kind.name, &self.shape(), &order).ok(),
             };
             let Some((ns, program)) = made.and_then(|made| self.timed(&made, &costs)) else {
@@ -222,7 +228,9 @@ impl RunningProgram {
             Costs { memory: vec![StageBytes::default(); self.bytes.len()], ..measured.clone() };
         let tasks = || self.program.ranks.iter().flatten().flat_map(Action::computes);
         for (stage, (times, estimate)) in costs.stages.iter_mut().zip(&self.estimates).enumerate() {
-            if tasks().any(|t| t.stage == stage && t.kind == Compute::B) {
+            // Slices of a head, which follow the stages, have no others.
+            let is_slice = stage >= self.program.stages();
+            if is_slice || tasks().any(|t| t.stage == stage && t.kind == Compute::B) {
                 continue;
             }
             let whole = times.b_ns + times.w_ns;
