@@ -115,7 +115,8 @@ impl RunningProgram {
 
     /// Whether no rank holds or needs more than the plan has said of it, no kind of memory has a
     /// higher peak than the highest one planned, and no rank gathers more often than any does now.
-    /// Where the settings limit activations and weight stashes, there may be as many of these.
+    /// Where the settings limit activations and weight stashes, there may be as many of these, and
+    /// with them of a split head's messages, which wait beside them.
     fn holds(&self, program: &Schedule) -> bool {
         let held = of_ranks([program], &self.bytes, &self.ranks);
         let alone = |held: &HeldBytes| {
@@ -131,6 +132,9 @@ impl RunningProgram {
         let more = |p: &HeldBytes| limit.saturating_sub(kept(p));
         let most = |kind| match kind {
             MemoryKind::Activation | MemoryKind::WeightStash => planned.get(kind).max(limit),
+            MemoryKind::Communication if !program.head_blocks.is_empty() => {
+                planned.get(kind).max(limit)
+            }
             _ => planned.get(kind),
         };
         ranks.all(|(h, p)| {
