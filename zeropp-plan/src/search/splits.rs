@@ -16,6 +16,8 @@ type Cut<'a> = (&'a Layout, Arc<[Stage]>, Vec<usize>);
 /// Layouts whose heads are split at once, and at most.
 const AT_ONCE: usize = 4;
 const SPLIT_MAX: usize = 12;
+/// The share of a step that even stages may wait less for each other.
+const WAITS: f64 = 0.05;
 
 impl Search<'_> {
     /// Splits the heads of the layouts that may be faster than all others then: whose step, less
@@ -56,16 +58,16 @@ impl Search<'_> {
 }
 
 impl Models {
-    /// Seconds that a step takes at least with a split head; none where it gains nothing.
+    /// Seconds that a step takes at least with a split head, about: the busiest rank gives some of
+    /// its work away, and stages that are even wait less for each other.
     fn hope(&mut self, job: &Job, whole: &Planned) -> Option<f64> {
         let layout = &whole.layout;
         let mut ranks = busy(layout, &self.stages_of(job, whole));
         let most = ranks.iter().copied().fold(0.0, f64::max);
         let mean = ranks.iter().sum::<f64>() / ranks.len() as f64;
-        let gains = split::may_gain(&ranks) || whole.worst().1.total() > job.memory;
         ranks[*layout.placement().last()?] -= 1e9 * self.head_s(job, layout);
         let least = ranks.into_iter().fold(mean, f64::max);
-        gains.then(|| whole.step_s - (most - least) * layout.micro_batches as f64 / 1e9)
+        Some(whole.step_s * (1.0 - WAITS) * least / most.max(1.0))
     }
 
     /// Each of these layouts with its head split, where that is worth it.
@@ -100,10 +102,6 @@ impl Models {
     fn candidates<'a>(&mut self, job: &Job, whole: &'a Planned) -> Vec<Cut<'a>> {
         let layout = &whole.layout;
         let ids = job.model.decoder.vocabulary;
-        let with_head = self.stages_of(job, whole);
-        if !split::may_gain(&busy(layout, &with_head)) && whole.worst().1.total() <= job.memory {
-            return Vec::new();
-        }
         let Some((_, blocks)) = self.stages_but_head(job, layout) else { return Vec::new() };
         let even = split::even(ids, layout.pp);
         let stages = self.stages_with(job, layout, &blocks, &even);
