@@ -3,7 +3,7 @@
 
 use zeropp_core::layer::{Model, Part};
 use zeropp_pipeline::simulate::{Costs, LinkCosts, StageCosts};
-use zeropp_plan::split::{self, Predicted};
+use zeropp_plan::split::{self, PredictedStep};
 
 use crate::Error;
 use crate::config::Config;
@@ -60,7 +60,7 @@ pub(crate) fn planned(
         let poured = split::poured(ids, &busy(even), head);
         (poured != blocks).then(|| made(&poured)).flatten()
     });
-    let predicted = |made: &Blueprint| Predicted {
+    let predicted = |made: &Blueprint| PredictedStep {
         step: step_ns(made) as f64,
         fits: !memory::is_short(&made.needs()),
     };

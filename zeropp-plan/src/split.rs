@@ -57,7 +57,7 @@ pub fn poured(ids: usize, ranks: &[f64], head: f64) -> Vec<usize> {
 
 /// What is predicted of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Predicted {
+pub struct PredictedStep {
     /// How long a step takes, in any unit.
     pub step: f64,
     /// Whether it fits into memory.
@@ -68,11 +68,11 @@ pub struct Predicted {
 /// as good. What fits goes before what does not, and a run that cannot be with a whole head has any
 /// split.
 pub fn chosen<T>(
-    whole: Option<Predicted>,
-    splits: impl IntoIterator<Item = (T, Predicted)>,
+    whole: Option<PredictedStep>,
+    splits: impl IntoIterator<Item = (T, PredictedStep)>,
 ) -> Option<(T, f64)> {
     let (fitting, beyond): (Vec<_>, Vec<_>) = splits.into_iter().partition(|(_, of)| of.fits);
-    let fastest = |all: Vec<(T, Predicted)>| {
+    let fastest = |all: Vec<(T, PredictedStep)>| {
         let (split, of) = all.into_iter().min_by(|a, b| a.1.step.total_cmp(&b.1.step))?;
         Some((split, whole.map_or(0.0, |whole| 1.0 - of.step / whole.step.max(1e-9))))
     };

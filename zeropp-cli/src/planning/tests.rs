@@ -67,8 +67,8 @@ fn a_plan_holds_what_the_run_that_it_prints_predicts() {
 /// A large head is split in the plan where its run splits it, and holds as much on every rank.
 #[test]
 fn a_plan_with_a_split_head_holds_what_its_run_predicts() {
-    let line = "--cpu --layers 8 --hidden 256 --heads 4 --seq 256 --global-batch 32 --memory 9G \
-                --schedule zeropp --vocab 40000 --micro-batch-size 1";
+    let line = "--cpu --model llama3-8b --layers 8 --seq 1024 --global-batch 32 --memory 200G \
+                --schedule zeropp --micro-batch-size 1";
     for fixed in ["--gpus 4 --pp 4 --virtual 1", "--gpus 8 --pp 4 --virtual 1 --zero3 2"] {
         let line = format!("{line} {fixed}");
         let first = first(&line);

@@ -7,7 +7,7 @@ use super::{Models, Search, in_order};
 use crate::cores;
 use crate::exact::{Planned, Simulation};
 use crate::layout::{Job, Layout};
-use crate::split::{self, Predicted};
+use crate::split::{self, PredictedStep};
 use crate::stages::Stage;
 
 /// A layout with its stages, their blocks, and behind the stages the slices of its head.
@@ -86,7 +86,7 @@ impl Models {
         let mut all = all.into_iter();
         let predicted = |p: &Planned| {
             let fits = p.worst().1.total() <= job.memory;
-            Predicted { step: p.step_s, fits }
+            PredictedStep { step: p.step_s, fits }
         };
         let mut begin = 0;
         let of = |(whole, end): (&Option<Planned>, usize)| {

@@ -116,8 +116,8 @@ fn the_emptiest_rank_has_most_blocks() {
 /// A step that is as short goes on with the whole head; what fits goes before what does not.
 #[test]
 fn a_split_head_has_to_gain_unless_only_it_fits() {
-    let of = |step: f64, fits: bool| Predicted { step, fits };
-    let chosen = |whole, splits: &[Predicted]| {
+    let of = |step: f64, fits: bool| PredictedStep { step, fits };
+    let chosen = |whole, splits: &[PredictedStep]| {
         chosen(whole, splits.iter().copied().enumerate()).map(|(which, _)| which)
     };
     assert_eq!(chosen(Some(of(100.0, true)), &[of(98.0, true), of(99.0, true)]), None);
