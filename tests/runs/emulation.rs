@@ -148,7 +148,7 @@ fn a_split_head_whose_messages_take_no_time_is_executed() {
     for (zero3, blocks) in [(1, "16,16,16,15"), (2, "8,8,8,8")] {
         let base = Config { pp: 4, zero3, dp: 1, virtual_stages: Some(1), ..config("zeropp") };
         let base = Config { unit: Some(4), micro_batches: Some(8), steps: 3, ..base };
-        let config = Config { head_split: Some(blocks.into()), timeout_s: 20, ..base };
+        let config = Config { head_split: Some(blocks.into()), timeout_s: 20.0, ..base };
         let report = emulate(&config, &table, |_| ()).unwrap();
         assert_eq!(report.steps.len(), 3);
     }

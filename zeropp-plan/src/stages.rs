@@ -149,9 +149,9 @@ impl ModelCosts {
         stages[before] = Stage { state, kept, matrices_ns, ..stage };
         let messages = HeadTree::of_slices(head_blocks, layout.placement()[before]);
         let messages = messages.expect("there are ranks");
-        for rank in 0..head_blocks.len() {
+        for (rank, head_blocks) in head_blocks.iter().copied().enumerate() {
             let slice = self.slice(job, layout, &links, &messages, rank);
-            stages.push(Stage { head_blocks: head_blocks[rank], ..slice });
+            stages.push(Stage { head_blocks, ..slice });
         }
         let ranges: Vec<_> = ranges[..before].iter().cloned().chain([range]).collect();
         let by_flop = self.parts.estimates(&ranges, |_| false);
