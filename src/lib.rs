@@ -89,6 +89,7 @@ pub use launched::{Launched, launched};
 pub use own::loss::Loss;
 pub use own::samples::{SampleError, Samples};
 pub use plan::costs_file::read_costs;
+pub use plan::head::may_split_head;
 pub use plan::memory::MemoryCheck;
 pub use plan::schedule_file::{ScheduleFileError, read_schedule, schedule_text};
 pub use recorder::out_of_memory::{end_on_lost_file, end_out_of_memory, prepare_for_out_of_memory};

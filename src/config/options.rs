@@ -166,7 +166,7 @@ options! {
         /// predicted to be shorter so, and not where stages are given. The rows are cut into at
         /// most 64 blocks, by their number alone; where the numbers do not add up to that,
         /// --dry-run says how many there are. For zeropp, 1f1b and zb-h1, on the CPU with engine
-        /// threads. No bit of the training depends on it.
+        /// threads or mpi. No bit of the training depends on it.
         "head-split" "BLOCKS" head_split: Option<String> = None, Same Left
             => "schedule:head-split";
         /// Slices that every sample is cut into along its sequence, each a micro-batch.

@@ -5,14 +5,16 @@ use std::sync::Arc;
 
 use zeropp_core::layer::{BatchShape, Model, Part};
 use zeropp_core::optimizer::{Role, Shares};
+use zeropp_core::params::{Init, ParamSpec};
 use zeropp_core::split::ops::{HeadSlice, SplitHead};
 use zeropp_pipeline::head::HeadTree;
-use zeropp_pipeline::memory::{HeadBytes, StageBytes};
+use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::simulate::StageCosts;
-use zeropp_plan::bytes::{LayerSizes, StageForm, StageState, stage_bytes};
+use zeropp_plan::bytes::{LayerSizes, StageForm, StageState};
 use zeropp_plan::parts::Parts;
+use zeropp_plan::split::{of_rank, slice_bytes, slice_sizes, slice_state};
 
-use crate::config::{Config, ConfigError, DeviceKind, EngineKind, Reschedule};
+use crate::config::{Config, ConfigError, DeviceKind, EngineKind};
 use crate::own::CustomParts;
 use crate::plan::program::Resolved;
 use crate::plan::times::SplitTimes;
@@ -43,13 +45,13 @@ impl HeadPlan {
         let split = check(resolved, own, model, &blocks)?;
         let messages = HeadTree::of_slices(&blocks, root).expect("there are ranks");
         let slice = |rank: usize| {
-            let slice = split.slice(messages.blocks_of(rank), messages.own_sums(rank));
+            let (blocks, sums) = of_rank(&messages, rank);
+            let slice = split.slice(blocks, sums);
             messages.has(rank).then(|| Arc::new(slice))
         };
         let slices: Vec<_> = (0..blocks.len()).map(slice).collect();
         let sizes = |slice: &Option<Arc<HeadSlice>>| {
-            let slice = slice.as_ref()?;
-            Some(LayerSizes::new(slice.parameters(), Role::Head, slice.cost(batch)))
+            Some(slice_sizes(&split.weight, slice.as_ref()?.shape(), batch))
         };
         let sizes = slices.iter().map(sizes).collect();
         Ok(Some(HeadPlan { split, blocks, slices, sizes }))
@@ -82,14 +84,7 @@ impl HeadPlan {
         form: &StageForm,
         tokens: usize,
     ) -> impl Iterator<Item = StageBytes> {
-        let hidden = form.message / (tokens * form.element_bytes).max(1) as u64;
-        let head = HeadBytes {
-            input: form.message,
-            sums: 8 * tokens as u64,
-            lse: 8 * tokens as u64,
-            gradient: 4 * tokens as u64 * hidden,
-        };
-        self.sizes.iter().map(move |sizes| StageBytes { head, ..stage_bytes(sizes.iter(), form) })
+        self.sizes.iter().map(move |sizes| slice_bytes(sizes.as_ref(), form, tokens))
     }
 
     /// What ranks have of each slice from step to step.
@@ -99,13 +94,9 @@ impl HeadPlan {
         shares: impl Fn(&LayerSizes) -> Shares,
     ) -> Vec<StageState> {
         let of = |sizes: &Option<LayerSizes>| {
-            let Some(sizes) = sizes else { return StageState::default() };
-            StageState {
-                elements: sizes.elements(pieces),
-                trained: sizes.trained(pieces),
-                shares: shares(sizes),
-                tied: None,
-            }
+            let sizes = sizes.as_ref();
+            sizes
+                .map_or_else(StageState::default, |sizes| slice_state(sizes, pieces, shares(sizes)))
         };
         self.sizes.iter().map(of).collect()
     }
@@ -120,6 +111,14 @@ struct Obstacle {
 /// Why a run of these settings cannot split the head of `model`, in words; none where it can.
 pub(crate) fn obstacle(config: &Config, own: &CustomParts, model: &Model) -> Option<String> {
     splittable(config, own, model).err().map(|obstacle| obstacle.problem)
+}
+
+/// Whether runs of these settings can split the head of a model whose embedding has another weight.
+pub fn may_split_head(config: &Config) -> bool {
+    let parameters = CustomParts::default().parameters(config);
+    let weight = ParamSpec::new("weight", &[1, 1], Init::Zeros);
+    let whole = parameters.rule.whole(&parameters.parameter(&weight, Role::Head));
+    whole.is_none() && config.slices <= 1 && check_settings(config).is_ok()
 }
 
 /// The head of `model`, if this run can split it into these blocks.
@@ -174,18 +173,11 @@ fn check_settings(config: &Config) -> Result<(), Obstacle> {
         let problem = format!("runs cannot split a head with {what} = {value} yet");
         Err(Obstacle { problem, help: format!("use {works}, or leave the head whole") })
     };
-    if config.engine != EngineKind::Threads {
-        return refused("engine", &config.engine, "threads");
+    if config.engine == EngineKind::Nccl {
+        return refused("engine", &config.engine, "threads or mpi");
     }
     if config.device != DeviceKind::Cpu {
         return refused("device", &config.device, "cpu");
-    }
-    if config.reschedule != Reschedule::Off {
-        return refused("reschedule", &config.reschedule, "off");
-    }
-    if config.deal().fewer().is_some() {
-        let batch = config.global_batch.as_deref().unwrap_or_default();
-        return refused("global-batch", &batch, "a batch that the replicas divide evenly");
     }
     Ok(())
 }

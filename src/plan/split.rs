@@ -3,7 +3,7 @@
 
 use zeropp_core::layer::{Model, Part};
 use zeropp_pipeline::simulate::{Costs, LinkCosts, StageCosts};
-use zeropp_plan::split::candidates;
+use zeropp_plan::split::{self, PredictedStep};
 
 use crate::Error;
 use crate::config::Config;
@@ -11,11 +11,6 @@ use crate::own::CustomParts;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::{head, memory};
 
-/// A head of fewer blocks stays whole: one would be too large a part of it to be dealt out evenly.
-const BLOCKS_MIN: usize = 16;
-/// The least share of a step that slices have to be predicted to gain: what ranks do between an
-/// arrival and their next look at it is not predicted.
-const GAIN: f64 = 0.03;
 /// What a message takes where no file has times, as operations that a rank could do meanwhile:
 /// 100 us, as ranks look for messages so often, and its bytes at 5 GB/s, for ranks that do 50
 /// billion a second.
@@ -23,7 +18,7 @@ const MESSAGE_FLOP: f64 = 5e6;
 const FLOP_PER_BYTE: f64 = 10.0;
 
 /// The run of these settings; of those that leave it open whether the head is split, the one that
-/// is predicted to be faster. A note says what was chosen, or why it could not be.
+/// is predicted to be faster, or that can be. A note says what was chosen, or why it could not be.
 ///
 /// # Errors
 /// What is wrong with the settings.
@@ -32,52 +27,56 @@ pub(crate) fn planned(
     model: Model,
     own: &CustomParts,
 ) -> Result<Blueprint, Error> {
-    let mut whole = Blueprint::new(config, model, own)?;
-    let Some(ids) = ids(&whole).filter(|_| config.chooses_head_split()) else { return Ok(whole) };
-    let (ranks, head) = (busy(&whole), head_times(&whole));
-    // With slices every rank takes the mean at best.
-    let mean = ranks.iter().sum::<f64>() / ranks.len() as f64;
-    let most = ranks.iter().copied().fold(0.0, f64::max);
-    if mean > (1.0 - GAIN) * most {
-        return Ok(whole);
+    let ids = ids(config, &model).filter(|_| config.chooses_head_split());
+    let Some(ids) = ids else { return Blueprint::new(config, model, own) };
+    let mut whole = Blueprint::new(config, model.clone(), own);
+    let ranks = whole.as_ref().map(busy).unwrap_or_default();
+    let is_too_large = whole.as_ref().is_ok_and(|whole| memory::is_short(&whole.needs()));
+    if whole.is_ok() && !split::may_gain(&ranks) && !is_too_large {
+        return whole;
     }
-    if let Some(why) = head::obstacle(&whole.config, own, &whole.model) {
-        let longer = 100.0 * (most / mean - 1.0);
-        whole.plan.notes.push(format!(
-            "head-split = auto: the head stays whole, and its rank computes {longer:.0} % longer \
-             than the mean: {why}"
-        ));
-        return Ok(whole);
+    if let Some(why) = head::obstacle(config, own, &model) {
+        let most = ranks.iter().copied().fold(0.0, f64::max);
+        let longer = 100.0 * (most * ranks.len() as f64 / ranks.iter().sum::<f64>() - 1.0);
+        if let Ok(whole) = &mut whole {
+            whole.plan.notes.push(format!(
+                "head-split = auto: the head stays whole, and its rank computes {longer:.0} % \
+                 longer than the mean: {why}"
+            ));
+        }
+        return whole;
     }
-    let split = |blocks: &[usize]| {
+    let made = |blocks: &[usize]| {
         let text: Vec<String> = blocks.iter().map(usize::to_string).collect();
-        let config = Config { head_split: Some(text.join(",")), ..whole.config.clone() };
+        let config = Config { head_split: Some(text.join(",")), ..config.clone() };
         // One that cannot be is none, such as beyond a limit on memory.
-        Blueprint::new(&config, whole.model.clone(), own).ok()
+        Blueprint::new(&config, model.clone(), own).ok()
     };
     // Cut anew, stages without the head leave other room for it.
-    let even = candidates(ids, &ranks, head).into_iter().nth(1).and_then(|blocks| split(&blocks));
+    let blocks = split::even(ids, config.pp);
+    let even = made(&blocks);
     let poured = even.as_ref().and_then(|even| {
-        let blocks = candidates(ids, &busy(even), head).into_iter().nth(2)?;
-        split(&blocks)
+        let head = even.times.costs.stages[even.stages.len()..].iter().map(sum).sum();
+        let poured = split::poured(ids, &busy(even), head);
+        (poured != blocks).then(|| made(&poured)).flatten()
     });
-    let is_short = memory::is_short(&whole.needs());
-    let fits = |made: &Blueprint| is_short || !memory::is_short(&made.needs());
-    let (before, mut best) = (step_ns(&whole), None::<(u64, Blueprint)>);
-    for made in [even, poured].into_iter().flatten().filter(fits) {
-        let ns = step_ns(&made);
-        if best.as_ref().is_none_or(|(least, _)| ns < *least) {
-            best = Some((ns, made));
-        }
-    }
-    let gain = |ns: u64| 1.0 - ns as f64 / before.max(1) as f64;
-    let Some((ns, mut best)) = best.filter(|(ns, _)| gain(*ns) >= GAIN) else { return Ok(whole) };
+    let predicted = |made: &Blueprint| PredictedStep {
+        step: step_ns(made) as f64,
+        fits: !memory::is_short(&made.needs()),
+    };
+    let all = [even, poured].into_iter().flatten();
+    let all: Vec<_> =
+        all.map(|made| (predicted(&made), made)).map(|(of, made)| (made, of)).collect();
+    let chosen = split::chosen(whole.as_ref().ok().map(predicted), all);
+    let Some((mut best, gain)) = chosen else { return whole };
     best.split_chosen = true;
+    let why = match &whole {
+        Ok(_) => format!("a step is predicted to take {:.0} % less", 100.0 * gain),
+        Err(why) => format!("with a whole one, {why}"),
+    };
     best.plan.notes.push(format!(
-        "head-split = auto: ranks have {} blocks of the head, and a step is predicted to take \
-         {:.0} % less",
+        "head-split = auto: ranks have {} blocks of the head: {why}",
         best.config.head_split.as_deref().unwrap_or_default(),
-        100.0 * gain(ns)
     ));
     Ok(best)
 }
@@ -89,13 +88,12 @@ pub(crate) fn reopened(bp: &Blueprint) -> Config {
 }
 
 /// The token ids of a head that may be split.
-fn ids(bp: &Blueprint) -> Option<usize> {
-    let Some(Part::Head(head)) = bp.model.parts.last() else { return None };
-    let split = head.split().filter(|split| split.blocks() >= BLOCKS_MIN)?;
-    let can = bp.config.pp > 1 && bp.config.kind().is_some_and(|kind| kind.ahead.is_some());
-    // A cut by hand, as plans print them, is one for a whole head; runs in slices of samples cannot
-    // split it yet.
-    (can && bp.config.stages.is_none() && bp.config.slices <= 1).then_some(split.ids)
+fn ids(config: &Config, model: &Model) -> Option<usize> {
+    let Some(Part::Head(head)) = model.parts.last() else { return None };
+    let ids = head.split()?.ids;
+    // A cut by hand is one for a whole head; runs in slices of samples cannot split it yet.
+    let is_open = config.stages.is_none() && config.slices <= 1;
+    (is_open && split::can_be(ids, config.pp, config.kind())).then_some(ids)
 }
 
 fn sum(times: &StageCosts) -> f64 {
@@ -110,14 +108,6 @@ fn busy(bp: &Blueprint) -> Vec<f64> {
         ranks[*rank] += sum(times);
     }
     ranks
-}
-
-/// What the whole head computes for a micro-batch, of what its stage does: by FLOP.
-fn head_times(bp: &Blueprint) -> f64 {
-    let estimate = |part: usize| sum(&bp.parts.estimate(bp.parts.flops(part, false)));
-    let last = bp.stages.len() - 1;
-    let all: f64 = bp.stages[last].clone().map(estimate).sum();
-    sum(&bp.times.costs.stages[last]) * estimate(bp.model.parts.len() - 1) / all.max(1.0)
 }
 
 /// A step of the run, with messages that take time, so that slices do not seem to have theirs for

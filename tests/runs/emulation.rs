@@ -136,6 +136,25 @@ fn a_split_head_is_executed_never_faster_than_simulated_and_faster_than_a_whole_
     assert!(error.contains("t_head is missing"), "{error}");
 }
 
+/// Messages that take no time leave the order of a split head's only to who waits for what: ranks
+/// pass them on while they wait for a gather or a reduction, too.
+#[test]
+fn a_split_head_whose_messages_take_no_time_is_executed() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("costs.json");
+    let text = "{\"t_f\": [500, 500, 500, 900], \"t_b\": [500, 500, 500, 900], \
+                \"t_w\": [500, 500, 500, 900], \"t_head\": [400, 400, 400]}";
+    std::fs::write(&file, text).unwrap();
+    let table = read_costs(&file).unwrap();
+    for (zero3, blocks) in [(1, "16,16,16,15"), (2, "8,8,8,8")] {
+        let base = Config { pp: 4, zero3, dp: 1, virtual_stages: Some(1), ..config("zeropp") };
+        let base = Config { unit: Some(4), micro_batches: Some(8), steps: 3, ..base };
+        let config = Config { head_split: Some(blocks.into()), timeout_s: 20.0, ..base };
+        let report = emulate(&config, &table, |_| ()).unwrap();
+        assert_eq!(report.steps.len(), 3);
+    }
+}
+
 /// Steps that follow each other without a meeting are whole programs, too, and what the simulator
 /// says that a kind wins by that is there to be won.
 #[test]

@@ -4,7 +4,9 @@
 use std::path::Path;
 
 use crate::common::{Run, assert_same_bits, llama, run, run_saving_all, text_file, tiny};
-use zeropp::config::{OptimizerKind, OptimizerSync, Precision, Recompute, Reschedule, Resume};
+use zeropp::config::{
+    Bytes, OptimizerKind, OptimizerSync, Precision, Recompute, Reschedule, Resume,
+};
 use zeropp::meter::MemoryKind;
 use zeropp::pipeline::head::HeadTree;
 use zeropp::pipeline::ir::{Action, HeadMessage};
@@ -142,6 +144,7 @@ fn memory_and_messages_of_slices_are_predicted() {
         (Config { virtual_stages: Some(2), zero3: 2, ..small() }, vec![1, 7]),
         (Config { precision: Precision::Bf16, ..small() }, vec![4, 4]),
         (Config { freeze: Some("lm_head".into()), ..small() }, vec![4, 4]),
+        (uneven(small()), vec![5, 3]),
     ] {
         let config = Config { steps: 2, ..split(base, &blocks) };
         let trainer = Trainer::new(config.clone()).unwrap();
@@ -156,8 +159,8 @@ fn memory_and_messages_of_slices_are_predicted() {
         let [measured, predicted] =
             [run.summary.at_once_bytes, run.summary.predicted_at_once_bytes];
         assert_eq!(measured, predicted, "{what}: at once");
-        // With shards there are gathers and reductions beside.
-        if config.zero3 == 1 {
+        // With shards and replicas there are gathers and reductions beside.
+        if config.mesh().world() == config.pp {
             assert_eq!(run.steps[1].comm_bytes, messages, "{what}");
         }
     }
@@ -290,15 +293,11 @@ fn a_head_that_is_small_or_cannot_be_split_stays_whole() {
         assert_eq!(notes(&small), [""; 0], "{} ids of {}", small.vocab.unwrap(), small.hidden);
         assert!(Trainer::new(small).unwrap().schedule().head_blocks.is_empty());
     }
-    for (config, why) in [
-        (Config { tied: true, ..large() }, "this model's head shares its weight"),
-        (Config { reschedule: Reschedule::Auto, ..large() }, "with reschedule = auto"),
-    ] {
-        let said = notes(&config);
-        assert!(said.len() == 1 && said[0].contains("stays whole"), "{said:?}");
-        assert!(said[0].contains(why), "{said:?}");
-        assert!(Trainer::new(config).unwrap().schedule().head_blocks.is_empty());
-    }
+    let config = Config { tied: true, ..large() };
+    let said = notes(&config);
+    assert!(said.len() == 1 && said[0].contains("stays whole"), "{said:?}");
+    assert!(said[0].contains("this model's head shares its weight"), "{said:?}");
+    assert!(Trainer::new(config).unwrap().schedule().head_blocks.is_empty());
 }
 
 /// A run with slices writes what they take as a head's times, and any run reads them.
@@ -347,10 +346,6 @@ fn settings_that_slices_do_not_go_with_are_refused_before_a_rank_starts() {
             "schedule:head-split = 4,4: this model's head shares its weight",
         ),
         (
-            Config { reschedule: Reschedule::Auto, ..base() },
-            "schedule:head-split = 4,4: runs cannot split a head with reschedule = auto yet",
-        ),
-        (
             Config { schedule: "gpipe".into(), unit: None, ..base() },
             "schedule gpipe: its head is always whole",
         ),
@@ -360,4 +355,80 @@ fn settings_that_slices_do_not_go_with_are_refused_before_a_rank_starts() {
     }
     // Memory is held against its limit when the run starts; until then there is a plan.
     assert!(Trainer::new(Config { rank_memory: Some(1e-5), ..base() }).is_ok());
+}
+
+/// Replicas that are dealt different numbers of micro-batches.
+fn uneven(config: Config) -> Config {
+    let global_batch = Some("11".into());
+    Config { dp: 2, micro_batches: None, global_batch, steps: 6, ..config }
+}
+
+#[test]
+fn slices_of_an_uneven_batch_have_the_bits_of_the_whole_head() {
+    let reference = run(uneven(Config { pp: 2, head_split: Some("off".into()), ..small() }));
+    check(&reference, uneven(split(small(), &[3, 5])));
+    for zero1 in [false, true] {
+        let blocks = [2, 3, 3];
+        check(
+            &reference,
+            Config { zero1, virtual_stages: Some(1), ..uneven(split(small(), &blocks)) },
+        );
+    }
+}
+
+/// A run exchanges the order of its stages and slices at every chance.
+#[test]
+fn orders_of_slices_are_exchanged_and_no_bit_depends_on_it() {
+    for (blocks, schedule, unit) in [(&[5, 3][..], "zeropp", 3), (&[2, 3, 3], "zb-h1", 6)] {
+        let config = Config { micro_batches: Some(6), unit: Some(unit), steps: 30, ..small() };
+        let reference = run(config.clone());
+        let of = Config {
+            reschedule: Reschedule::Auto,
+            exchanges_always: true,
+            mem_limit: Some(Bytes(1 << 30)),
+            schedule: schedule.into(),
+            unit: (schedule == "zeropp").then_some(unit),
+            virtual_stages: Some(1),
+            ..split(config, blocks)
+        };
+        let run = run(of);
+        assert_same_bits(&reference, &run, &format!("{blocks:?} {schedule}"));
+        assert!(run.steps.iter().any(|step| step.program > 0), "{schedule}: none was exchanged");
+    }
+}
+
+/// With a whole head a rank has more blocks, and so keeps more, than with a split one.
+#[test]
+fn a_limit_on_memory_that_only_a_split_head_meets_is_met() {
+    let config = Config { layers: 12, steps: 2, ..large() };
+    let limited = |head_split: Option<&str>, bytes: u64| Config {
+        mem_limit: Some(Bytes(bytes)),
+        head_split: head_split.map(str::to_owned),
+        ..config.clone()
+    };
+    let meets =
+        |head_split: Option<&str>, bytes: u64| Trainer::new(limited(head_split, bytes)).is_ok();
+    let least = |head_split: &str| {
+        let (mut below, mut meets_it) = (0, 1 << 30);
+        while below + 1 < meets_it {
+            let middle = (below + meets_it) / 2;
+            match meets(Some(head_split), middle) {
+                true => meets_it = middle,
+                false => below = middle,
+            }
+        }
+        meets_it
+    };
+    let said = notes(&config);
+    let blocks = said[0].split(' ').nth(5).unwrap();
+    let (whole, split) = (least("off"), least(blocks));
+    assert!(split < whole, "{split} with {blocks}, {whole} with a whole one");
+    assert!(!meets(Some("off"), split));
+    let auto = limited(None, split);
+    let said = notes(&auto);
+    assert!(
+        said.len() == 1 && said[0].contains("with a whole one, schedule:mem-limit = "),
+        "{said:?}"
+    );
+    check(&run(Config { head_split: Some("off".into()), ..config }), auto);
 }

@@ -131,7 +131,7 @@ impl RunToPlan {
             global_batch,
             compute: config.compute(),
             state: config.run_state(),
-            fixed: self.fixed(config),
+            fixed: Fixed { head: planning::head_split(None, config)?, ..self.fixed(config) },
         })
     }
 
@@ -171,6 +171,7 @@ impl RunToPlan {
                 .filter(|asked| given("recompute") && *asked != Recompute::Auto),
             schedule: given("schedule").then(|| config.schedule.clone()),
             sync: config.optimizer_sync,
+            ..Fixed::default()
         }
     }
 }

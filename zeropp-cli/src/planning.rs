@@ -21,7 +21,7 @@ use crate::values::whole;
 use crate::{Failure, args, trial};
 
 use job::{PlanRequest, job};
-pub(crate) use job::{flag, machine_called};
+pub(crate) use job::{flag, head_split, machine_called};
 
 const ABOUT: &str = "Plan before a run: the fastest layouts of a model on some machines\n\n\
 Searches pipeline ranks, ZeRO-3 ranks, replicas, stages, units, micro-batches, recomputation, \
@@ -152,6 +152,16 @@ fn fixed_args() -> Vec<Arg> {
             .value_name("KIND")
             .value_parser(PossibleValuesParser::new(Kind::planned().map(|kind| kind.name)))
             .help("The kind of schedule"),
+        Arg::new("head-split")
+            .long("head-split")
+            .value_name("WHEN")
+            .value_parser(["auto", "off"])
+            .help("Whether pipeline ranks may share a large head [default: as runs do]")
+            .long_help(
+                "Whether pipeline ranks may share a large head. By default they do where runs do: \
+                 on CPUs with engine threads. With auto for other devices the plan tells what it \
+                 would come to, and the commands keep the head whole.",
+            ),
     ];
     args.into_iter().map(|arg| arg.help_heading("Given rather than searched for")).collect()
 }

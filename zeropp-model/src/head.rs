@@ -133,18 +133,21 @@ impl SliceShape {
         (n * self.sums.len() + chunk * of_chunk) * self.hidden * size_of::<f32>()
     }
 
-    /// The cost of a micro-batch: F, B and W are a product each.
-    pub fn cost(&self, batch: BatchShape) -> LayerCost {
+    /// The cost of a micro-batch: F, B and W are a product each. Rows that do not train have no W,
+    /// which nothing is kept for.
+    pub fn cost(&self, batch: BatchShape, trains: bool) -> LayerCost {
         let (n, element) = (batch.tokens(), batch.element_bytes);
         let (ids, on_kernels) = (self.own_ids().len(), batch.on_kernels());
         let input = n * self.hidden * element;
         let kept = (input + self.logits_bytes(n, element, on_kernels)) as u64;
         let packed = self.hidden.next_multiple_of(32) * ids.next_multiple_of(32);
+        let forward_flops = 2.0 * (n * ids * self.hidden) as f64;
         LayerCost {
-            forward_flops: 2.0 * (n * ids * self.hidden) as f64,
+            forward_flops,
+            frozen_flops: if trains { 0.0 } else { forward_flops },
             activation_bytes: kept,
             activation_bytes_selective: kept,
-            stash_bytes: (input + n * ids * element) as u64,
+            stash_bytes: if trains { (input + n * ids * element) as u64 } else { 0 },
             workspace_bytes: self.backward_bytes(n, element, on_kernels) as u64,
             packed_elements: packed as u64,
             ..LayerCost::default()

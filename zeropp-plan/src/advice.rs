@@ -55,7 +55,10 @@ pub(crate) fn larger_batches(job: &Job, now: &[Planned]) -> Vec<LargerBatch> {
             let layout = &planned.layout;
             let micro_batches = times * layout.micro_batches;
             let unit = if layout.in_units() { layout.unit } else { micro_batches };
-            (Layout { micro_batches, unit, ..layout.clone() }, planned.blocks.clone())
+            // What is cut for a split head is cut so again.
+            let is_whole = planned.head_blocks.is_empty();
+            let blocks = if is_whole { planned.blocks.clone() } else { Vec::new() };
+            (Layout { micro_batches, unit, ..layout.clone() }, blocks)
         };
         let larger = Job { global_batch, ..job.clone() };
         let best = best_of(&larger, now.iter().map(longer).collect());

@@ -6,14 +6,16 @@ use zeropp_schedule::schedules::MeanTimes;
 use zeropp_schedule::simulate::Costs;
 
 /// Seconds of a step, about; while all ranks compute, all take `slowdown` times as long, and beside
-/// collectives compute loses `contention` of its time.
+/// collectives compute loses `contention` of its time. Ranks may share a head that takes `shared`
+/// seconds of a micro-batch.
 pub(crate) fn step_s(
     layout: &Layout,
     stages: &[Stage],
     costs: &Costs,
     [slowdown, contention]: [f64; 2],
+    shared: f64,
 ) -> f64 {
-    let work = work_ns(layout, stages);
+    let work = work_ns(layout, stages, shared * 1e9);
     let bubble = bubble_ns(layout, stages, costs);
     let queue = queue_ns(layout, stages);
     let replicas: u64 =
@@ -28,7 +30,7 @@ pub(crate) fn step_s(
 }
 
 /// What the busiest rank computes in a step, ns.
-fn work_ns(layout: &Layout, stages: &[Stage]) -> f64 {
+fn work_ns(layout: &Layout, stages: &[Stage], shared: f64) -> f64 {
     let again = layout.recomputed();
     let of = |(s, stage): (usize, &Stage)| {
         let c = &stage.costs;
@@ -39,7 +41,11 @@ fn work_ns(layout: &Layout, stages: &[Stage]) -> f64 {
     for (rank, stage) in layout.placement().into_iter().zip(stages.iter().enumerate()) {
         ranks[rank] += of(stage);
     }
-    ranks.into_iter().fold(0.0, f64::max) * layout.micro_batches as f64
+    let mean = ranks.iter().sum::<f64>() / ranks.len() as f64;
+    ranks[layout.placement().last().copied().unwrap_or(0)] -= shared;
+    // Rows of the head go where there is least to do.
+    let least = if shared > 0.0 { mean } else { 0.0 };
+    ranks.into_iter().fold(least, f64::max) * layout.micro_batches as f64
 }
 
 /// What a rank waits for others in a step, ns: the published forms, with a stage's mean times.

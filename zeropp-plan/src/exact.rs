@@ -5,16 +5,17 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde::Serialize;
 use zeropp_schedule::action::Cost;
 use zeropp_schedule::costs::check_sums;
-use zeropp_schedule::ir::{Action, Compute, Schedule};
+use zeropp_schedule::head::HeadTree;
+use zeropp_schedule::ir::{Action, Compute, Schedule, Task};
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync, lower};
-use zeropp_schedule::memory::{HeldBytes, MemoryBytes};
-use zeropp_schedule::schedules::{Kind, Shape, StepForm};
+use zeropp_schedule::memory::{HeadBytes, HeldBytes, MemoryBytes};
+use zeropp_schedule::schedules::{Kind, Shape, StepForm, generate_split};
 use zeropp_schedule::simulate::{Costs, LinkCosts, simulate, step_period_ns, times};
 use zeropp_schedule::timeline::Timeline;
 use zeropp_search::generate_with_costs;
 
 use crate::PlanError;
-use crate::layout::{Job, Layout};
+use crate::layout::{HeadSplit, Job, Layout};
 use crate::links::{Links, Sent};
 use crate::memory;
 use crate::programs::generator_costs;
@@ -40,6 +41,8 @@ pub struct Terms {
     pub bubble: f64,
     /// What messages add.
     pub messages: f64,
+    /// What the bytes of a split head's messages add.
+    pub head_messages: f64,
     /// What gathers add: those that no work hides, and the work that the others slow.
     pub gathers: f64,
     /// What reductions inside ZeRO-3 groups add, so too.
@@ -52,7 +55,7 @@ pub struct Terms {
 
 impl Terms {
     /// By what they are called.
-    pub fn all(&self) -> [(&'static str, f64); 10] {
+    pub fn all(&self) -> [(&'static str, f64); 11] {
         [
             ("forwards and backwards", self.compute),
             ("recomputation of whole stages", self.recompute),
@@ -60,6 +63,7 @@ impl Terms {
             ("uneven stages", self.imbalance),
             ("pipeline bubble", self.bubble),
             ("messages not hidden", self.messages),
+            ("head's messages", self.head_messages),
             ("gathers", self.gathers),
             ("reductions", self.reductions),
             ("sums over replicas", self.replicas),
@@ -76,6 +80,7 @@ impl Terms {
             imbalance: at(self.imbalance, other.imbalance),
             bubble: at(self.bubble, other.bubble),
             messages: at(self.messages, other.messages),
+            head_messages: at(self.head_messages, other.head_messages),
             gathers: at(self.gathers, other.gathers),
             reductions: at(self.reductions, other.reductions),
             replicas: at(self.replicas, other.replicas),
@@ -107,6 +112,11 @@ pub struct Planned {
     pub layout: Layout,
     /// Blocks of each stage.
     pub blocks: Vec<usize>,
+    /// Blocks of the head's rows that each rank has; none where the head is whole.
+    pub head_blocks: Vec<usize>,
+    /// Whether a run might split its head by itself, which its flags decide then.
+    #[serde(skip)]
+    pub may_split_head: bool,
     /// Seconds of a step.
     pub step_s: f64,
     /// Idle share of all ranks from the first to the last compute.
@@ -126,6 +136,18 @@ impl Planned {
     pub fn worst(&self) -> (usize, MemoryBytes) {
         let ranks = self.memory.iter().copied().enumerate();
         ranks.max_by_key(|(_, bytes)| bytes.total()).unwrap_or_default()
+    }
+
+    /// The flags of `zeropp run` that it is, but those of the model: with the cut, unless a run
+    /// `cuts_alike` by itself.
+    pub fn flags(&self, cuts_alike: bool) -> Vec<String> {
+        let mut flags = self.layout.flags(if cuts_alike { &[] } else { &self.blocks });
+        let blocks: Vec<String> = self.head_blocks.iter().map(ToString::to_string).collect();
+        let split = if blocks.is_empty() { "off".into() } else { blocks.join(",") };
+        for flag in flags.iter_mut().filter(|flag| flag.starts_with("--schedule ")) {
+            flag.extend(self.may_split_head.then(|| format!(":head-split={split}")));
+        }
+        flags
     }
 }
 
@@ -169,12 +191,24 @@ impl<'a> Simulation<'a> {
             let help = "use rates in FLOP/s and bytes/s, such as flops_per_s = 312e12";
             PlanError::new(format!("machine: {e}; {help}"))
         })?;
-        let weighed = generator_costs(&costs, &costs.memory, layout.recomputed_of_all(), None);
+        let head_blocks = head_blocks(layout, stages);
+        let runs_so = !head_blocks.is_empty() && job.fixed.head == HeadSplit::Auto;
+        let of_run = || Costs {
+            stages: stages.iter().map(|s| s.by_flop).collect(),
+            memory: costs.memory.clone(),
+            ..Costs::default()
+        };
+        let ordered = if runs_so { of_run() } else { costs.clone() };
+        let again = layout.recomputed_of_all();
+        let weighed = generator_costs(&ordered, &costs.memory, again, None);
         let weighed = weighed.with_objective(sync.into());
         let program = |micro_batches: usize| {
             let shape = Shape { micro_batches, ..layout.shape() };
             let shape = Shape { unit: shape.unit.min(micro_batches), ..shape };
-            let made = generate_with_costs(layout.schedule, &shape, &weighed);
+            let made = match head_blocks.is_empty() {
+                true => generate_with_costs(layout.schedule, &shape, &weighed),
+                false => generate_split(layout.schedule, &shape, &head_blocks, Some(&weighed)),
+            };
             let made = made.map_err(|e| PlanError::new(e.to_string()))?;
             Ok::<_, PlanError>(lower(&made, &LowerOptions { sync, ..layout.lowering() }))
         };
@@ -215,6 +249,8 @@ impl<'a> Simulation<'a> {
         Planned {
             layout: self.layout.clone(),
             blocks: blocks.to_vec(),
+            head_blocks: head_blocks(self.layout, self.stages),
+            may_split_head: !self.job.compute.on_gpu && self.job.can_split_head(self.layout),
             step_s,
             bubble: (1.0 - work / computed).max(0.0),
             memory: held.iter().map(|rank| rank.at_once).collect(),
@@ -230,7 +266,7 @@ impl<'a> Simulation<'a> {
         let mut hash = DefaultHasher::new();
         (self.layout.of_stages(), self.along.to_bits()).hash(&mut hash);
         for program in &self.programs {
-            (&program.placement, &program.ranks).hash(&mut hash);
+            (&program.placement, &program.ranks, &program.head_blocks).hash(&mut hash);
         }
         hash.finish()
     }
@@ -279,6 +315,8 @@ impl<'a> Simulation<'a> {
         let replicas = without(&|c| c.stages.iter_mut().for_each(|s| s.replica_reduce_ns = 0));
         let reductions = without(&|c| c.stages.iter_mut().for_each(|s| s.reduce_scatter_ns = 0));
         let gathers = without(&|c| c.stages.iter_mut().for_each(|s| s.all_gather_ns = 0));
+        let head_messages =
+            without(&|c| c.memory.iter_mut().for_each(|s| s.head = HeadBytes::default()));
         let messages = without(&|c| c.link = LinkCosts::default());
         let bare = self.timeline(program, &costs);
         let (mean, most, again) = busy_s(&bare);
@@ -290,6 +328,7 @@ impl<'a> Simulation<'a> {
             imbalance: most - mean,
             bubble: (self.step_s(program, &costs, &bare) - most).max(0.0),
             messages,
+            head_messages,
             gathers,
             reductions,
             replicas,
@@ -299,9 +338,13 @@ impl<'a> Simulation<'a> {
 
     /// Seconds of a rank's backwards that make again what F did not keep, on average.
     fn selective_s(&self, program: &Schedule) -> f64 {
-        let backwards = program.ranks.iter().flatten().flat_map(Action::computes);
-        let backwards = backwards.filter(|t| matches!(t.kind, Compute::B | Compute::BW));
-        let all: u64 = backwards.map(|t| self.stages[t.stage].again_ns).sum();
+        let ranks = program.ranks.iter().enumerate();
+        let backwards = ranks.flat_map(|(rank, all)| {
+            let of = move |task: Task| (program.cell(rank, task.stage), task);
+            all.iter().flat_map(Action::computes).map(of)
+        });
+        let backwards = backwards.filter(|(_, t)| matches!(t.kind, Compute::B | Compute::BW));
+        let all: u64 = backwards.map(|(cell, _)| self.stages[cell].again_ns).sum();
         all as f64 / 1e9 / program.pp() as f64
     }
 
@@ -320,21 +363,33 @@ impl<'a> Simulation<'a> {
     fn traffic(&self) -> RankTraffic {
         let links = Links::new(&self.job.machine, self.layout);
         let sent: Vec<Sent> = self.stages.iter().map(|s| s.sent(self.layout)).collect();
+        let tree = self.programs.first().and_then(HeadTree::of);
         let of_action = |program: &Schedule, rank: usize, action: &Action| {
             let Some(stage) = action.stage() else { return RankTraffic::default() };
+            let cell = program.cell(rank, stage);
             match action.row().cost {
-                Cost::Gather => RankTraffic::shared(sent[stage].gather, links.zero3_between),
-                Cost::Reduce => RankTraffic::shared(sent[stage].reduce, links.zero3_between),
+                Cost::Gather => RankTraffic::shared(sent[cell].gather, links.zero3_between),
+                Cost::Reduce => RankTraffic::shared(sent[cell].reduce, links.zero3_between),
                 Cost::ReplicaReduce => {
-                    RankTraffic::shared(sent[stage].replicas, links.replicas_between)
+                    RankTraffic::shared(sent[cell].replicas, links.replicas_between)
                 }
                 Cost::Message => {
-                    let Action::Send { message, .. } = *action else {
-                        return RankTraffic::default();
+                    let (to, bytes) = match *action {
+                        Action::Send { message, .. } => {
+                            let bytes = self.stages[stage].bytes.message;
+                            (program.destination(message, stage), bytes)
+                        }
+                        Action::SendHead { message, peer, .. } => {
+                            let tensors = tree
+                                .as_ref()
+                                .and_then(|t| Some(t.edges[t.edge(message, rank, peer)?].tensors));
+                            let head = self.stages[cell].bytes.head;
+                            (Some(peer), tensors.map_or(0, |n| head.message(message, n)))
+                        }
+                        _ => return RankTraffic::default(),
                     };
-                    let to = program.destination(message, stage);
                     let leaves = to.is_some_and(|to| links.leaves_node(rank, to));
-                    let bytes = self.stages[stage].bytes.message as f64;
+                    let bytes = bytes as f64;
                     RankTraffic::shared(bytes, f64::from(u8::from(leaves)))
                 }
                 _ => RankTraffic::default(),
@@ -358,6 +413,11 @@ impl<'a> Simulation<'a> {
         let program = self.programs.last().expect("one or two");
         (program.clone(), self.whole_timeline(program), self.costs.clone())
     }
+}
+
+/// Blocks of each rank's slice of a head, behind the stages of a layout.
+fn head_blocks(layout: &Layout, stages: &[Stage]) -> Vec<usize> {
+    stages.iter().skip(layout.stages()).map(|slice| slice.head_blocks).collect()
 }
 
 /// Actions of what is simulated of a layout, about.

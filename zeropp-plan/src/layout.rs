@@ -14,6 +14,7 @@ use zeropp_schedule::schedules::{Forms, Kind, Planning, Shape, StepForm};
 use crate::PlanError;
 use crate::bytes::RunState;
 use crate::model::ModelSizes;
+use crate::split;
 
 /// What is to be planned.
 #[derive(Clone, Debug)]
@@ -122,6 +123,22 @@ pub struct Fixed {
     pub schedule: Option<String>,
     /// When ranks learn the global norm.
     pub sync: OptimizerSync,
+    /// Whether ranks may share the head.
+    pub head: HeadSplit,
+}
+
+/// What a plan makes of a head that ranks could share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HeadSplit {
+    /// It is whole.
+    #[default]
+    Whole,
+    /// It is whole, as runs cannot split it on these devices; the plan tells what that would save.
+    Told,
+    /// Layouts split it where that is faster, although runs cannot: their commands keep it whole.
+    Ahead,
+    /// Layouts and their commands split it where that is faster.
+    Auto,
 }
 
 /// Most devices that are planned for.
@@ -161,6 +178,17 @@ impl Job {
             return refuse("schedule", &name, format!("{why}; plans are made for {planned}"));
         }
         Ok(())
+    }
+
+    /// Whether the ranks of a layout could share the head.
+    pub(crate) fn can_split_head(&self, layout: &Layout) -> bool {
+        let ids = self.model.decoder.vocabulary;
+        split::can_be(ids, layout.pp, Kind::find(layout.schedule)) && !self.model.decoder.tied
+    }
+
+    /// Whether they may.
+    pub(crate) fn may_split_head(&self, layout: &Layout) -> bool {
+        matches!(self.fixed.head, HeadSplit::Auto | HeadSplit::Ahead) && self.can_split_head(layout)
     }
 
     /// A micro-batch of `samples`.

@@ -84,13 +84,14 @@ pub fn of_ranks<'a>(
 /// Bytes that some rank holds at least, in closed form: parameters and moments, gradients, as the
 /// optimizer finds them, and the activations that its schedule keeps of its smallest stage and the
 /// weights of that stage, with the gradients where there are some by then. No layout that fits is
-/// above its memory by this.
-pub(crate) fn at_least(layout: &Layout, stages: &[Stage]) -> u64 {
+/// above its memory by this, nor one whose head `may_be_split`.
+pub(crate) fn at_least(layout: &Layout, stages: &[Stage], may_be_split: bool) -> u64 {
     // Rank 0 keeps the most in flight, but no inputs of its first stage, which are tokens: rank 1
     // does.
     let full = layout.recompute == Recompute::Full;
     let known = |rank| Some((rank, (layout.forms().in_flight)(&layout.shape(), rank, full)?));
-    let ranks = (0..layout.pp.min(2)).filter_map(known);
+    let first = if may_be_split && layout.pp == 2 { 1 } else { layout.pp.min(2) };
+    let ranks = (0..first).filter_map(known);
     ranks.map(|(rank, held)| rank_at_least(layout, stages, rank, held)).max().unwrap_or(0)
 }
 

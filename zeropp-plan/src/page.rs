@@ -85,7 +85,6 @@ fn explained(ranked: &Ranked) -> String {
         let share = text::percent(seconds / planned.step_s);
         vec![name.to_string(), text::figure(seconds), share]
     });
-    let blocks: Vec<String> = planned.blocks.iter().map(ToString::to_string).collect();
     let [inside, between] =
         [planned.traffic.inside, planned.traffic.between].map(|bytes| in_words(bytes as u64));
     let held = |kind: &MemoryKind| planned.memory.iter().any(|bytes| bytes.get(*kind) > 0);
@@ -106,9 +105,9 @@ fn explained(ranked: &Ranked) -> String {
             &[],
         ),
         page::lines(&format!(
-            "Blocks of each stage: {}\nA rank sends {inside} inside its node and {between} to \
+            "{}\nA rank sends {inside} inside its node and {between} to \
              other nodes in a step",
-            blocks.join(" ")
+            text::cut(planned).join("\n")
         )),
         page::lines("Memory of each pipeline rank, when it holds most"),
         page::table(&columns, &ranks.collect::<Vec<_>>(), &less),

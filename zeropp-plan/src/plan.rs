@@ -8,7 +8,7 @@ use crate::PlanError;
 use crate::advice::{LargerBatch, MoreMemory, impossible, larger_batches, more_memory};
 use crate::cores;
 use crate::exact::{Planned, Simulation, Terms};
-use crate::layout::Job;
+use crate::layout::{Fixed, HeadSplit, Job};
 use crate::race::Tried;
 use crate::search::{Models, SHOWN, Search};
 use crate::stages::Stage;
@@ -40,9 +40,27 @@ pub struct Ranked {
     pub command: String,
     /// Layouts with one number run the same actions on the same stages.
     pub program: u64,
+    /// What its command comes to, where that keeps the head whole although the layout does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub whole_head: Option<OtherHead>,
     /// What it took where it was tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tried: Option<Tried>,
+}
+
+/// What a layout comes to whose head is split and not whole, or the other way round.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct OtherHead {
+    /// Seconds of a step.
+    pub step_s: f64,
+    /// Bytes that the rank which holds most holds.
+    pub worst_bytes: u64,
+}
+
+impl OtherHead {
+    fn of(planned: &Planned) -> OtherHead {
+        OtherHead { step_s: planned.step_s, worst_bytes: planned.worst().1.total() }
+    }
 }
 
 /// What the first layout comes to where updates are validated late.
@@ -96,6 +114,9 @@ pub struct LayoutPlan {
     /// What late validation of updates would do for the first; none where it does nothing, does not
     /// fit, or is asked for already.
     pub late: Option<LateUpdates>,
+    /// What a split head would do for the first, where runs cannot split it; none where it does
+    /// nothing.
+    pub split_head: Option<OtherHead>,
 }
 
 impl LayoutPlan {
@@ -143,16 +164,17 @@ impl LayoutPlan {
         let larger_batches = larger_batches(job, &found.best);
         let mut models = Models::new(job);
         let cut = found.best.into_iter().map(|p| {
-            let is_default = models.cut_of_run(job, &p.layout).is_some_and(|cut| cut == p.blocks);
-            (models.stages_of(job, &p.layout, &p.blocks), is_default, p)
+            let whole = run_whole(job, &mut models, &p);
+            let cuts_alike = models.is_cut_of_run(job, whole.as_ref().unwrap_or(&p));
+            (models.stages_of(job, &p), cuts_alike, whole, p)
         });
         let cut: Vec<_> = cut.collect();
-        let mut layouts = cores::map(&cut, |(stages, is_default, planned)| {
-            let blocks: &[usize] = if *is_default { &[] } else { &planned.blocks };
+        let mut layouts = cores::map(&cut, |(stages, cuts_alike, whole, planned)| {
             let mut words = vec!["zeropp run".to_string()];
             words.extend((!model_flags.is_empty()).then(|| model_flags.to_string()));
-            words.extend(planned.layout.flags(blocks));
-            ranked(job, stages, planned, words.join(" "))
+            words.extend(whole.as_ref().unwrap_or(planned).flags(*cuts_alike));
+            let whole_head = whole.as_ref().map(OtherHead::of);
+            Ranked { whole_head, ..ranked(job, stages, planned, words.join(" ")) }
         });
         for (ranked, tried) in layouts.iter_mut().zip(took) {
             ranked.tried = tried;
@@ -176,6 +198,7 @@ impl LayoutPlan {
             more_memory: more_memory(&mut search, job.memory, least_s),
             larger_batches,
             late: late(job, &mut models, &layouts[0]),
+            split_head: split_head(job, &mut models, &layouts[0].planned),
             layouts,
             why_first,
         })
@@ -198,10 +221,9 @@ impl LayoutPlan {
                 self.layouts.len()
             )));
         };
-        let layout = &chosen.planned.layout;
         let mut models = Models::new(job);
-        let stages = models.stages_of(job, layout, &chosen.planned.blocks);
-        Ok(of(&Simulation::new(job, layout, &stages)?))
+        let stages = models.stages_of(job, &chosen.planned);
+        Ok(of(&Simulation::new(job, &chosen.planned.layout, &stages)?))
     }
 }
 
@@ -226,6 +248,7 @@ fn ranked(job: &Job, stages: &[Stage], planned: &Planned, command: String) -> Ra
         planned: planned.clone(),
         terms,
         program: simulation.as_ref().map_or(0, Simulation::program_id),
+        whole_head: None,
         tried: None,
     }
 }
@@ -307,10 +330,30 @@ fn late(job: &Job, models: &mut Models, first: &Ranked) -> Option<LateUpdates> {
     }
     let layout = &first.planned.layout;
     let blocks = &first.planned.blocks;
-    let stages = models.stages_of(job, layout, blocks);
+    let stages = models.stages_of(job, &first.planned);
     let late = Simulation::with(job, layout, &stages, OptimizerSync::Late).ok()?;
     let late = late.planned(blocks);
     let worst_bytes = late.worst().1.total();
     let pays = late.step_s < first.planned.step_s * 0.999 && worst_bytes <= job.memory;
     pays.then_some(LateUpdates { step_s: late.step_s, worst_bytes })
+}
+
+/// What a run of `planned` is, where that splits its head and runs cannot.
+fn run_whole(job: &Job, models: &mut Models, planned: &Planned) -> Option<Planned> {
+    if job.fixed.head != HeadSplit::Ahead || planned.head_blocks.is_empty() {
+        return None;
+    }
+    let (stages, blocks) = models.stages(job, &planned.layout)?;
+    Some(Simulation::new(job, &planned.layout, &stages).ok()?.planned(&blocks))
+}
+
+/// What a layout with a whole head would be with a split one, where runs cannot have that.
+fn split_head(job: &Job, models: &mut Models, first: &Planned) -> Option<OtherHead> {
+    if job.fixed.head != HeadSplit::Told {
+        return None;
+    }
+    let fixed = Fixed { head: HeadSplit::Ahead, ..job.fixed.clone() };
+    let job = Job { fixed, ..job.clone() };
+    let split = models.splits(&job, &[Some(first.clone())]).pop().flatten()?;
+    Some(OtherHead::of(&split))
 }

@@ -6,7 +6,7 @@ use zeropp_schedule::ir::{Action, Compute, Schedule, looping, vee};
 use zeropp_schedule::lower::LowerOptions;
 use zeropp_schedule::memory::{HeldBytes, MemoryBytes, MemoryKind, StageBytes};
 use zeropp_schedule::schedules::{
-    KINDS, Kind, Limits, OrderCosts, Shape, StepForm, generate_with_costs,
+    KINDS, Kind, Limits, OrderCosts, Shape, StepForm, generate_split, generate_with_costs,
 };
 use zeropp_schedule::simulate::{Costs, StageCosts, simulate};
 use zeropp_search::budgeted::{self, Budgets, Placement, Request};
@@ -78,8 +78,14 @@ impl RunningProgram {
             if !(effort.goes_on)() {
                 break;
             }
+            let blocks = &self.program.head_blocks;
             let made = match kind.is_searched() {
+                // Searches know no split heads.
+                true if !blocks.is_empty() => None,
                 true => self.searched(&order, effort.timed),
+                false if !blocks.is_empty() => {
+                    generate_split(kind.name, &self.shape(), blocks, Some(&order)).ok()
+                }
                 false => generate_with_costs(kind.name, &self.shape(), &order).ok(),
             };
             let Some((ns, program)) = made.and_then(|made| self.timed(&made, &costs)) else {
@@ -109,7 +115,8 @@ impl RunningProgram {
 
     /// Whether no rank holds or needs more than the plan has said of it, no kind of memory has a
     /// higher peak than the highest one planned, and no rank gathers more often than any does now.
-    /// Where the settings limit activations and weight stashes, there may be as many of these.
+    /// Where the settings limit activations and weight stashes, there may be as many of these, and
+    /// with them of a split head's messages, which wait beside them.
     fn holds(&self, program: &Schedule) -> bool {
         let held = of_ranks([program], &self.bytes, &self.ranks);
         let alone = |held: &HeldBytes| {
@@ -125,6 +132,9 @@ impl RunningProgram {
         let more = |p: &HeldBytes| limit.saturating_sub(kept(p));
         let most = |kind| match kind {
             MemoryKind::Activation | MemoryKind::WeightStash => planned.get(kind).max(limit),
+            MemoryKind::Communication if !program.head_blocks.is_empty() => {
+                planned.get(kind).max(limit)
+            }
             _ => planned.get(kind),
         };
         ranks.all(|(h, p)| {
@@ -222,7 +232,9 @@ impl RunningProgram {
             Costs { memory: vec![StageBytes::default(); self.bytes.len()], ..measured.clone() };
         let tasks = || self.program.ranks.iter().flatten().flat_map(Action::computes);
         for (stage, (times, estimate)) in costs.stages.iter_mut().zip(&self.estimates).enumerate() {
-            if tasks().any(|t| t.stage == stage && t.kind == Compute::B) {
+            // Slices of a head, which follow the stages, have no others.
+            let is_slice = stage >= self.program.stages();
+            if is_slice || tasks().any(|t| t.stage == stage && t.kind == Compute::B) {
                 continue;
             }
             let whole = times.b_ns + times.w_ns;

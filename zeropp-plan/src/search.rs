@@ -2,6 +2,7 @@
 
 mod recuts;
 mod space;
+mod splits;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -97,6 +98,8 @@ pub struct Search<'a> {
     known: HashMap<Layout, Option<Planned>>,
     /// Those of them with other cuts that are shorter.
     recut: HashMap<Layout, Vec<Planned>>,
+    /// Those of them whose heads were split, where that is worth it.
+    split: HashMap<Layout, Option<Planned>>,
     /// Whether it was asked before.
     again: bool,
     /// Whether any layout that fits will do.
@@ -116,6 +119,7 @@ impl<'a> Search<'a> {
             candidates: Vec::new(),
             known: HashMap::new(),
             recut: HashMap::new(),
+            split: HashMap::new(),
             again: false,
             is_short: false,
         };
@@ -130,13 +134,13 @@ impl<'a> Search<'a> {
     }
 
     /// The same search in less time, which climbs a little way only, also from these layouts, cut
-    /// into stages with so many blocks.
+    /// into stages with so many blocks; without blocks, as they are cut first.
     pub(crate) fn short(mut self, named: Vec<(Layout, Vec<usize>)>) -> Search<'a> {
         (self.again, self.is_short) = (true, true);
         self.simulate(named.iter().map(|(layout, _)| layout.clone()).collect());
         for (layout, blocks) in named {
             let first = self.known.get(&layout).cloned().flatten();
-            if let Some(first) = first.filter(|first| first.blocks != blocks) {
+            if let Some(first) = first.filter(|p| !blocks.is_empty() && p.blocks != blocks) {
                 let found = self.recuts_of(&first, vec![blocks]);
                 self.recut.insert(layout, found);
             }
@@ -168,15 +172,22 @@ impl<'a> Search<'a> {
             let near = near.into_iter().map(|(layout, ..)| layout).take(LEAN_MAX).collect();
             self.climb_to_less_memory(near);
         }
+        let budget = if self.again { AGAIN_BUDGET } else { CLIMB_BUDGET };
         if self.fitting(memory).next().is_some() {
-            self.climb(memory);
+            self.climb(memory, budget);
+        }
+        // Beside one with a split head there may be a better one.
+        if self.split_heads(memory) && !self.again {
+            self.climb(memory, AGAIN_BUDGET);
+            self.split_heads(memory);
         }
         self.cut_again(memory);
         let mut best = distinct(self.in_order(memory), self.job.machine.margin);
         best.truncate(SHOWN);
         let best = lean_first(best);
         self.again = true;
-        let leanest = self.known.values().flatten().min_by(|a, b| by_memory(a, b)).cloned();
+        let all = self.known.values().flatten().chain(self.split.values().flatten());
+        let leanest = all.min_by(|a, b| by_memory(a, b)).cloned();
         SearchedLayouts { best, ranked, pruned, simulated: self.known.len(), leanest }
     }
 
@@ -196,7 +207,7 @@ impl<'a> Search<'a> {
             if first.len() == count || !is_new && first.len() + others.len() >= count {
                 continue;
             }
-            let stages = self.models.stages_of(self.job, l, &planned.blocks);
+            let stages = self.models.stages_of(self.job, &planned);
             let Ok(simulation) = Simulation::new(self.job, l, &stages) else { continue };
             if programs.insert(simulation.program_id()) {
                 alike.insert((class, l.micro_batch_size, l.recompute));
@@ -220,6 +231,7 @@ impl<'a> Search<'a> {
         let fits = move |p: &&Planned| p.worst().1.total() <= memory;
         self.known.iter().filter_map(move |(layout, planned)| {
             let others = self.recut.get(layout).into_iter().flatten();
+            let others = others.chain(self.split.get(layout).into_iter().flatten());
             let all = planned.iter().chain(others).filter(fits);
             all.min_by(|a, b| a.step_s.total_cmp(&b.step_s))
         })
@@ -274,9 +286,8 @@ impl<'a> Search<'a> {
 
     /// Simulates what is beside the fastest layouts that fit, and beside those that are faster,
     /// until nothing is.
-    fn climb(&mut self, memory: u64) {
+    fn climb(&mut self, memory: u64, mut budget: usize) {
         let mut climbed: HashSet<Layout> = HashSet::new();
-        let mut budget = if self.again { AGAIN_BUDGET } else { CLIMB_BUDGET };
         while budget > 0 {
             let mut best: Vec<&Planned> = self.fitting(memory).collect();
             best.sort_by(|a, b| in_order(a, b));
@@ -353,8 +364,15 @@ impl<'a> Search<'a> {
         let crowd = Crowd::new(&self.job.machine, &layout);
         let contention = self.job.machine.contention;
         let slowdown = crowd.map_or(1.0, |crowd| crowd.slowdown([1.0, 0.0]));
-        let step_s = closed::step_s(&layout, &stages, &costs, [slowdown, contention]);
-        Some(Candidate { step_s, at_least: memory::at_least(&layout, &stages), layout })
+        let splits = self.job.may_split_head(&layout);
+        let shared = if splits { self.models.head_s(self.job, &layout) } else { 0.0 };
+        let step_s = closed::step_s(&layout, &stages, &costs, [slowdown, contention], shared);
+        let mut at_least = memory::at_least(&layout, &stages, splits);
+        if splits {
+            let (even, _) = self.models.stages_but_head(self.job, &layout)?;
+            at_least = at_least.min(memory::at_least(&layout, &even, true));
+        }
+        Some(Candidate { step_s, at_least, layout })
     }
 
     /// Simulates those of `layouts` that are not known.
@@ -437,9 +455,11 @@ fn lean_first(mut in_order: Vec<Planned>) -> Vec<Planned> {
 /// The model cut in every way that was asked for.
 pub struct Models {
     of_samples: HashMap<usize, ModelCosts>,
-    cuts: HashMap<(usize, usize), Option<Vec<usize>>>,
-    /// The last stages, which many layouts in a row have: those of all kinds and units.
-    last: Option<(Alike, Arc<[Stage]>)>,
+    /// By samples and stages, and whether the last one has the head.
+    cuts: HashMap<(usize, usize, bool), Option<Vec<usize>>>,
+    /// The last stages, which many layouts in a row have: those of all kinds and units. Cut without
+    /// the head, and with it.
+    last: [Option<(Alike, Arc<[Stage]>)>; 2],
 }
 
 /// What all layouts with the same stages share: one that stands for them, and bytes of an element
@@ -450,12 +470,20 @@ impl Models {
     /// None yet.
     pub fn new(job: &Job) -> Models {
         let of_samples = HashMap::from([(1, ModelCosts::new(job, 1))]);
-        Models { of_samples, cuts: HashMap::new(), last: None }
+        Models { of_samples, cuts: HashMap::new(), last: [None, None] }
     }
 
-    /// The blocks of each stage as a run of `layout` cuts by itself, where that is known.
-    pub(crate) fn cut_of_run(&mut self, job: &Job, layout: &Layout) -> Option<Vec<usize>> {
-        self.model(job, layout.micro_batch_size).cut_of_run(layout)
+    /// Whether a run cuts by itself as `planned` is cut, where that is known.
+    pub(crate) fn is_cut_of_run(&mut self, job: &Job, planned: &Planned) -> bool {
+        let layout = &planned.layout;
+        let model = self.model(job, layout.micro_batch_size);
+        let cut = model.cut_of_run(layout, planned.head_blocks.is_empty());
+        cut.is_some_and(|cut| cut == planned.blocks)
+    }
+
+    /// Seconds that the head's F, B and W of a micro-batch take.
+    pub(crate) fn head_s(&mut self, job: &Job, layout: &Layout) -> f64 {
+        self.model(job, layout.micro_batch_size).head_s(&job.machine)
     }
 
     /// Cuts of a layout beside `first` that are worth a simulation, each with the share of the
@@ -469,9 +497,22 @@ impl Models {
         self.model(job, layout.micro_batch_size).recuts(layout, &job.machine, first)
     }
 
-    /// The stages of a layout with so many blocks each.
-    pub fn stages_of(&mut self, job: &Job, layout: &Layout, blocks: &[usize]) -> Arc<[Stage]> {
-        self.model(job, layout.micro_batch_size).stages(job, layout, blocks).into()
+    /// The stages of a layout that was simulated, as it was cut.
+    pub fn stages_of(&mut self, job: &Job, planned: &Planned) -> Arc<[Stage]> {
+        let Planned { layout, blocks, head_blocks, .. } = planned;
+        self.stages_with(job, layout, blocks, head_blocks)
+    }
+
+    /// The stages of a layout with so many blocks each, and of ranks so many of the head's rows.
+    fn stages_with(
+        &mut self,
+        job: &Job,
+        layout: &Layout,
+        blocks: &[usize],
+        head_blocks: &[usize],
+    ) -> Arc<[Stage]> {
+        let model = self.model(job, layout.micro_batch_size);
+        model.with_head(job, layout, blocks, head_blocks).into()
     }
 
     fn model(&mut self, job: &Job, samples: usize) -> &mut ModelCosts {
@@ -480,19 +521,37 @@ impl Models {
 
     /// The stages of a layout, and the blocks of each; none where there are too few blocks.
     pub fn stages(&mut self, job: &Job, layout: &Layout) -> Option<(Arc<[Stage]>, Vec<usize>)> {
+        self.cut(job, layout, true)
+    }
+
+    /// The same, cut as if there were no head.
+    fn stages_but_head(
+        &mut self,
+        job: &Job,
+        layout: &Layout,
+    ) -> Option<(Arc<[Stage]>, Vec<usize>)> {
+        self.cut(job, layout, false)
+    }
+
+    fn cut(
+        &mut self,
+        job: &Job,
+        layout: &Layout,
+        has_head: bool,
+    ) -> Option<(Arc<[Stage]>, Vec<usize>)> {
         let samples = layout.micro_batch_size;
         let model = self.of_samples.entry(samples).or_insert_with(|| ModelCosts::new(job, samples));
         let stages = layout.stages();
-        let cut = self.cuts.entry((samples, stages));
-        let cut = cut.or_insert_with(|| model.cut(stages, &job.machine)).clone()?;
+        let cut = self.cuts.entry((samples, stages, has_head));
+        let cut = cut.or_insert_with(|| model.cut(stages, &job.machine, has_head)).clone()?;
         let key = (layout.of_stages(), layout.packed_bytes(job.compute.packing));
-        if let Some((of, stages)) = &self.last
+        if let Some((of, stages)) = &self.last[usize::from(has_head)]
             && *of == key
         {
             return Some((stages.clone(), cut));
         }
         let stages: Arc<[Stage]> = model.stages(job, layout, &cut).into();
-        self.last = Some((key, stages.clone()));
+        self.last[usize::from(has_head)] = Some((key, stages.clone()));
         Some((stages, cut))
     }
 }

@@ -1,43 +1,49 @@
-//! A head that is split over pipeline ranks: which blocks of its rows each rank has.
-//!
-//! A few candidates are simulated, the whole head among them, and the shortest step wins; ties go
-//! to the whole head.
+//! A head that is split over pipeline ranks: which blocks of its rows each rank has, and whether
+//! that is worth it. Runs and plans ask the same functions, each with its own times.
 
-use zeropp_model::head::blocks;
-use zeropp_schedule::ir::Schedule;
-use zeropp_schedule::lower::{LowerOptions, lower};
-use zeropp_schedule::schedules::generate_split;
-use zeropp_schedule::simulate::{Costs, times};
-use zeropp_schedule::timeline::Timeline;
+use std::ops::Range;
 
-use crate::PlanError;
-use crate::exact::end_s;
-use crate::layout::{Job, Layout};
-use crate::programs::generator_costs;
-use crate::shared::{Crowd, contended};
-use crate::stages::{ModelCosts, Stage, simulator};
+use zeropp_model::head::{SliceShape, blocks};
+use zeropp_model::layer::BatchShape;
+use zeropp_model::optimizer::{Role, Shares};
+use zeropp_model::params::ParamSpec;
+use zeropp_schedule::head::HeadTree;
+use zeropp_schedule::memory::{HeadBytes, StageBytes};
+use zeropp_schedule::schedules::Kind;
 
-/// A step with a head in these slices.
-#[derive(Clone, Debug)]
-pub struct Split {
-    /// Blocks of each rank; none where the head is whole.
-    pub slices: Vec<usize>,
-    /// Everything that the simulator takes.
-    pub costs: Costs,
-    /// The program.
-    pub program: Schedule,
-    /// Seconds of a step.
-    pub step_s: f64,
+use crate::bytes::{LayerSizes, StageForm, StageState, stage_bytes};
+
+/// A head of fewer blocks stays whole: one would be too large a part of it to be dealt out evenly.
+const BLOCKS_MIN: usize = 16;
+/// The least share of a step that slices have to be predicted to gain: what ranks do between an
+/// arrival and their next look at it is not predicted.
+const GAIN: f64 = 0.03;
+
+/// Whether `pp` ranks may share a head of so many token ids in a schedule of this kind.
+pub fn can_be(ids: usize, pp: usize, kind: Option<&Kind>) -> bool {
+    let has_order = kind.is_some_and(|kind| kind.ahead.is_some());
+    pp > 1 && has_order && blocks(ids).len() >= BLOCKS_MIN
 }
 
-/// Slices that are worth a try for a head of so many token ids, for ranks that compute so long for
-/// a micro-batch without it, beside a `head` that takes so long: none (a whole head), as many on
-/// each rank, and blocks where there is least to do.
-pub fn candidates(ids: usize, ranks: &[f64], head: f64) -> Vec<Vec<usize>> {
-    let (pp, blocks) = (ranks.len(), blocks(ids).len());
+/// Whether ranks that compute so long for a micro-batch, the whole head with it, may gain enough:
+/// with slices every rank takes the mean at best.
+pub fn may_gain(ranks: &[f64]) -> bool {
+    let mean = ranks.iter().sum::<f64>() / ranks.len().max(1) as f64;
+    mean <= (1.0 - GAIN) * ranks.iter().copied().fold(0.0, f64::max)
+}
+
+/// As many blocks of a head of so many token ids on each of `pp` ranks.
+pub fn even(ids: usize, pp: usize) -> Vec<usize> {
+    let blocks = blocks(ids).len();
     let each = blocks.div_ceil(pp.max(1));
-    let even = (0..pp).map(|rank| each.min(blocks.saturating_sub(rank * each))).collect();
-    let mut poured = vec![0; pp];
+    (0..pp).map(|rank| each.min(blocks.saturating_sub(rank * each))).collect()
+}
+
+/// Blocks where there is least to do, for ranks that compute so long for a micro-batch without the
+/// head, which takes `head` in all.
+pub fn poured(ids: usize, ranks: &[f64], head: f64) -> Vec<usize> {
+    let blocks = blocks(ids).len();
+    let mut poured = vec![0; ranks.len()];
     let mut now = ranks.to_vec();
     for _ in 0..blocks {
         // The last of equals, which is nearer to the root.
@@ -46,66 +52,69 @@ pub fn candidates(ids: usize, ranks: &[f64], head: f64) -> Vec<Vec<usize>> {
         poured[rank] += 1;
         now[rank] += head / blocks as f64;
     }
-    let mut all = vec![Vec::new(), even, poured];
-    all.dedup();
-    all
+    poured
 }
 
-/// The fastest of some slices for stages of so many blocks; the first of equals.
-///
-/// # Errors
-/// A shape that the layout's kind does not have, or a kind whose head is always whole.
-pub fn fastest(
-    job: &Job,
-    layout: &Layout,
-    model: &mut ModelCosts,
-    blocks: &[usize],
-    candidates: Vec<Vec<usize>>,
-) -> Result<Option<Split>, PlanError> {
-    let mut best: Option<Split> = None;
-    for slices in candidates {
-        let stages = match slices.is_empty() {
-            true => model.stages(job, layout, blocks),
-            false => model.with_slices(job, layout, blocks, &slices),
-        };
-        let split = simulated(job, layout, &stages, slices)?;
-        if best.as_ref().is_none_or(|best| split.step_s < best.step_s) {
-            best = Some(split);
-        }
+/// What is predicted of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct PredictedStep {
+    /// How long a step takes, in any unit.
+    pub step: f64,
+    /// Whether it fits into memory.
+    pub fits: bool,
+}
+
+/// The best of some splits, with what a step takes off that of the `whole` head; none where that is
+/// as good. What fits goes before what does not, and a run that cannot be with a whole head has any
+/// split.
+pub fn chosen<T>(
+    whole: Option<PredictedStep>,
+    splits: impl IntoIterator<Item = (T, PredictedStep)>,
+) -> Option<(T, f64)> {
+    let (fitting, beyond): (Vec<_>, Vec<_>) = splits.into_iter().partition(|(_, of)| of.fits);
+    let fastest = |all: Vec<(T, PredictedStep)>| {
+        let (split, of) = all.into_iter().min_by(|a, b| a.1.step.total_cmp(&b.1.step))?;
+        Some((split, whole.map_or(0.0, |whole| 1.0 - of.step / whole.step.max(1e-9))))
+    };
+    let gains = |(_, gain): &(T, f64)| *gain >= GAIN;
+    match whole {
+        None => fastest(fitting).or_else(|| fastest(beyond)),
+        Some(whole) if whole.fits => fastest(fitting).filter(gains),
+        Some(_) => fastest(fitting).or_else(|| fastest(beyond).filter(gains)),
     }
-    Ok(best)
 }
 
-/// A step of these stages, and slices behind them if there are any.
-///
-/// # Errors
-/// Those of [`fastest`].
-pub fn simulated(
-    job: &Job,
-    layout: &Layout,
-    stages: &[Stage],
-    slices: Vec<usize>,
-) -> Result<Split, PlanError> {
-    let costs = simulator(job, layout, stages);
-    let weighed = generator_costs(&costs, &costs.memory, layout.recomputed_of_all(), None);
-    let weighed = weighed.with_objective(job.fixed.sync.into());
-    let made = generate_split(layout.schedule, &layout.shape(), &slices, Some(&weighed));
-    let made = made.map_err(|e| PlanError::new(e.to_string()))?;
-    let program = lower(&made, &LowerOptions { sync: job.fixed.sync, ..layout.lowering() });
-    let timeline = timed(&program, &costs)?;
-    let step_s = step_s(job, layout, &timeline);
-    Ok(Split { slices, costs, program, step_s })
+/// A layer that is these rows of a head with this `weight`.
+pub fn slice_sizes(weight: &ParamSpec, shape: &SliceShape, batch: BatchShape) -> LayerSizes {
+    let cost = shape.cost(batch, weight.trains);
+    LayerSizes::new(vec![weight.rows(shape.own_rows())], Role::Head, cost)
 }
 
-fn timed(program: &Schedule, costs: &Costs) -> Result<Timeline, PlanError> {
-    times(program, costs).map_err(|e| PlanError::new(e.to_string()))
+/// The blocks of a rank, with its sums of gradients.
+pub fn of_rank(messages: &HeadTree, rank: usize) -> (Range<usize>, Vec<Range<usize>>) {
+    (messages.blocks_of(rank), messages.own_sums(rank))
 }
 
-/// Seconds of the step of `timeline`, where ranks share cores or links.
-fn step_s(job: &Job, layout: &Layout, timeline: &Timeline) -> f64 {
-    let crowd = Crowd::new(&job.machine, layout);
-    let crowded = crowd.map_or(1.0, |crowd| crowd.stretch(timeline));
-    end_s(timeline) * crowded * contended(job.machine.contention, timeline)
+/// Bytes of a rank's slice, if it has one, for micro-batches of so many tokens.
+pub fn slice_bytes(sizes: Option<&LayerSizes>, form: &StageForm, tokens: usize) -> StageBytes {
+    let hidden = form.message / (tokens * form.element_bytes).max(1) as u64;
+    let head = HeadBytes {
+        input: form.message,
+        sums: 8 * tokens as u64,
+        lse: 8 * tokens as u64,
+        gradient: 4 * tokens as u64 * hidden,
+    };
+    StageBytes { head, ..stage_bytes(sizes.into_iter(), form) }
+}
+
+/// What ranks have of a slice from step to step, of which the optimizer takes `shares`.
+pub fn slice_state(sizes: &LayerSizes, pieces: usize, shares: Shares) -> StageState {
+    StageState {
+        elements: sizes.elements(pieces),
+        trained: sizes.trained(pieces),
+        shares,
+        tied: None,
+    }
 }
 
 #[cfg(test)]

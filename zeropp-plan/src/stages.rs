@@ -9,7 +9,7 @@ use zeropp_model::optimizer::{Cut, Shares};
 use zeropp_model::parts::{DecoderPart, PartKind};
 use zeropp_schedule::costs::Machine;
 use zeropp_schedule::head::HeadTree;
-use zeropp_schedule::memory::{HeadBytes, StageBytes};
+use zeropp_schedule::memory::StageBytes;
 use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
 
 use crate::bytes::{StageForm, StageState};
@@ -19,6 +19,7 @@ use crate::links::{Links, Sent};
 use crate::matrices::OfBlock;
 use crate::parts::Parts;
 use crate::recut::Recut;
+use crate::split::{of_rank, slice_bytes, slice_sizes, slice_state};
 use crate::work::LayerWork;
 
 /// A model's layers with their costs for one size of micro-batch, from which stages of any number
@@ -60,11 +61,13 @@ impl ModelCosts {
         self.shares.entry(cut).or_insert_with(made).clone()
     }
 
-    /// The number of blocks of each of `stages` with which the longest stage is shortest; none
-    /// where there are fewer blocks than stages.
-    pub fn cut(&self, stages: usize, machine: &Machine) -> Option<Vec<usize>> {
+    /// The number of blocks of each of `stages` with which the longest stage is shortest, the head
+    /// in the last or in none; none where there are fewer blocks than stages.
+    pub fn cut(&self, stages: usize, machine: &Machine, has_head: bool) -> Option<Vec<usize>> {
         let groups = self.parts.groups();
-        let cut = groups.balanced(&self.times(machine, 0), stages, None).ok()?;
+        let times = self.times(machine, 0);
+        let times = if has_head { times } else { times.without_tail() };
+        let cut = groups.balanced(&times, stages, None).ok()?;
         Some(groups.sizes(&cut?))
     }
 
@@ -91,10 +94,11 @@ impl ModelCosts {
         Recut { groups, times: &times, placement: &placement }.candidates(first)
     }
 
-    /// The blocks of each stage of a run of `layout` without a given cut: it goes by FLOP,
-    /// and by what full recomputation does again.
-    pub(crate) fn cut_of_run(&self, layout: &Layout) -> Option<Vec<usize>> {
+    /// The blocks of each stage of a run of `layout` without a given cut, the head in the last or
+    /// in none: it goes by FLOP, and by what full recomputation does again.
+    pub(crate) fn cut_of_run(&self, layout: &Layout, has_head: bool) -> Option<Vec<usize>> {
         let times = self.parts.times_by_flop(layout.recomputed_of_all());
+        let times = if has_head { times } else { times.without_tail() };
         let groups = self.parts.groups();
         let cut = groups.balanced(&times, layout.stages(), None).ok()?;
         Some(groups.sizes(&cut?))
@@ -120,35 +124,46 @@ impl ModelCosts {
         groups.stages(blocks.iter().copied()).into_iter().enumerate().map(stage).collect()
     }
 
-    /// The same with a head that is split into `slices`, blocks of rows of each rank: the stages,
-    /// the last one without it, and behind them the slice of each rank.
-    pub(crate) fn with_slices(
+    /// The same with a head of which each rank has so many blocks of rows, where there are any:
+    /// the stages, the last one without it, and behind them the slice of each rank.
+    pub fn with_head(
         &mut self,
         job: &Job,
         layout: &Layout,
         blocks: &[usize],
-        slices: &[usize],
+        head_blocks: &[usize],
     ) -> Vec<Stage> {
         let mut stages = self.stages(job, layout, blocks);
+        let Some(before) = stages.len().checked_sub(1).filter(|_| !head_blocks.is_empty()) else {
+            return stages;
+        };
         let links = Links::new(&job.machine, layout);
         let (cut, shares) = (layout.cut(), self.shares(job, layout.cut()));
         let head = self.layers.len() - 1;
         let ranges = self.parts.groups().stages(blocks.iter().copied());
-        let last = ranges.len() - 1;
-        let range = ranges[last].start..head;
-        let of_head = shares[head].state_of_all(cut.pieces());
+        let range = ranges[before].start..head;
         let state = self.parts.stage_state(range.clone(), cut, |part| shares[part].clone());
-        let (kept, matrices_ns) = (stages[last].kept - of_head, stages[last].matrices_ns);
-        let stage = self.stage(job, layout, &links, last, range);
-        stages[last] = Stage { state, kept, matrices_ns, ..stage };
-        let mut first = 0;
-        for (rank, n) in slices.iter().enumerate() {
-            let root = layout.placement()[last];
-            let slice = Slice { first, n: *n, all: slices, rank, root };
-            stages.push(self.slice(job, layout, &links, &slice, of_head));
-            first += n;
+        let of_head = shares[head].state_of_all(cut.pieces());
+        let (kept, matrices_ns) = (stages[before].kept - of_head, stages[before].matrices_ns);
+        let stage = self.stage(job, layout, &links, before, range.clone());
+        stages[before] = Stage { state, kept, matrices_ns, ..stage };
+        let messages = HeadTree::of_slices(head_blocks, layout.placement()[before]);
+        let messages = messages.expect("there are ranks");
+        for (rank, head_blocks) in head_blocks.iter().copied().enumerate() {
+            let slice = self.slice(job, layout, &links, &messages, rank);
+            stages.push(Stage { head_blocks, ..slice });
+        }
+        let ranges: Vec<_> = ranges[..before].iter().cloned().chain([range]).collect();
+        let by_flop = self.parts.estimates(&ranges, |_| false);
+        for (stage, by_flop) in stages.iter_mut().zip(by_flop) {
+            stage.by_flop = by_flop;
         }
         stages
+    }
+
+    /// Seconds that the head's F, B and W take.
+    pub(crate) fn head_s(&self, machine: &Machine) -> f64 {
+        self.layers.last().map_or(0.0, |head| head.seconds(machine)[..3].iter().sum())
     }
 
     /// A rank's slice of the head: F, B and W take as long as one another, each a product of all
@@ -159,60 +174,59 @@ impl ModelCosts {
         job: &Job,
         layout: &Layout,
         links: &Links,
-        slice: &Slice,
-        kept_of_head: u64,
+        messages: &HeadTree,
+        rank: usize,
     ) -> Stage {
         let (decoder, machine) = (&job.model.decoder, &job.machine);
         let head = self.layers.last().expect("a model has a head");
+        let (batch, form) = (job.batch(self.samples), self.form(job, layout, layout.stages()));
+        let tokens = batch.tokens();
+        let Some(weight) = head.sizes.parameters().last().filter(|_| messages.has(rank)) else {
+            return Stage { bytes: slice_bytes(None, &form, tokens), ..Stage::default() };
+        };
         let (rows, hidden) = (decoder.rows(), decoder.hidden);
-        let blocks = slice.first..slice.first + slice.n;
-        let messages = HeadTree::of_slices(slice.all, slice.root).expect("there are ranks");
-        let sums = messages.own_sums(slice.rank);
+        let (blocks, sums) = of_rank(messages, rank);
         let shape = SliceShape { ids: decoder.vocabulary, rows, hidden, blocks, sums };
-        let own = if slice.n > 0 { shape.own_rows().len() } else { 0 };
-        let share = own as f64 / rows as f64;
-        let batch = job.batch(self.samples);
-        let (tokens, kept) = (batch.tokens(), shape.cost(batch));
-        let input = (tokens * hidden * batch.element_bytes) as u64;
-        let sums = (4 * tokens * hidden) as u64;
-        let (weights, elements) = ((own * hidden * batch.element_bytes) as u64, own * hidden);
-        let bytes = StageBytes {
-            input,
-            activation: kept.activation_bytes,
-            stash: kept.stash_bytes,
-            workspace: kept.workspace_bytes,
-            weights,
-            gradient: 4 * elements as u64,
-            gradient_shard: (4 * elements / layout.zero3) as u64,
-            message: input,
-            head: HeadBytes {
-                input,
-                sums: 8 * tokens as u64,
-                lse: 8 * tokens as u64,
-                gradient: sums,
-            },
-            ..StageBytes::default()
-        };
+        let sizes = slice_sizes(weight, &shape, batch);
+        let bytes = slice_bytes(Some(&sizes), &form, tokens);
+        let cut = layout.cut();
+        let shares = sizes.shares(&job.state, cut, false);
+        let kept = shares.state_of_all(cut.pieces());
+        let state = slice_state(&sizes, cut.pieces(), shares);
         let rate = machine.head_flops_per_s.unwrap_or(machine.flops_per_s * machine.flops_share);
-        let product = head.flops[..3].iter().sum::<f64>() / 3.0 / rate * share;
+        let product = sizes.cost.forward_flops / rate;
+        let share = shape.own_rows().len() as f64 / rows as f64;
         let passes = share * head.traffic / machine.memory_bytes_per_s;
-        let received = messages.gradients_to(slice.rank);
-        let adding = (received * 3 * sums) as f64 / machine.memory_bytes_per_s;
-        let mut costs = times(&[], machine, &bytes, elements as u64, links, layout);
-        costs.f_ns = ns(product + passes);
-        costs.b_ns = ns(product + passes + adding);
-        costs.w_ns = ns(product);
-        costs.r_ns = 0;
-        if own == 0 {
-            costs = StageCosts::default();
-        }
-        let state = StageState {
-            elements: elements as u64,
-            trained: elements as u64,
-            ..StageState::default()
+        let received = messages.gradients_to(rank);
+        let adding = (received * 3 * bytes.head.gradient) as f64 / machine.memory_bytes_per_s;
+        let costs = times(&[], machine, &bytes, state.elements, links, layout);
+        let costs = StageCosts {
+            f_ns: ns(product + passes),
+            b_ns: ns(product + passes + adding),
+            w_ns: ns(product),
+            r_ns: 0,
+            ..costs
         };
-        let kept = (kept_of_head as f64 * share) as u64;
-        Stage { costs, bytes, state, kept, ..Stage::default() }
+        let by_flop = self.parts.estimate(sizes.flops(tokens, false));
+        Stage { costs, bytes, state, kept, by_flop, ..Stage::default() }
+    }
+
+    fn form(&self, job: &Job, layout: &Layout, stage: usize) -> StageForm {
+        let batch = job.batch(self.samples);
+        // A stage that is recomputed as a whole has all that it keeps from R to B.
+        let whole = stage < layout.recomputed();
+        let in_part = whole && layout.redone.is_some();
+        let again = layout.recompute != Recompute::None && stage < layout.stages();
+        StageForm {
+            cut: layout.cut(),
+            is_summed: layout.dp > 1,
+            selective: again && (!whole || in_part),
+            whole,
+            element_bytes: batch.element_bytes,
+            packed_bytes: layout.packed_bytes(job.compute.packing),
+            message: (batch.tokens() * job.model.decoder.hidden * batch.element_bytes) as u64,
+            is_first: stage == 0,
+        }
     }
 
     fn stage(
@@ -224,26 +238,12 @@ impl ModelCosts {
         range: Range<usize>,
     ) -> Stage {
         let layers = &self.layers[range.clone()];
-        let batch = job.batch(self.samples);
-        // A stage that is recomputed as a whole has all that it keeps from R to B.
-        let whole = stage < layout.recomputed();
-        let in_part = whole && layout.redone.is_some();
-        let selective = layout.recompute != Recompute::None && (!whole || in_part);
-        let form = StageForm {
-            cut: layout.cut(),
-            is_summed: layout.dp > 1,
-            selective,
-            whole,
-            element_bytes: batch.element_bytes,
-            packed_bytes: layout.packed_bytes(job.compute.packing),
-            message: (batch.tokens() * job.model.decoder.hidden * batch.element_bytes) as u64,
-            is_first: stage == 0,
-        };
+        let form = self.form(job, layout, stage);
         let bytes = self.parts.stage_bytes(range, &form);
         let pieces = layout.cut().pieces();
         let elements = layers.iter().map(|layer| layer.sizes.elements(pieces)).sum();
         let mut costs = times(layers, &job.machine, &bytes, elements, links, layout);
-        let again_ns = match selective {
+        let again_ns = match form.selective {
             true => ns(layers.iter().map(|layer| layer.again_s(job)).sum()),
             false => 0,
         };
@@ -252,16 +252,7 @@ impl ModelCosts {
     }
 }
 
-/// A rank's blocks of a head's rows, of those of all ranks.
-struct Slice<'a> {
-    first: usize,
-    n: usize,
-    all: &'a [usize],
-    rank: usize,
-    root: usize,
-}
-
-/// One stage.
+/// One stage, or a rank's slice of the head.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stage {
     /// What everything takes.
@@ -276,6 +267,10 @@ pub struct Stage {
     pub kept: u64,
     /// What an update takes to gather matrices and to make them orthogonal, ns.
     pub matrices_ns: u64,
+    /// Blocks of the head's rows, of a slice.
+    pub head_blocks: usize,
+    /// Where the head is split, what a run makes its order for: times by operations.
+    pub by_flop: StageCosts,
 }
 
 impl Stage {
@@ -365,7 +360,7 @@ fn gathered_s(layout: &Layout, links: &Links, stages: &[Stage]) -> f64 {
 /// of schedule places them.
 fn most_of_ranks(layout: &Layout, stages: &[Stage], of: impl Fn(&Stage) -> f64) -> f64 {
     let mut ranks = vec![0.0; layout.pp];
-    for (rank, stage) in layout.placement().into_iter().zip(stages) {
+    for (rank, stage) in layout.placement().into_iter().chain(0..layout.pp).zip(stages) {
         ranks[rank] += of(stage);
     }
     ranks.into_iter().fold(0.0, f64::max)

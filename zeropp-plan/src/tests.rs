@@ -470,7 +470,7 @@ fn a_smaller_last_unit_is_not_held_to_be_a_full_one() {
     };
     let (stages, _) = Models::new(&job).stages(&job, &layout).unwrap();
     let most = held(&job, &layout).1.iter().map(|rank| rank.total()).max().unwrap();
-    assert!(memory::at_least(&layout, &stages) <= most);
+    assert!(memory::at_least(&layout, &stages, false) <= most);
 }
 
 proptest! {
@@ -510,7 +510,7 @@ proptest! {
         let Some((stages, _)) = models.stages(&job, &layout) else { return Ok(()) };
         let Ok(simulation) = Simulation::new(&job, &layout, &stages) else { return Ok(()) };
         let most = simulation.held().iter().map(|r| r.at_once.total()).max().unwrap();
-        let least = memory::at_least(&layout, &stages);
+        let least = memory::at_least(&layout, &stages, false);
         prop_assert!(least <= most, "{layout}: at least {least}, and {most}");
     }
 }

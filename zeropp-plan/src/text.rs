@@ -3,8 +3,9 @@
 use zeropp_data::files::in_words;
 use zeropp_schedule::memory::MemoryBytes;
 
+use crate::exact::Planned;
 use crate::layout::Recompute;
-use crate::plan::{LayoutPlan, Ranked};
+use crate::plan::{LayoutPlan, OtherHead, Ranked};
 
 /// Narrowest and widest text.
 const WIDTHS: (usize, usize) = (60, 200);
@@ -13,7 +14,7 @@ const WIDTHS: (usize, usize) = (60, 200);
 /// never), and what its head stands for where that is not plain.
 type Column = (&'static str, fn(&Ranked) -> String, u8, &'static str);
 
-const COLUMNS: [Column; 18] = [
+const COLUMNS: [Column; 19] = [
     (TOOK, took, 0, ""),
     ("step s", |r| figure(r.planned.step_s), 0, ""),
     ("tokens/s", |r| grouped(r.tokens_per_s), 0, ""),
@@ -32,7 +33,15 @@ const COLUMNS: [Column; 18] = [
     ("inside", |r| in_words(r.planned.traffic.inside as u64), 12, "sent by a rank in its node"),
     ("between", |r| in_words(r.planned.traffic.between as u64), 11, "to other nodes"),
     ("schedule", schedule, 1, ""),
+    (HEAD, head_of, 9, "split: all ranks have some of its rows"),
 ];
+
+/// The head of the column of heads, which a plan without split ones has not.
+const HEAD: &str = "head";
+
+fn head_of(ranked: &Ranked) -> String {
+    if ranked.planned.head_blocks.is_empty() { "whole" } else { "split" }.into()
+}
 
 /// What ZeRO-1 does.
 const SHARED: &str = "replicas share the optimizer's state";
@@ -41,6 +50,15 @@ fn schedule(ranked: &Ranked) -> String {
     match ranked.planned.layout.pp {
         1 => "no pipeline".into(),
         _ => ranked.planned.layout.schedule.into(),
+    }
+}
+
+/// Whether there is anything in a column that is not always there.
+fn has_column(column: &Column, layouts: &[Ranked]) -> bool {
+    match column.0 {
+        TOOK => layouts.iter().any(|ranked| ranked.tried.is_some()),
+        HEAD => layouts.iter().any(|ranked| !ranked.planned.head_blocks.is_empty()),
+        _ => true,
     }
 }
 
@@ -91,6 +109,7 @@ pub fn text(plan: &LayoutPlan, width: usize) -> String {
             100.0 * (1.0 - late.step_s / first.planned.step_s),
         ));
     }
+    blocks.extend(heads(plan));
     let (rank, worst) = plan.layouts[0].planned.worst();
     blocks.push(format!("Of 1, pipeline rank {rank} holds most: {}.", kinds(&worst)));
     blocks.push(format!("Run 1 with:\n  {}", plan.layouts[0].command));
@@ -99,6 +118,33 @@ pub fn text(plan: &LayoutPlan, width: usize) -> String {
         lines.collect::<Vec<_>>().join("\n")
     });
     wrapped.collect::<Vec<_>>().join("\n\n")
+}
+
+/// What split heads would do that runs cannot split, and what commands do in their place.
+fn heads(plan: &LayoutPlan) -> Option<String> {
+    let first = &plan.layouts[0];
+    let held = |of: &OtherHead| {
+        let fits = if of.worst_bytes > plan.memory { ", which is too much" } else { "" };
+        format!("{} s a step and {} at most{fits}", figure(of.step_s), in_words(of.worst_bytes))
+    };
+    let not_run = "runs on these devices cannot split a head yet";
+    if let Some(split) = &plan.split_head {
+        return Some(format!(
+            "With its head split over all pipeline ranks 1 would take {:.1} % less, {}: {not_run}. \
+             Plan with split heads by --head-split auto.",
+            100.0 * (1.0 - split.step_s / first.planned.step_s),
+            held(split),
+        ));
+    }
+    let ahead = plan.layouts.iter().any(|ranked| ranked.whole_head.is_some());
+    let now = first.whole_head.as_ref().map(|whole| format!("; of 1, {}", held(whole)));
+    ahead.then(|| {
+        format!(
+            "Split heads are of the model alone: {not_run}, and no GPU has. Commands keep the \
+             head whole{}.",
+            now.unwrap_or_default()
+        )
+    })
 }
 
 /// Seconds of the fastest layout.
@@ -191,9 +237,7 @@ fn scaled(n: f64) -> String {
 /// shorter.
 fn table(layouts: &[Ranked], width: usize) -> String {
     let mut columns: Vec<&Column> = COLUMNS.iter().collect();
-    if layouts.iter().all(|ranked| ranked.tried.is_none()) {
-        columns.retain(|column| column.0 != TOOK);
-    }
+    columns.retain(|column| has_column(column, layouts));
     let fits = loop {
         let rows = rows(layouts, &columns);
         let wide = rows.iter().map(|row| row.chars().count()).max().unwrap_or(0);
@@ -243,8 +287,7 @@ fn rows(layouts: &[Ranked], columns: &[&Column]) -> Vec<String> {
 /// The table with all its columns: their heads, a row for each layout, and the heads that a narrow
 /// page leaves out.
 pub(crate) fn cells(layouts: &[Ranked]) -> (Vec<String>, Vec<Vec<String>>, Vec<&'static str>) {
-    let tried = layouts.iter().any(|ranked| ranked.tried.is_some());
-    let columns: Vec<&Column> = COLUMNS.iter().filter(|c| tried || c.0 != TOOK).collect();
+    let columns: Vec<&Column> = COLUMNS.iter().filter(|c| has_column(c, layouts)).collect();
     let heads = columns.iter().map(|c| c.0.to_string());
     let heads = std::iter::once("layout".to_string()).chain(heads);
     let row = |(i, ranked): (usize, &Ranked)| {
@@ -273,8 +316,8 @@ pub fn explain(plan: &LayoutPlan, index: usize, width: usize) -> Option<String> 
     if !planned.whole {
         lines.push("(from two shorter steps: each unit or round more takes as long)".into());
     }
-    let blocks: Vec<String> = planned.blocks.iter().map(ToString::to_string).collect();
-    lines.extend([String::new(), format!("Blocks of each stage: {}", blocks.join(" "))]);
+    lines.push(String::new());
+    lines.extend(cut(planned));
     lines.push(format!("A rank sends {} in a step", sent(ranked)));
     lines.extend([String::new(), "Memory of each pipeline rank, when it holds most".into()]);
     for (rank, bytes) in planned.memory.iter().enumerate().take(16) {
@@ -283,6 +326,18 @@ pub fn explain(plan: &LayoutPlan, index: usize, width: usize) -> Option<String> 
     lines.extend([String::new(), ranked.command.clone()]);
     let width = width.clamp(WIDTHS.0, WIDTHS.1);
     Some(lines.iter().map(|line| wrap(line, width)).collect::<Vec<_>>().join("\n"))
+}
+
+/// How stages, and a split head, are cut.
+pub(crate) fn cut(planned: &Planned) -> Vec<String> {
+    let list = |of: &[usize]| of.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    let mut lines = vec![format!("Blocks of each stage: {}", list(&planned.blocks))];
+    let head = &planned.head_blocks;
+    lines.extend(
+        (!head.is_empty())
+            .then(|| format!("Blocks of the head's rows of each pipeline rank: {}", list(head))),
+    );
+    lines
 }
 
 /// A line in lines of at most `width` columns, cut between words; those behind the first are

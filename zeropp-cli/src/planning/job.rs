@@ -9,7 +9,7 @@ use zeropp::config::{
 };
 use zeropp::pipeline::costs::Machine;
 use zeropp::{Config, read_costs};
-use zeropp_plan::layout::{Fixed, Job, Layout};
+use zeropp_plan::layout::{Fixed, HeadSplit, Job, Layout};
 use zeropp_plan::machines;
 use zeropp_plan::model::ModelSizes;
 
@@ -87,7 +87,9 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<PlanRequest, Failure> {
     let usable = (machine.memory_bytes - machine.reserve_bytes) as u64;
     let of_file = config.rank_memory.map(|gib| (gib * (1u64 << 30) as f64) as u64);
     let memory = matches.get_one::<Bytes>("memory").map(|bytes| bytes.0).or(of_file);
-    let fixed = fixed(matches, &config, &has);
+    let run = Config { device, ..config.clone() };
+    let head = head_split(matches.get_one::<String>("head-split"), &run)?;
+    let fixed = Fixed { head, ..fixed(matches, &config, &has) };
     let gpus = size("gpus").expect("required");
     let job = Job {
         gpus,
@@ -155,7 +157,29 @@ fn fixed(matches: &ArgMatches, config: &Config, has: &dyn Fn(&str) -> bool) -> F
             .filter(|asked| *asked != Recompute::Auto),
         schedule: schedule.or_else(|| has("schedule").then(|| config.schedule.clone())),
         sync: config.optimizer_sync,
+        head: HeadSplit::Whole,
     }
+}
+
+/// What a plan makes of the head, of which a flag may say `auto` or `off`, for runs like `run`.
+///
+/// # Errors
+/// Settings that say which rank has what of the head.
+pub(crate) fn head_split(flag: Option<&String>, run: &Config) -> Result<HeadSplit, Failure> {
+    let of_run = run.head_split.as_deref().unwrap_or("auto");
+    if flag.is_none() && !["auto", "off"].contains(&of_run) {
+        return Err(Failure::bad_input(format!(
+            "schedule:head-split = {of_run}: a plan chooses which rank has what of the head; use \
+             auto or off"
+        )));
+    }
+    let can = zeropp::may_split_head(run);
+    Ok(match (flag.map_or(of_run, String::as_str), can, flag.is_some()) {
+        ("off", ..) => HeadSplit::Whole,
+        (_, true, _) => HeadSplit::Auto,
+        (_, false, true) => HeadSplit::Ahead,
+        (_, false, false) => HeadSplit::Told,
+    })
 }
 
 /// Samples of a step on so many devices: the flag's, else the file's.

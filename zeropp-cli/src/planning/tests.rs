@@ -11,12 +11,22 @@ fn plan(line: &str) -> Result<(Job, String), String> {
     Ok((asked.job, asked.flags))
 }
 
+fn asked(line: &str) -> PlanRequest {
+    let words = std::iter::once("plan").chain(line.split_whitespace());
+    let matches = command().try_get_matches_from(words).unwrap();
+    job(&matches).unwrap_or_else(|failure| panic!("{line}: {}", failure.message))
+}
+
+/// The first layout of a line's plan.
+fn first(line: &str) -> zeropp_plan::plan::Ranked {
+    let plan = planned(&asked(line), None);
+    plan.unwrap_or_else(|failure| panic!("{line}: {}", failure.message)).layouts.remove(0)
+}
+
 /// Plans a line, and checks the run that the plan prints: its settings, its memory of every rank
 /// and kind, and its FLOP must be what the run itself predicts.
 fn holds(line: &str) {
-    let words = std::iter::once("plan").chain(line.split(' '));
-    let matches = command().try_get_matches_from(words).unwrap();
-    let asked = job(&matches).unwrap_or_else(|failure| panic!("{line}: {}", failure.message));
+    let asked = asked(line);
     let plan =
         planned(&asked, None).unwrap_or_else(|failure| panic!("{line}: {}", failure.message));
     let first = &plan.layouts[0];
@@ -25,8 +35,6 @@ fn holds(line: &str) {
     let config = args::run(matches.subcommand_matches("run").unwrap());
     let config = config.unwrap_or_else(|f| panic!("{}", f.message)).config;
     config.validate().unwrap();
-    // Plans are of whole heads, and a run on CPUs may do better.
-    let config = zeropp::Config { head_split: Some("off".into()), ..config };
     let trainer = zeropp::Trainer::new(config).unwrap_or_else(|e| panic!("{}: {e}", first.command));
     let run = trainer.plan();
     assert_eq!(plan.parameters, run.parameters as f64, "{line}");
@@ -54,6 +62,48 @@ fn a_plan_holds_what_the_run_that_it_prints_predicts() {
              --gpus {ranks} --memory 1G {fixed}"
         ));
     }
+}
+
+/// A large head is split in the plan where its run splits it, and holds as much on every rank.
+#[test]
+fn a_plan_with_a_split_head_holds_what_its_run_predicts() {
+    let line = "--cpu --model llama3-8b --layers 8 --seq 1024 --global-batch 32 --memory 200G \
+                --schedule zeropp --micro-batch-size 1";
+    for fixed in ["--gpus 4 --pp 4 --virtual 1", "--gpus 8 --pp 4 --virtual 1 --zero3 2"] {
+        let line = format!("{line} {fixed}");
+        let first = first(&line);
+        assert!(!first.planned.head_blocks.is_empty(), "{}", first.command);
+        assert!(first.command.contains("zeropp:head-split="), "{}", first.command);
+        holds(&line);
+        let off = self::first(&format!("{line} --head-split off"));
+        assert!(off.planned.head_blocks.is_empty() && off.planned.step_s > first.planned.step_s);
+    }
+}
+
+/// Runs on GPUs cannot split a head: a plan says what it would save, and its commands run.
+#[test]
+fn a_plan_for_gpus_says_what_a_split_head_would_do_and_prints_what_runs() {
+    let line = "--model llama3-8b --machine h100 --gpus 32 --pp 4 --zero3 8 --global-batch 128 \
+                --schedule zeropp --virtual 4";
+    let plan = |more: &str| {
+        let asked = asked(&format!("{line}{more}"));
+        planned(&asked, None).unwrap_or_else(|failure| panic!("{}", failure.message))
+    };
+    let words =
+        |plan: &LayoutPlan| text::text(plan, 200).split_whitespace().collect::<Vec<_>>().join(" ");
+    let usual = plan("");
+    assert!(usual.layouts.iter().all(|ranked| ranked.planned.head_blocks.is_empty()));
+    let split = usual.split_head.expect("it would pay");
+    assert!(split.step_s < 0.97 * usual.layouts[0].planned.step_s);
+    assert!(words(&usual).contains("With its head split over all pipeline ranks 1 would take"));
+    let ahead = plan(" --head-split auto");
+    let first = &ahead.layouts[0];
+    assert!(!first.planned.head_blocks.is_empty() && !first.command.contains("head-split"));
+    let whole = first.whole_head.expect("what the command comes to");
+    assert!(whole.step_s > first.planned.step_s);
+    assert!(words(&ahead).contains("Commands keep the head whole; of 1, "), "{}", words(&ahead));
+    let share = (first.terms.imbalance + first.terms.head_messages) / first.planned.step_s;
+    assert!(share <= 0.02, "{share}");
 }
 
 /// A plan cuts by a machine's times and a run by FLOP: what the plan prints is cut as it says, with

@@ -63,6 +63,8 @@ pub struct EmulatedClock {
 struct ClockState {
     /// How far the rank is behind the real time.
     behind_ns: u64,
+    /// Whether the rank looks for messages, and does nothing else until one is there.
+    looks: bool,
     spent: Spent,
 }
 
@@ -105,6 +107,27 @@ impl EmulatedClock {
         state.spent.waited_ns += until - begin;
         state.spent.late_ns += real - until;
         state.spent.waits += 1;
+    }
+
+    /// Lets real time pass in which the rank has nothing to do but to look for what others send.
+    /// It takes none of the rank's time, as in [`blocked`](Self::blocked).
+    fn look_again_after(&self, pause: Duration) {
+        let begin = self.now();
+        std::thread::sleep(pause);
+        let mut state = self.state.lock();
+        (state.behind_ns, state.looks) = (self.real() - begin, true);
+    }
+
+    /// The rank has found what it looked for.
+    fn found(&self) {
+        self.state.lock().looks = false;
+    }
+
+    /// Whether what is there at `time` is there for this rank: by its own time, or by the real one
+    /// where it would let time pass until then.
+    fn has_come(&self, time: u64) -> bool {
+        let looks = self.state.lock().looks;
+        time <= if looks { self.real() } else { self.now() }
     }
 
     /// Waits for what another rank has to do first. It takes none of the rank's time: what comes
@@ -246,6 +269,14 @@ impl EmulatedWorker {
         Ok(())
     }
 
+    /// Whether all ranks have begun a collective of the queue, so that its end is known.
+    fn has_begun(&mut self, wanted: EmulatedCollective) -> bool {
+        let Some(at) = self.queue.iter().position(|(c, _)| *c == wanted) else { return false };
+        let have_begun = self.queue.iter_mut().take(at + 1).all(|(_, one)| one.is_done());
+        // The first error is that of every wait which follows.
+        have_begun && self.resolve(wanted).is_ok()
+    }
+
     fn start_replicas(&mut self, stage: usize) {
         let group = &*self.groups.replica;
         let pending = group.all_reduce(own_place(group, 1, self.clock.now()));
@@ -357,10 +388,20 @@ impl Worker for EmulatedWorker {
         Ok(())
     }
 
-    /// When it is done depends on the times that all ranks started it, which have not been asked
-    /// for.
-    fn is_gathered(&mut self, _: usize) -> bool {
-        false
+    /// When it is done depends on the times that all ranks started it: those that have said it.
+    fn is_gathered(&mut self, stage: usize) -> bool {
+        let gather = EmulatedCollective::Gather(stage);
+        let is_queued = self.queue.iter().any(|(c, _)| *c == gather);
+        let is_known = !is_queued || self.has_begun(gather);
+        is_known && self.ends.get(&stage).is_none_or(|end| self.clock.has_come(*end))
+    }
+
+    fn look_again_after(&mut self, pause: Duration) {
+        self.clock.look_again_after(pause);
+    }
+
+    fn found(&mut self) {
+        self.clock.found();
     }
 
     fn free(&mut self, stage: usize) -> CommResult<()> {
@@ -387,8 +428,11 @@ impl Worker for EmulatedWorker {
         Ok(())
     }
 
-    fn is_reduced(&mut self, _: usize) -> bool {
-        false
+    fn is_reduced(&mut self, stage: usize) -> bool {
+        let reduce = EmulatedCollective::Reduce(stage);
+        let end = |this: &Self| this.reducing.get(&stage).and_then(|(end, _)| *end);
+        let is_known = end(self).is_some() || self.has_begun(reduce);
+        is_known && end(self).is_none_or(|end| self.clock.has_come(end))
     }
 
     fn request_replica_reduce(&mut self, stage: usize) {
@@ -582,7 +626,7 @@ impl InFlight<Tensor<1>> for Travelling {
             }
         }
         match &self.sent {
-            Some(Ok(message)) => latest(message.clone()) <= self.clock.now(),
+            Some(Ok(message)) => self.clock.has_come(latest(message.clone())),
             Some(Err(_)) => true,
             None => false,
         }

@@ -123,8 +123,9 @@ impl<W: Worker> Executor<W> {
             if now != before {
                 (before, until) = (now, Deadline::after(LOOKING_MAX));
             }
-            std::thread::sleep(PAUSE);
+            self.worker.look_again_after(PAUSE);
         }
+        self.worker.found();
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! The worker that the executor drives: the compute and the state of one rank's stages.
 
+use std::time::Duration;
+
 use burn::tensor::{DType, Tensor};
 use zeropp_comm::CommResult;
 use zeropp_zero3::StepOutcome;
@@ -100,6 +102,12 @@ pub trait Worker {
     fn finish_gather(&mut self, stage: usize) -> CommResult<()>;
     /// Whether the gather under way would be finished at once; false where that is not known.
     fn is_gathered(&mut self, stage: usize) -> bool;
+    /// Waits between two looks at what others have sent, while there is nothing else to do.
+    fn look_again_after(&mut self, pause: Duration) {
+        std::thread::sleep(pause);
+    }
+    /// What was looked for is there.
+    fn found(&mut self) {}
     /// Drops the gathered weights.
     ///
     /// # Errors

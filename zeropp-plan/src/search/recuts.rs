@@ -51,7 +51,7 @@ impl Search<'_> {
     pub(super) fn recuts_of(&mut self, planned: &Planned, cuts: Vec<Vec<usize>>) -> Vec<Planned> {
         let layout = &planned.layout;
         let with_stages =
-            |blocks: Vec<usize>| (self.models.stages_of(self.job, layout, &blocks), blocks);
+            |blocks: Vec<usize>| (self.models.stages_with(self.job, layout, &blocks, &[]), blocks);
         let cuts: Vec<_> = cuts.into_iter().map(with_stages).collect();
         let job = self.job;
         let found = cores::map(&cuts, |(stages, blocks)| {

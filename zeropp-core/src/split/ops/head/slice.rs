@@ -159,13 +159,9 @@ impl HeadSlice {
         &self.shape
     }
 
-    /// The cost of a micro-batch. Rows that do not train have no W, which is kept nothing for.
+    /// The cost of a micro-batch.
     pub fn cost(&self, batch: BatchShape) -> LayerCost {
-        let cost = self.shape.cost(batch);
-        match self.weight.trains {
-            true => cost,
-            false => LayerCost { stash_bytes: 0, frozen_flops: cost.forward_flops, ..cost },
-        }
+        self.shape.cost(batch, self.weight.trains)
     }
 
     fn of<'a>(&self, w: &'a Weight<2>, cx: &'a OpCx, chunk: usize) -> ChunkedHead<'a> {
