@@ -8,7 +8,7 @@ use crate::Error;
 use crate::config::{Config, Recompute};
 use crate::own::CustomParts;
 use crate::plan::blueprint::Blueprint;
-use crate::plan::{memory, split};
+use crate::plan::{memory, slice_number};
 
 /// The run, with `recompute = auto` with the least recomputation that fits; where none does, with
 /// all that there is. A note says which, where it is any.
@@ -21,12 +21,12 @@ pub(crate) fn planned(
     own: &CustomParts,
 ) -> Result<Blueprint, Error> {
     if config.recompute != Recompute::Auto {
-        return split::planned(config, model, own);
+        return slice_number::planned(config, model, own);
     }
     let mut short = None;
     let made = |(recompute, recompute_first)| {
         let config = Config { recompute, recompute_first, ..config.clone() };
-        let made = split::planned(&config, model.clone(), own);
+        let made = slice_number::planned(&config, model.clone(), own);
         if recompute == Recompute::None {
             short = made.as_ref().ok().and_then(|made| memory::shortage(&made.needs()));
         }

@@ -95,7 +95,7 @@ fn ids(bp: &Blueprint) -> Option<usize> {
     let can = bp.config.pp > 1 && bp.config.kind().is_some_and(|kind| kind.ahead.is_some());
     // A cut by hand, as plans print them, is one for a whole head; runs in slices of samples cannot
     // split it yet.
-    (can && bp.config.stages.is_none() && bp.config.slices <= 1).then_some(split.ids)
+    (can && bp.config.stages.is_none() && bp.config.slices() <= 1).then_some(split.ids)
 }
 
 fn sum(times: &StageCosts) -> f64 {
@@ -122,7 +122,7 @@ fn head_times(bp: &Blueprint) -> f64 {
 
 /// A step of the run, with messages that take time, so that slices do not seem to have theirs for
 /// nothing.
-fn step_ns(bp: &Blueprint) -> u64 {
+pub(crate) fn step_ns(bp: &Blueprint) -> u64 {
     let costs = &bp.times.costs;
     let mut costs = Costs { memory: bp.all_bytes(), ..costs.clone() };
     if bp.config.costs.is_none() {

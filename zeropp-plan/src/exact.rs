@@ -8,7 +8,7 @@ use zeropp_schedule::costs::check_sums;
 use zeropp_schedule::ir::{Action, Compute, Schedule};
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync, lower};
 use zeropp_schedule::memory::{HeldBytes, MemoryBytes};
-use zeropp_schedule::schedules::{Kind, Shape, StepForm};
+use zeropp_schedule::schedules::{Kind, Shape, StepForm, generate_sliced};
 use zeropp_schedule::simulate::{Costs, LinkCosts, simulate, step_period_ns, times};
 use zeropp_schedule::timeline::Timeline;
 use zeropp_search::generate_with_costs;
@@ -171,10 +171,18 @@ impl<'a> Simulation<'a> {
         })?;
         let weighed = generator_costs(&costs, &costs.memory, layout.recomputed_of_all(), None);
         let weighed = weighed.with_objective(sync.into());
+        let tokens: Vec<u64> = stages[0].slices.iter().map(|slice| slice.tokens).collect();
+        if layout.slices > 1 && tokens.is_empty() {
+            let problem = format!("slices = {}: more than a sample has blocks", layout.slices);
+            return Err(PlanError::new(problem));
+        }
         let program = |micro_batches: usize| {
             let shape = Shape { micro_batches, ..layout.shape() };
             let shape = Shape { unit: shape.unit.min(micro_batches), ..shape };
-            let made = generate_with_costs(layout.schedule, &shape, &weighed);
+            let made = match layout.slices {
+                1 => generate_with_costs(layout.schedule, &shape, &weighed),
+                _ => generate_sliced(layout.schedule, &shape, &tokens),
+            };
             let made = made.map_err(|e| PlanError::new(e.to_string()))?;
             Ok::<_, PlanError>(lower(&made, &LowerOptions { sync, ..layout.lowering() }))
         };
@@ -302,7 +310,7 @@ impl<'a> Simulation<'a> {
         let backwards = program.ranks.iter().flatten().flat_map(Action::computes);
         let backwards = backwards.filter(|t| matches!(t.kind, Compute::B | Compute::BW));
         let all: u64 = backwards.map(|t| self.stages[t.stage].again_ns).sum();
-        all as f64 / 1e9 / program.pp() as f64
+        all as f64 / 1e9 / (program.pp() * program.slices_per_sample()) as f64
     }
 
     /// Seconds of a step: to the end of the optimizer's, at which all ranks meet; or, where they do
@@ -329,12 +337,14 @@ impl<'a> Simulation<'a> {
                     RankTraffic::shared(sent[stage].replicas, links.replicas_between)
                 }
                 Cost::Message => {
-                    let Action::Send { message, .. } = *action else {
+                    let Action::Send { message, micro_batch, .. } = *action else {
                         return RankTraffic::default();
                     };
                     let to = program.destination(message, stage);
                     let leaves = to.is_some_and(|to| links.leaves_node(rank, to));
-                    let bytes = self.stages[stage].bytes.message as f64;
+                    let of = &self.stages[stage];
+                    let slice = of.slices.get(micro_batch % self.layout.slices);
+                    let bytes = slice.map_or(of.bytes, |slice| slice.bytes).message as f64;
                     RankTraffic::shared(bytes, f64::from(u8::from(leaves)))
                 }
                 _ => RankTraffic::default(),
@@ -362,7 +372,8 @@ impl<'a> Simulation<'a> {
 
 /// Actions of what is simulated of a layout, about.
 pub(crate) fn actions(layout: &Layout) -> usize {
-    sizes(layout).0.iter().map(|batches| layout.stages() * batches * 7).sum()
+    let slices = layout.slices;
+    sizes(layout).0.iter().map(|batches| layout.stages() * batches * slices * 7).sum()
 }
 
 /// The numbers of micro-batches to simulate, and how far the whole step lies along from the first
@@ -370,7 +381,10 @@ pub(crate) fn actions(layout: &Layout) -> usize {
 fn sizes(layout: &Layout) -> (Vec<usize>, f64) {
     let b = layout.micro_batches;
     // F, B, W, perhaps R, two messages each way.
-    let actions = layout.stages() * b * 7;
+    let actions = layout.stages() * b * layout.slices * 7;
+    if layout.slices > 1 {
+        return sizes_in_slices(layout, actions);
+    }
     let period = if layout.in_units() { layout.unit } else { layout.pp };
     // One stage a rank, and W that fill waits, settle sooner than stages by turns.
     let in_rounds = Kind::find(layout.schedule).is_some_and(|k| k.step == StepForm::Rounds);
@@ -381,6 +395,17 @@ fn sizes(layout: &Layout) -> (Vec<usize>, f64) {
     }
     let along = ((b - shortest) / period) as f64;
     (vec![shortest, shortest + period], along)
+}
+
+/// The same where samples are cut into slices: a rank has little more than a sample on the way.
+fn sizes_in_slices(layout: &Layout, actions: usize) -> (Vec<usize>, f64) {
+    let b = layout.micro_batches;
+    let period = if layout.in_units() { layout.unit } else { 1 };
+    let shortest = 2 * period + layout.pp.div_ceil(layout.slices) + b % period;
+    if actions <= ACTIONS_MAX || shortest + period >= b {
+        return (vec![b], 0.0);
+    }
+    (vec![shortest, shortest + period], ((b - shortest) / period) as f64)
 }
 
 /// The end of the optimizer's step.

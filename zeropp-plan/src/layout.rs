@@ -6,7 +6,7 @@ use serde::Serialize;
 pub use zeropp_model::Recompute;
 use zeropp_model::layer::{BatchShape, SamplePart};
 use zeropp_model::optimizer::Cut;
-use zeropp_schedule::costs::Machine;
+use zeropp_schedule::costs::{Machine, SLICE_GRID};
 use zeropp_schedule::ir::looping;
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync};
 use zeropp_schedule::schedules::{Forms, Kind, Planning, Shape, StepForm};
@@ -14,6 +14,7 @@ use zeropp_schedule::schedules::{Forms, Kind, Planning, Shape, StepForm};
 use crate::PlanError;
 use crate::bytes::RunState;
 use crate::model::ModelSizes;
+use crate::slices::numbers;
 
 /// What is to be planned.
 #[derive(Clone, Debug)]
@@ -120,8 +121,26 @@ pub struct Fixed {
     pub recompute: Option<Recompute>,
     /// The kind of schedule.
     pub schedule: Option<String>,
+    /// Slices of a sample.
+    pub slices: Slices,
     /// When ranks learn the global norm.
     pub sync: OptimizerSync,
+}
+
+/// Fewest tokens of a sample's last slice: the CPU's products of fewer rows have bits of their own.
+pub const LAST_MIN: usize = 96;
+
+/// Which numbers of slices of a sample are searched for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Slices {
+    /// Those that runs can have: on GPUs, where they cannot be cut yet, others only where no layout
+    /// of whole samples fits.
+    #[default]
+    Runnable,
+    /// All, whether runs can have them or not.
+    Any,
+    /// This one.
+    Number(usize),
 }
 
 /// Most devices that are planned for.
@@ -168,6 +187,28 @@ impl Job {
         self.compute.batch(samples, self.model.seq)
     }
 
+    /// The numbers of slices of a sample that a layout may have beside one, as far as model and
+    /// samples say it.
+    pub(crate) fn slices(&self) -> Vec<usize> {
+        let ModelSizes { decoder, seq, .. } = &self.model;
+        // Blocks of the grid, of which a last one with few tokens has bits of its own.
+        let rest = seq % SLICE_GRID as usize;
+        if decoder.moe.is_some() || (1..LAST_MIN).contains(&rest) {
+            return Vec::new();
+        }
+        match self.fixed.slices {
+            Slices::Number(n) => Some(n).filter(|n| *n > 1).into_iter().collect(),
+            Slices::Runnable | Slices::Any => numbers(*seq).collect(),
+        }
+    }
+
+    /// Whether a run may choose slices of itself for a layout.
+    pub fn may_slice(&self, layout: &Layout) -> bool {
+        let has_order = Kind::find(layout.schedule).is_some_and(|kind| kind.in_slices.is_some());
+        let can = !self.compute.on_gpu && layout.pp > 1 && layout.micro_batch_size == 1;
+        can && has_order && self.fixed.slices != Slices::Number(1) && !self.slices().is_empty()
+    }
+
     /// Floating-point operations of a training step, nothing counted twice: three forwards, with
     /// the causal half of attention.
     pub(crate) fn step_flops(&self) -> f64 {
@@ -211,6 +252,8 @@ pub struct Layout {
     pub schedule: &'static str,
     /// Stages gathered ahead.
     pub prefetch: usize,
+    /// Slices of a sample; 1 where samples are whole.
+    pub slices: usize,
 }
 
 impl Layout {
@@ -232,7 +275,14 @@ impl Layout {
     /// Bytes of an element of packed weights; memory is not looked at.
     pub(crate) fn packed_bytes(&self, packing: Packing) -> u64 {
         let unit = if self.in_units() { self.unit } else { self.micro_batches };
-        packing.bytes(self.micro_batches, unit)
+        let unit = if self.in_rounds_of_slices() { 1 } else { unit };
+        packing.bytes(self.micro_batches * self.slices, unit * self.slices)
+    }
+
+    /// Whether its unit is a sample, as the schedule goes in rounds of its slices.
+    pub(crate) fn in_rounds_of_slices(&self) -> bool {
+        let kind = Kind::find(self.schedule);
+        self.slices > 1 && kind.is_some_and(|kind| kind.step == StepForm::Rounds)
     }
 
     /// The ranks that share a stage.
@@ -307,14 +357,19 @@ impl Layout {
     }
 
     /// The flags of `zeropp run` that it is, but those of the model; `stages` are the blocks of
-    /// each stage, empty where a run cuts as well by itself.
-    pub fn flags(&self, stages: &[usize]) -> Vec<String> {
+    /// each stage, empty where a run cuts as well by itself. Whole samples are named where a run
+    /// `may_slice` them.
+    pub fn flags(&self, stages: &[usize], may_slice: bool) -> Vec<String> {
+        let slices = match self.slices {
+            1 if !may_slice => String::new(),
+            n => format!(":slices={n}"),
+        };
         let mut flags = vec![
             format!("--pp {}", self.pp),
             format!("--zero3 {}", self.zero3),
             format!("--dp {}", self.dp),
             format!("--virtual {}", self.virtual_stages),
-            format!("--schedule {}", self.schedule),
+            format!("--schedule {}{slices}", self.schedule),
             format!("--micro-batches {}", self.micro_batches),
             format!("--micro-batch-size {}", self.micro_batch_size),
         ];
@@ -359,6 +414,9 @@ impl fmt::Display for Layout {
             write!(f, ", U {unit}")?;
         }
         write!(f, ", {micro_batches} micro-batches of {micro_batch_size}")?;
+        if self.slices > 1 {
+            write!(f, " in {} slices", self.slices)?;
+        }
         if self.recompute != Recompute::None {
             write!(f, ", recompute {}", self.recompute)?;
             if let Some(first) = self.redone {

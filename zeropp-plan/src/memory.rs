@@ -8,7 +8,7 @@ use zeropp_schedule::schedules::FewestHeld;
 
 use crate::bytes::{RankState, StageState};
 use crate::layout::{Job, Layout, Packing, Recompute};
-use crate::stages::Stage;
+use crate::stages::{Stage, StageSlice, bytes_of};
 
 /// What every pipeline rank holds, as a run of `program` predicts it.
 pub fn exact(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<HeldBytes> {
@@ -20,15 +20,20 @@ pub fn exact(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -
     }
     // A run leaves the copies out where memory is short.
     let without = |s: &Stage| {
-        let none =
-            StageBytes { packed_forward: 0, packed_backward: 0, packed_in_forward: 0, ..s.bytes };
-        Stage { bytes: none, ..s.clone() }
+        let none = |bytes: StageBytes| StageBytes {
+            packed_forward: 0,
+            packed_backward: 0,
+            packed_in_forward: 0,
+            ..bytes
+        };
+        let slice = |of: &StageSlice| StageSlice { bytes: none(of.bytes), ..*of };
+        Stage { bytes: none(s.bytes), slices: s.slices.iter().map(slice).collect(), ..s.clone() }
     };
     held(&stages.iter().map(without).collect::<Vec<_>>())
 }
 
 fn held(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<HeldBytes> {
-    let bytes: Vec<_> = stages.iter().map(|s| s.bytes).collect();
+    let bytes = bytes_of(stages);
     let states: Vec<_> = stages.iter().map(|s| &s.state).collect();
     let ranks = rank_states(&states, program, layout.cut(), job.state.save);
     of_ranks([program], &bytes, &ranks)
@@ -89,9 +94,24 @@ pub(crate) fn at_least(layout: &Layout, stages: &[Stage]) -> u64 {
     // Rank 0 keeps the most in flight, but no inputs of its first stage, which are tokens: rank 1
     // does.
     let full = layout.recompute == Recompute::Full;
+    if layout.slices > 1 {
+        return rank_at_least(layout, stages, 0, held_in_slices(layout, full));
+    }
     let known = |rank| Some((rank, (layout.forms().in_flight)(&layout.shape(), rank, full)?));
     let ranks = (0..layout.pp.min(2)).filter_map(known);
     ranks.map(|(rank, held)| rank_at_least(layout, stages, rank, held)).max().unwrap_or(0)
+}
+
+/// Samples of a stage that rank 0 holds at least, where they are cut into slices: all of those on
+/// its stages but the last when its first backward begins, and of the last stage one sample.
+fn held_in_slices(layout: &Layout, full: bool) -> FewestHeld {
+    let unit = if layout.in_units() { layout.unit.min(layout.micro_batches) } else { 1 };
+    let all = (layout.virtual_stages - 1) * unit + 1;
+    match full {
+        // One slice is whole; the first stage's inputs are tokens.
+        true => FewestHeld { whole: 0, inputs: all.saturating_sub(unit + 1) },
+        false => FewestHeld { whole: all, inputs: 0 },
+    }
 }
 
 fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize, held: FewestHeld) -> u64 {
@@ -117,7 +137,8 @@ fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize, held: FewestHel
     let computing = whole * each + inputs_kept * inputs + least(&|s| s.bytes.weights);
     // Kinds without units reduce a stage once a step.
     let gradients = if layout.in_units() { shard } else { shard * d };
-    let computing = match (layout.forms().refills)(&layout.shape()) {
+    let refills = layout.slices == 1 && (layout.forms().refills)(&layout.shape());
+    let computing = match refills {
         true => gradients + computing,
         // The first W makes a whole gradient, when the first of the activations has gone.
         false => {

@@ -151,7 +151,8 @@ impl LayoutPlan {
             let blocks: &[usize] = if *is_default { &[] } else { &planned.blocks };
             let mut words = vec!["zeropp run".to_string()];
             words.extend((!model_flags.is_empty()).then(|| model_flags.to_string()));
-            words.extend(planned.layout.flags(blocks));
+            let may_slice = job.may_slice(&planned.layout);
+            words.extend(planned.layout.flags(blocks, may_slice));
             ranked(job, stages, planned, words.join(" "))
         });
         for (ranked, tried) in layouts.iter_mut().zip(took) {

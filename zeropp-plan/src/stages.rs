@@ -21,6 +21,8 @@ use crate::parts::Parts;
 use crate::recut::Recut;
 use crate::work::LayerWork;
 
+use slices::OfSlices;
+
 /// A model's layers with their costs for one size of micro-batch, from which stages of any number
 /// follow.
 #[derive(Clone, Debug)]
@@ -30,6 +32,7 @@ pub struct ModelCosts {
     samples: usize,
     /// What optimizers take of each layer, by how it is cut; blocks are alike.
     shares: HashMap<Cut, Arc<[Shares]>>,
+    of_slices: OfSlices,
 }
 
 impl ModelCosts {
@@ -41,7 +44,8 @@ impl ModelCosts {
         let layers: Vec<LayerWork> = parts.iter().map(layer).collect();
         let sizes = layers.iter().map(|layer| (layer.sizes.clone(), layer.is_block())).collect();
         let parts = Parts::new(sizes, job.model.decoder.tied, batch.tokens());
-        ModelCosts { layers, parts, samples, shares: HashMap::new() }
+        let of_slices = OfSlices::default();
+        ModelCosts { layers, parts, samples, shares: HashMap::new(), of_slices }
     }
 
     /// What the optimizer takes of each layer.
@@ -116,8 +120,12 @@ impl ModelCosts {
             let stage = self.stage(job, layout, &links, s, range);
             Stage { state, kept, matrices_ns, ..stage }
         };
-        let groups = self.parts.groups();
-        groups.stages(blocks.iter().copied()).into_iter().enumerate().map(stage).collect()
+        let ranges = self.parts.groups().stages(blocks.iter().copied());
+        let mut stages: Vec<Stage> = ranges.iter().cloned().enumerate().map(stage).collect();
+        if layout.slices > 1 {
+            self.cut_samples(job, layout, &ranges, &mut stages);
+        }
+        stages
     }
 
     /// The same with a head that is split into `slices`, blocks of rows of each rank: the stages,
@@ -224,12 +232,27 @@ impl ModelCosts {
         range: Range<usize>,
     ) -> Stage {
         let layers = &self.layers[range.clone()];
+        let form = self.form(job, layout, stage);
+        let bytes = self.parts.stage_bytes(range, &form);
+        let pieces = layout.cut().pieces();
+        let elements = layers.iter().map(|layer| layer.sizes.elements(pieces)).sum();
+        let mut costs = times(layers, &job.machine, &bytes, elements, links, layout);
+        let again_ns = match form.selective {
+            true => ns(layers.iter().map(|layer| layer.again_s(job)).sum()),
+            false => 0,
+        };
+        costs.b_ns += again_ns;
+        Stage { costs, again_ns, bytes, ..Stage::default() }
+    }
+
+    /// How a stage of the layout is shared and what it keeps.
+    fn form(&self, job: &Job, layout: &Layout, stage: usize) -> StageForm {
         let batch = job.batch(self.samples);
         // A stage that is recomputed as a whole has all that it keeps from R to B.
         let whole = stage < layout.recomputed();
         let in_part = whole && layout.redone.is_some();
         let selective = layout.recompute != Recompute::None && (!whole || in_part);
-        let form = StageForm {
+        StageForm {
             cut: layout.cut(),
             is_summed: layout.dp > 1,
             selective,
@@ -238,17 +261,7 @@ impl ModelCosts {
             packed_bytes: layout.packed_bytes(job.compute.packing),
             message: (batch.tokens() * job.model.decoder.hidden * batch.element_bytes) as u64,
             is_first: stage == 0,
-        };
-        let bytes = self.parts.stage_bytes(range, &form);
-        let pieces = layout.cut().pieces();
-        let elements = layers.iter().map(|layer| layer.sizes.elements(pieces)).sum();
-        let mut costs = times(layers, &job.machine, &bytes, elements, links, layout);
-        let again_ns = match selective {
-            true => ns(layers.iter().map(|layer| layer.again_s(job)).sum()),
-            false => 0,
-        };
-        costs.b_ns += again_ns;
-        Stage { costs, again_ns, bytes, ..Stage::default() }
+        }
     }
 }
 
@@ -276,6 +289,36 @@ pub struct Stage {
     pub kept: u64,
     /// What an update takes to gather matrices and to make them orthogonal, ns.
     pub matrices_ns: u64,
+    /// Its slices of a sample; none where samples are whole.
+    pub slices: Vec<StageSlice>,
+}
+
+/// What a stage has for one slice of a sample.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StageSlice {
+    /// Tokens.
+    pub tokens: u64,
+    /// What everything takes.
+    pub costs: StageCosts,
+    /// What it keeps.
+    pub bytes: StageBytes,
+}
+
+/// Times of each stage; where samples are cut, of each stage and slice.
+pub fn times_of(stages: &[Stage]) -> Vec<StageCosts> {
+    stages.iter().flat_map(|s| one_or_all(s, s.costs, |slice| slice.costs)).collect()
+}
+
+/// Bytes of each stage; where samples are cut, of each stage and slice.
+pub fn bytes_of(stages: &[Stage]) -> Vec<StageBytes> {
+    stages.iter().flat_map(|s| one_or_all(s, s.bytes, |slice| slice.bytes)).collect()
+}
+
+fn one_or_all<T: Copy>(stage: &Stage, whole: T, of: fn(&StageSlice) -> T) -> Vec<T> {
+    match stage.slices.is_empty() {
+        true => vec![whole],
+        false => stage.slices.iter().map(of).collect(),
+    }
 }
 
 impl Stage {
@@ -343,8 +386,8 @@ pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
         None => update.max(gather),
     };
     Costs {
-        stages: stages.iter().map(|s| s.costs).collect(),
-        memory: stages.iter().map(|s| s.bytes).collect(),
+        stages: times_of(stages),
+        memory: bytes_of(stages),
         link: LinkCosts {
             latency_ns: ns(job.machine.message_s),
             bytes_per_s: Some(links.message.max(1.0) as u64),
@@ -369,6 +412,8 @@ fn most_of_ranks(layout: &Layout, stages: &[Stage], of: impl Fn(&Stage) -> f64) 
     }
     ranks.into_iter().fold(0.0, f64::max)
 }
+
+mod slices;
 
 #[cfg(test)]
 mod slice_tests;

@@ -13,7 +13,7 @@ const WIDTHS: (usize, usize) = (60, 200);
 /// never), and what its head stands for where that is not plain.
 type Column = (&'static str, fn(&Ranked) -> String, u8, &'static str);
 
-const COLUMNS: [Column; 18] = [
+const COLUMNS: [Column; 19] = [
     (TOOK, took, 0, ""),
     ("step s", |r| figure(r.planned.step_s), 0, ""),
     ("tokens/s", |r| grouped(r.tokens_per_s), 0, ""),
@@ -27,6 +27,7 @@ const COLUMNS: [Column; 18] = [
     ("U", unit, 5, "micro-batches of a unit"),
     ("B", |r| r.planned.layout.micro_batches.to_string(), 6, "micro-batches of a rank"),
     ("b", |r| r.planned.layout.micro_batch_size.to_string(), 7, "samples in each"),
+    (SLICES, |r| r.planned.layout.slices.to_string(), 3, "slices of a sample"),
     ("again", again, 8, "computed twice to save memory"),
     ("zero1", |r| if r.planned.layout.zero1 { "yes" } else { "-" }.into(), 10, SHARED),
     ("inside", |r| in_words(r.planned.traffic.inside as u64), 12, "sent by a rank in its node"),
@@ -46,6 +47,18 @@ fn schedule(ranked: &Ranked) -> String {
 
 /// The head of the column of what layouts took in trials, which a plan without trials has not.
 const TOOK: &str = "took s";
+
+/// The head of the column of slices, which a plan of whole samples has not.
+const SLICES: &str = "n";
+
+/// Whether a column says something of these layouts.
+fn says_something(column: &Column, layouts: &[Ranked]) -> bool {
+    match column.0 {
+        TOOK => layouts.iter().any(|ranked| ranked.tried.is_some()),
+        SLICES => layouts.iter().any(|ranked| ranked.planned.layout.slices > 1),
+        _ => true,
+    }
+}
 
 fn took(ranked: &Ranked) -> String {
     ranked.tried.map_or_else(|| "failed".into(), |tried| figure(tried.step_s))
@@ -93,7 +106,12 @@ pub fn text(plan: &LayoutPlan, width: usize) -> String {
     }
     let (rank, worst) = plan.layouts[0].planned.worst();
     blocks.push(format!("Of 1, pipeline rank {rank} holds most: {}.", kinds(&worst)));
-    blocks.push(format!("Run 1 with:\n  {}", plan.layouts[0].command));
+    let first = &plan.layouts[0];
+    let runs = match plan.is_unproven && first.planned.layout.slices > 1 {
+        true => "Once GPUs take slices, run 1 with",
+        false => "Run 1 with",
+    };
+    blocks.push(format!("{runs}:\n  {}", first.command));
     let wrapped = blocks.iter().map(|block| {
         let lines = block.lines().map(|line| wrap(line, width));
         lines.collect::<Vec<_>>().join("\n")
@@ -118,6 +136,7 @@ fn numbers(plan: &LayoutPlan) -> String {
                 .to_string(),
         );
     }
+    lines.extend(not_on_gpus(plan));
     lines.extend([
         format!("1 has {least} to {most} tokens/s: the model was off by {margin:.0} % at worst."),
         format!(
@@ -128,6 +147,19 @@ fn numbers(plan: &LayoutPlan) -> String {
         format!("In a step a rank of 1 sends {}.", sent(first)),
     ]);
     lines.join("\n")
+}
+
+/// Which layouts a run on GPUs refuses.
+fn not_on_gpus(plan: &LayoutPlan) -> Option<String> {
+    let sliced = |of: &(usize, &Ranked)| plan.is_unproven && of.1.planned.layout.slices > 1;
+    let those = plan.layouts.iter().enumerate().filter(sliced);
+    let those: Vec<String> = those.map(|(i, _)| (i + 1).to_string()).collect();
+    (!those.is_empty()).then(|| {
+        format!(
+            "Runs on GPUs refuse {}: samples in slices (n above 1) run on CPUs only today.",
+            those.join(", ")
+        )
+    })
 }
 
 fn sent(ranked: &Ranked) -> String {
@@ -191,9 +223,7 @@ fn scaled(n: f64) -> String {
 /// shorter.
 fn table(layouts: &[Ranked], width: usize) -> String {
     let mut columns: Vec<&Column> = COLUMNS.iter().collect();
-    if layouts.iter().all(|ranked| ranked.tried.is_none()) {
-        columns.retain(|column| column.0 != TOOK);
-    }
+    columns.retain(|column| says_something(column, layouts));
     let fits = loop {
         let rows = rows(layouts, &columns);
         let wide = rows.iter().map(|row| row.chars().count()).max().unwrap_or(0);
@@ -243,8 +273,8 @@ fn rows(layouts: &[Ranked], columns: &[&Column]) -> Vec<String> {
 /// The table with all its columns: their heads, a row for each layout, and the heads that a narrow
 /// page leaves out.
 pub(crate) fn cells(layouts: &[Ranked]) -> (Vec<String>, Vec<Vec<String>>, Vec<&'static str>) {
-    let tried = layouts.iter().any(|ranked| ranked.tried.is_some());
-    let columns: Vec<&Column> = COLUMNS.iter().filter(|c| tried || c.0 != TOOK).collect();
+    let columns: Vec<&Column> =
+        COLUMNS.iter().filter(|column| says_something(column, layouts)).collect();
     let heads = columns.iter().map(|c| c.0.to_string());
     let heads = std::iter::once("layout".to_string()).chain(heads);
     let row = |(i, ranked): (usize, &Ranked)| {

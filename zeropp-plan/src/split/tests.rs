@@ -31,6 +31,7 @@ fn llama(ids: usize, (pp, virtual_stages, micro_batches): (usize, usize, usize))
         zero1: false,
         schedule: "zeropp",
         prefetch: 1,
+        slices: 1,
     };
     (Job { model, machine: machines::named("h100").unwrap(), ..job }, layout)
 }
