@@ -165,7 +165,11 @@ fn bad_schedules_are_named_with_what_would_work() {
             "slices = 4\nseq = 1024\nsave-costs = 'x.json'",
             "schedule:slices = 4: runs cannot do it with save-costs = x.json yet; use 1, or",
         ),
-        ("slice-cut = 'tokens'", "schedule:slice-cut = tokens: samples are whole, as slices is 1"),
+        (
+            "slices = 1\nslice-cut = 'tokens'",
+            "schedule:slice-cut = tokens: samples are whole, as slices is 1",
+        ),
+        ("slices = 'some'", "schedule"),
         ("unit = 0", "unit = 0: at least 1"),
         ("micro-batches = 0", "micro-batches = 0: at least 1"),
         ("micro-batches = 99999999", "micro-batches = 99999999: is too large"),

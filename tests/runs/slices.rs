@@ -33,7 +33,7 @@ fn of_kind(config: &Config, schedule: &str) -> Config {
 }
 
 fn sliced(config: &Config, slices: usize) -> Config {
-    Config { slices, ..config.clone() }
+    Config { slices: slices.into(), ..config.clone() }
 }
 
 /// Peaks of every kind, and of all together, are as predicted.
@@ -278,9 +278,9 @@ fn what_slices_cannot_do_yet_is_refused_by_name() {
     let refused = |config: Config| Trainer::new(config).err().expect("refused").to_string();
     let base = sliced(&small(), 4);
     let cases = [
-        (Config { slices: 0, ..small() }, "schedule:slices = 0: at least 1 is needed"),
+        (sliced(&small(), 0), "schedule:slices = 0: at least 1 is needed"),
         (
-            Config { slices: 5, ..small() },
+            sliced(&small(), 5),
             "schedule:slices = 5: a sample of 864 tokens has 4 blocks",
         ),
         (Config { seq: 500, ..base.clone() }, "schedule:slices = 4: cuts samples of seq = 500"),
@@ -302,7 +302,7 @@ fn what_slices_cannot_do_yet_is_refused_by_name() {
             "schedule:slices = 4: runs cannot do it with head-split = 2,2 yet",
         ),
         (
-            Config { slice_cut: SliceCut::Tokens, ..small() },
+            Config { slice_cut: SliceCut::Tokens, ..sliced(&small(), 1) },
             "schedule:slice-cut = tokens: samples are whole, as slices is 1; leave it out",
         ),
         (

@@ -107,7 +107,7 @@ pub(crate) fn with_layout(config: &Config, planned: &Planned) -> Result<Config, 
     for (key, value) in [("zero1", "false"), ("prefetch", "1"), ("recompute", "none")] {
         table.insert(key.into(), of(key, value));
     }
-    for flag in planned.layout.flags(&planned.blocks) {
+    for flag in planned.layout.flags(&planned.blocks, true) {
         let (key, value) = flag.split_once(' ').unwrap_or((&flag, "true"));
         let key = key.trim_start_matches('-');
         table.insert(key.into(), of(key, value));
@@ -161,7 +161,7 @@ pub(crate) fn writing_nothing(config: Config) -> Config {
         trace: None,
         trace_steps: None,
         save_costs: None,
-        // What is measured is the program of the plan, whose head is whole.
+        // What is measured is the program of the plan, whose head is whole, in its slices.
         reschedule: Reschedule::Off,
         head_split: config.head_split.clone().or_else(|| Some("off".into())),
         ..config

@@ -95,38 +95,70 @@ pub(crate) fn at_least(layout: &Layout, stages: &[Stage]) -> u64 {
     // does.
     let full = layout.recompute == Recompute::Full;
     if layout.slices > 1 {
-        return rank_at_least(layout, stages, 0, held_in_slices(layout, full));
+        let ranks = [0, layout.pp - 1].into_iter();
+        return ranks.map(|rank| at_least_in_slices(layout, stages, rank)).max().unwrap_or(0);
     }
     let known = |rank| Some((rank, (layout.forms().in_flight)(&layout.shape(), rank, full)?));
     let ranks = (0..layout.pp.min(2)).filter_map(known);
     ranks.map(|(rank, held)| rank_at_least(layout, stages, rank, held)).max().unwrap_or(0)
 }
 
-/// Samples of a stage that rank 0 holds at least, where they are cut into slices: all of those on
-/// its stages but the last when its first backward begins, and of the last stage one sample.
-fn held_in_slices(layout: &Layout, full: bool) -> FewestHeld {
-    let unit = if layout.in_units() { layout.unit.min(layout.micro_batches) } else { 1 };
-    let all = (layout.virtual_stages - 1) * unit + 1;
-    match full {
-        // One slice is whole; the first stage's inputs are tokens.
-        true => FewestHeld { whole: 0, inputs: all.saturating_sub(unit + 1) },
-        false => FewestHeld { whole: all, inputs: 0 },
-    }
+/// The stages of a rank, with their numbers.
+fn stages_of<'a>(layout: &Layout, stages: &'a [Stage], rank: usize) -> Vec<(usize, &'a Stage)> {
+    let all = layout.placement().into_iter().zip(stages.iter().enumerate());
+    all.filter(|(of, _)| *of == rank).map(|(_, stage)| stage).collect()
 }
 
-fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize, held: FewestHeld) -> u64 {
-    let of_rank = |(stage, of): (usize, usize)| (of == rank).then_some(stage);
-    let indices: Vec<usize> =
-        layout.placement().into_iter().enumerate().filter_map(of_rank).collect();
-    let has_both = [0, stages.len() - 1].iter().all(|s| indices.contains(s));
-    let mine: Vec<&Stage> = indices.into_iter().map(|s| &stages[s]).collect();
+/// Bytes of a rank's shards, and those of its parameters and moments.
+fn always(layout: &Layout, stages: &[Stage], rank: usize) -> [u64; 2] {
+    let mine = stages_of(layout, stages, rank);
+    let has_both = [0, stages.len() - 1].iter().all(|s| mine.iter().any(|(of, _)| of == s));
     let (d, owners) = (layout.zero3 as u64, layout.cut().owners as u64);
-    let shard = mine.iter().map(|s| s.state.elements * 4).sum::<u64>() / d;
-    let kept = mine.iter().map(|s| s.kept).sum::<u64>();
+    let shard = mine.iter().map(|(_, s)| s.state.elements * 4).sum::<u64>() / d;
+    let kept = mine.iter().map(|(_, s)| s.kept).sum::<u64>();
     let tied = stages.last().and_then(|last| last.state.tied.as_ref()).filter(|_| has_both);
     let twice = tied.map_or(0, |tied| tied.shard);
     let kept_twice = tied.map_or(0, |tied| tied.head.state_of_all(layout.cut().pieces()));
-    let fixed = shard - twice + (kept - kept_twice) / d / owners;
+    [shard, shard - twice + (kept - kept_twice) / d / owners]
+}
+
+/// The same where samples are cut into slices: when its first backward begins, a rank has all
+/// slices of a unit's samples on its stages but the last, where units are of several, and of one on
+/// the last. In units the W of the last stage wait while there are forwards.
+fn at_least_in_slices(layout: &Layout, stages: &[Stage], rank: usize) -> u64 {
+    let unit = if layout.in_units() { layout.unit.min(layout.micro_batches) } else { 1 };
+    let (mine, again) = (stages_of(layout, stages, rank), layout.recomputed());
+    let last = mine.last().map_or(0, |(stage, _)| *stage);
+    let each = |(s, stage): &(usize, &Stage)| match *s < again {
+        true => stage.bytes.input,
+        false => stage.bytes.activation,
+    };
+    let (n, samples) = (layout.slices, unit as u64);
+    let others: u64 = mine.iter().filter(|(s, _)| *s != last).map(|of| samples * each(of)).sum();
+    let first = mine.last().map_or(0, each);
+    // Slices of a further sample that are there by then, the longest of it.
+    let (behind, later) = (layout.pp - 1 - rank, (layout.micro_batches - 1) * n);
+    let ahead = match (layout.in_units(), layout.in_rounds_of_slices()) {
+        (true, _) => (2 * behind + n).min(unit * n) - n,
+        (false, true) => (2 * behind).min(layout.virtual_stages * later),
+        (false, false) => behind.min(later),
+    };
+    let least = mine.iter().map(each).min().unwrap_or(0);
+    let first = first + least / n as u64 * ahead as u64;
+    let waiting = (unit * n).saturating_sub(2 * behind + n);
+    let waiting = if layout.in_units() { waiting as u64 } else { 0 };
+    let waiting = mine.last().map_or(0, |(_, s)| s.bytes.stash / n as u64 * waiting);
+    let [shard, fixed] = always(layout, stages, rank);
+    let weights = mine.iter().map(|(_, s)| s.bytes.weights).min().unwrap_or(0);
+    // Slices are not of equal bytes.
+    fixed + shard.max(others + weights + first.max(waiting / 2))
+}
+
+fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize, held: FewestHeld) -> u64 {
+    let d = layout.zero3 as u64;
+    let mine = stages_of(layout, stages, rank);
+    let mine: Vec<&Stage> = mine.into_iter().map(|(_, stage)| stage).collect();
+    let [shard, fixed] = always(layout, stages, rank);
     let least = |of: &dyn Fn(&Stage) -> u64| mine.iter().map(|s| of(s)).min().unwrap_or(0);
     // Stage 0 keeps no input: tokens are not counted.
     let inputs = mine.iter().map(|s| s.bytes.input).filter(|n| *n > 0).min().unwrap_or(0);

@@ -302,7 +302,9 @@ fn units(job: &Job, layout: &Layout) -> Vec<usize> {
     }
     let default = default_unit(p, layout.virtual_stages, b);
     if layout.slices > 1 {
-        let mut units = vec![1, 2, 4, default];
+        // As many slices as there are ranks keep them at work.
+        let least = p.div_ceil(layout.slices);
+        let mut units = vec![1, 2, least, 2 * least];
         units.retain(|unit| *unit <= b);
         units.sort_unstable();
         units.dedup();
