@@ -77,9 +77,7 @@ impl Config {
         if let Some(blocks) = self.given_split() {
             return refused("head-split", &blocks, "off");
         }
-        let emulate = ("emulate", &self.emulate);
-        let files = [("costs", &self.costs), ("save-costs", &self.save_costs), emulate];
-        for (what, file) in files {
+        for (what, file) in [("costs", &self.costs), ("save-costs", &self.save_costs)] {
             let Some(file) = file else { continue };
             let problem = format!("runs cannot do it with {what} = {} yet", file.display());
             let help = format!("use 1, or leave {what} out");

@@ -173,14 +173,11 @@ fn build(
 ) -> Executor<EmulatedWorker> {
     let program = shared.programs.of(groups.coords.dp);
     let (costs, head) = (&shared.costs, HeadTree::of(program));
-    let worker = EmulatedWorker::new(
-        costs.clone(),
-        clock.clone(),
-        groups.clone(),
-        program.stages(),
-        head.as_ref(),
-    );
-    let links = EmulatedLinks::new(groups.pipeline.clone(), costs.clone(), clock.clone(), head);
+    let worker =
+        EmulatedWorker::new(costs.clone(), clock.clone(), groups.clone(), program, head.as_ref());
+    let slices = program.slices_per_sample();
+    let (inner, clock) = (groups.pipeline.clone(), clock.clone());
+    let links = EmulatedLinks::new(inner, costs.clone(), clock, head, slices);
     Executor::new(
         program,
         Arc::new(links),

@@ -29,8 +29,7 @@ pub(crate) fn of_run(
     if n < 2 {
         return Ok(None);
     }
-    let refused =
-        |problem: String, help: &str| Err(ConfigError::value("slices", n, problem, help));
+    let refused = |problem: String, help: &str| Err(ConfigError::value("slices", n, problem, help));
     if let Some(part) = model.parts.iter().find(|part| !part.takes_slices()) {
         let problem = format!("{} of this model computes on whole samples alone", Part::name(part));
         return refused(problem, "use 1");

@@ -62,7 +62,8 @@ fn bubble_ns(layout: &Layout, stages: &[Stage], costs: &Costs) -> f64 {
     let is_one = layout.micro_batches == 1 || layout.in_units() && layout.unit == 1;
     let turn = if is_one { (layout.pp - 1) as f64 * (f + b) } else { 0.0 };
     let times = layout.slices;
-    let all = Shape { micro_batches: times * shape.micro_batches, unit: times * shape.unit, ..shape };
+    let all =
+        Shape { micro_batches: times * shape.micro_batches, unit: times * shape.unit, ..shape };
     turn + waits(&all, &MeanTimes { f, b, w, message })
 }
 

@@ -138,7 +138,11 @@ fn keys(path: &Path) -> Result<Vec<String>, Failure> {
 }
 
 /// Settings that are given, by flags or by the file.
-fn fixed(matches: &ArgMatches, config: &Config, has: &dyn Fn(&str) -> bool) -> Result<Fixed, Failure> {
+fn fixed(
+    matches: &ArgMatches,
+    config: &Config,
+    has: &dyn Fn(&str) -> bool,
+) -> Result<Fixed, Failure> {
     let size = |name: &str, of_file: usize| {
         matches.get_one::<usize>(name).copied().or_else(|| has(name).then_some(of_file))
     };

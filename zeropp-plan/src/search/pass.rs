@@ -269,7 +269,8 @@ impl<'a> Pass<'a> {
             new.sort_by_key(|c| c.at_least);
             climbed.insert(from);
             let new: Vec<Layout> = new.into_iter().map(|c| c.layout).collect();
-            budget -= self.simulate_some(new.iter().cloned(), budget.min(self.times(LEAN_CLIMB_EACH)));
+            budget -=
+                self.simulate_some(new.iter().cloned(), budget.min(self.times(LEAN_CLIMB_EACH)));
             lean.extend(new.into_iter().filter(|layout| self.known.contains_key(layout)));
         }
     }

@@ -61,7 +61,9 @@ impl ModelCosts {
         let made = || {
             let (whole, half, quarter) = (seconds(seq), seconds(seq / 2), seconds(seq / 4));
             let layers = whole.iter().zip(&half).zip(&quarter);
-            layers.map(|((whole, half), quarter)| LayerGrowth::new(*whole, *half, *quarter)).collect()
+            layers
+                .map(|((whole, half), quarter)| LayerGrowth::new(*whole, *half, *quarter))
+                .collect()
         };
         self.of_slices.growths.get_or_insert_with(made).clone()
     }
@@ -83,10 +85,8 @@ impl ModelCosts {
             return Some(cut.clone());
         }
         let seq = job.model.seq;
-        let batch = |seq: usize| BatchShape {
-            keeps_probabilities: false,
-            ..job.compute.batch(1, seq)
-        };
+        let batch =
+            |seq: usize| BatchShape { keeps_probabilities: false, ..job.compute.batch(1, seq) };
         let half = parts(job, batch(seq / 2));
         let (tokens, growth) = SampleSlices::cut(seq, n, SliceCut::Work, [&self.parts, &half]);
         let made = SampleSlices::new(tokens?, growth, batch, |batch| parts(job, batch));
@@ -114,7 +114,11 @@ impl ModelCosts {
             let times = of_slices(&whole, &growth, cut.tokens()).stages;
             let slices = cut.tokens().iter().zip(times).zip(bytes);
             stage.slices = slices
-                .map(|((tokens, costs), bytes)| StageSlice { tokens: *tokens, costs, bytes: *bytes })
+                .map(|((tokens, costs), bytes)| StageSlice {
+                    tokens: *tokens,
+                    costs,
+                    bytes: *bytes,
+                })
                 .collect();
         }
     }
