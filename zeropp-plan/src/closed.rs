@@ -6,8 +6,8 @@ use zeropp_schedule::schedules::{MeanTimes, Shape};
 use zeropp_schedule::simulate::Costs;
 
 /// Seconds of a step, about; while all ranks compute, all take `slowdown` times as long, and beside
-/// collectives compute loses `contention` of its time; slices take `overhead` times as long as their
-/// samples.
+/// collectives compute loses `contention` of its time; slices take `overhead` times as long as
+/// their samples.
 pub(crate) fn step_s(
     layout: &Layout,
     stages: &[Stage],

@@ -203,7 +203,7 @@ impl Job {
     }
 
     /// Whether a run may choose slices of itself for a layout.
-    pub fn may_slice(&self, layout: &Layout) -> bool {
+    pub(crate) fn may_slice(&self, layout: &Layout) -> bool {
         let has_order = Kind::find(layout.schedule).is_some_and(|kind| kind.in_slices.is_some());
         let can = !self.compute.on_gpu && layout.pp > 1 && layout.micro_batch_size == 1;
         can && has_order && self.fixed.slices != Slices::Number(1) && !self.slices().is_empty()

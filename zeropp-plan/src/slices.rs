@@ -10,7 +10,7 @@ use crate::cutter::Stages;
 use crate::parts::Parts;
 
 /// Fewest tokens of a slice that is chosen, on average: shorter ones cost more than they bring.
-pub const TOKENS_MIN: usize = 2048;
+const TOKENS_MIN: usize = 2048;
 
 /// The numbers of slices that are tried for samples of `seq` tokens: 2, 4 and so on.
 pub fn numbers(seq: usize) -> impl Iterator<Item = usize> {

@@ -178,8 +178,8 @@ pub struct EmulatedWorker {
 
 impl EmulatedWorker {
     /// A worker of one rank of `program` with these costs, which are those of every stage, and
-    /// behind them of each rank's slice of a `head`, if it is split; where samples are cut, of every
-    /// stage and slice.
+    /// behind them of each rank's slice of a `head`, if it is split; where samples are cut, of
+    /// every stage and slice.
     pub fn new(
         costs: Arc<Costs>,
         clock: Arc<EmulatedClock>,

@@ -30,8 +30,8 @@ impl Sort {
     }
 }
 
-/// The layouts of a sort that are ranked at first, those with equal stages next to each other: all meshes,
-/// and for the rest a few numbers each, from which [`beside`] reaches all others.
+/// The layouts of a sort that are ranked at first, those with equal stages next to each other: all
+/// meshes, and for the rest a few numbers each, from which [`beside`] reaches all others.
 pub(super) fn first(job: &Job, sort: Sort) -> Vec<Layout> {
     let mut all = Vec::new();
     let slices = if sort == Sort::Whole { vec![1] } else { job.slices() };
@@ -79,8 +79,9 @@ fn of_all_kinds(job: &Job, layout: &Layout, all: &mut Vec<Layout>) {
     }
 }
 
-/// The layouts of its sort that differ from `layout` in one thing: the number of slices, the kind, recomputation, ZeRO-1, the depth
-/// of prefetch, U, V, b, or a factor that one of P, D and K gives another.
+/// The layouts of its sort that differ from `layout` in one thing: the number of slices, the kind,
+/// recomputation, ZeRO-1, the depth of prefetch, U, V, b, or a factor that one of P, D and K gives
+/// another.
 pub(super) fn beside(job: &Job, layout: &Layout) -> Vec<Layout> {
     let mut all = Vec::new();
     let mut add = |other: Layout| all.extend(whole(job, other));

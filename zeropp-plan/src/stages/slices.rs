@@ -32,8 +32,8 @@ struct LayerGrowth {
 }
 
 impl LayerGrowth {
-    /// Of a layer that takes so many seconds for a sample, and for a half and a quarter of one: what
-    /// grows by pairs of tokens, by tokens, and not at all.
+    /// Of a layer that takes so many seconds for a sample, and for a half and a quarter of one:
+    /// what grows by pairs of tokens, by tokens, and not at all.
     fn new(whole: [f64; 4], half: [f64; 4], quarter: [f64; 4]) -> LayerGrowth {
         let of = |i: usize| {
             let (first, second) = (whole[i] - half[i], half[i] - quarter[i]);

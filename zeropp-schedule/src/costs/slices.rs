@@ -89,7 +89,7 @@ pub struct SampleGrowth {
 
 impl SampleGrowth {
     /// These shares of F, which R does again, and of B grow by pairs of tokens, all else by tokens.
-    pub fn of_pairs(f: f64, b: f64) -> SampleGrowth {
+    pub(super) fn of_pairs(f: f64, b: f64) -> SampleGrowth {
         let of = |pairs| TimeGrowth { pairs, each: 0.0 };
         SampleGrowth { f: of(f), b: of(b), w: of(0.0), r: of(f) }
     }
