@@ -312,7 +312,8 @@ impl Layout {
     /// micro-batches alone.
     pub fn recomputed(&self) -> usize {
         let kind = Kind::find(self.schedule).filter(|_| self.recompute == Recompute::Full);
-        let most = self.stages() - usize::from(self.redone.is_some());
+        // Slices keep what the last stage of all makes, as a head has its gradient of F.
+        let most = self.stages() - usize::from(self.redone.is_some() || self.slices > 1);
         kind.map_or(0, |kind| kind.recomputed(self.pp, self.virtual_stages).min(most))
     }
 

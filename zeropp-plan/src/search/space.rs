@@ -342,7 +342,7 @@ pub(super) fn nothing(job: &Job) -> PlanError {
             "virtual = {v}: a stage needs a layer, and there are {layers}; use 1 to {layers}"
         ));
     }
-    if let (Slices::Number(n), true) = (job.fixed.slices, job.slices().is_empty()) {
+    if let (Slices::Number(n @ 2..), true) = (job.fixed.slices, job.slices().is_empty()) {
         let seq = job.model.seq;
         return PlanError::new(format!(
             "slices = {n}: samples of this model with {seq} tokens are not cut; use 1, dense \
