@@ -29,7 +29,7 @@ def main():
         sys.exit(f"{sys.argv[1]}: {len(book)} bytes are too few for samples of {seq}")
     write(folder / "train.bin", book[:-held])
     begin = 0
-    for end in [16, 128, 1024, seq // 4, seq]:
+    for end in sorted({16, 128, min(1024, seq), max(seq // 4, 128), seq}):
         # A target's position is that of the token before it.
         inside = range(begin, end)
         name = f"held-{begin:06}-{end:06}.bin"

@@ -34,7 +34,6 @@ fn llama_70b_with_long_samples_gets_layouts_on_128_gpus_and_the_plan_says_that_t
     assert!(said.contains("layouts fits; the nearest needs"), "{said}");
     let plan = LayoutPlan::new(&job, "").unwrap();
     let first = &plan.layouts[0];
-    println!("{}", text::text(&plan, 160));
     assert!(first.worst_bytes <= job.memory && first.planned.layout.slices >= 16);
     assert!(first.planned.step_s < 300.0, "{} s", first.planned.step_s);
     let text = text::text(&plan, 160);
