@@ -73,6 +73,22 @@ fn ranks_that_panic_meet_again_and_the_bits_are_those_of_an_undisturbed_run() {
     }
 }
 
+/// A rank that fails in the middle of a sample leaves keys and values of its first slices behind.
+#[test]
+fn ranks_with_samples_in_slices_recover_with_the_bits_of_whole_samples() {
+    let long = Config { seq: 1024, micro_batches: Some(2), unit: Some(1), steps: 4, ..small() };
+    let whole = run(Config { slices: 1.into(), ..long.clone() });
+    for place in [3, 45] {
+        let dir = tempfile::tempdir().unwrap();
+        let save = Some(dir.path().join("ckpt"));
+        let config =
+            Config { save, save_every: 1, max_recoveries: 2, slices: 4.into(), ..long.clone() };
+        let rest = with_faults(config, &[Fault::new(2, place, panics)]);
+        assert_same_bits(&whole, &rest, &format!("place {place}"));
+        assert_eq!(rest.summary.recoveries, 1, "place {place}");
+    }
+}
+
 /// Ranks are at different steps when one fails, and some of the steps are yet to be reported.
 #[test]
 fn ranks_that_do_not_wait_for_each_other_recover_too() {

@@ -7,6 +7,7 @@ use toml::Value;
 
 use super::bytes::{self, Bytes};
 use super::resume::{EXPECTED, Resume};
+use super::slice_count::{self, SliceCount};
 use super::step_range::StepRange;
 
 /// The kind of value that a setting takes.
@@ -30,6 +31,8 @@ pub enum OptionKind {
     Steps,
     /// A number of bytes, or one with a unit.
     Bytes,
+    /// A whole number from 0, or `auto`.
+    Slices,
 }
 
 impl OptionKind {
@@ -64,6 +67,10 @@ impl OptionKind {
             OptionKind::Bytes => match Bytes::parse(text) {
                 Some(bytes) => Ok(Value::try_from(bytes).expect("an integer")),
                 None => Err(bytes::EXPECTED.into()),
+            },
+            OptionKind::Slices => match SliceCount::parse(text) {
+                Some(n) => Ok(Value::try_from(n).expect("a word or an integer")),
+                None => Err(slice_count::EXPECTED.into()),
             },
             OptionKind::Choice(_) | OptionKind::Path | OptionKind::Text => {
                 Ok(Value::String(text.into()))
@@ -102,6 +109,7 @@ kind_of!(
     String => Text,
     Bytes => Bytes,
     Resume => Resume,
+    SliceCount => Slices,
     StepRange => Steps
 );
 

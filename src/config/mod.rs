@@ -20,6 +20,7 @@ mod parts;
 mod predicted;
 mod resume;
 mod roles;
+mod slice_count;
 mod slices;
 mod sources;
 mod stages;
@@ -43,6 +44,7 @@ pub(crate) use model::{is_gguf, is_path};
 pub use options::{Config, OPTIONS};
 pub use resume::Resume;
 pub use roles::{Across, OnResume};
+pub use slice_count::SliceCount;
 pub use step_range::StepRange;
 pub use table::OptionInfo;
 pub use toml::{Table, Value};
@@ -74,6 +76,14 @@ impl Config {
     /// Whether the run chooses for itself if the head is split.
     pub(crate) fn chooses_head_split(&self) -> bool {
         self.head_split.as_deref().is_none_or(|text| text == AUTO)
+    }
+
+    /// Slices of a sample: 1 where the run has yet to choose.
+    pub fn slices(&self) -> usize {
+        match self.slices {
+            SliceCount::Auto => 1,
+            SliceCount::Of(n) => n,
+        }
     }
 
     /// The setting that splits the head, where one does.
@@ -151,7 +161,7 @@ impl Config {
     pub fn unit(&self) -> usize {
         let step = self.micro_batches();
         let rounds = self.kind().is_some_and(|kind| kind.step == StepForm::Rounds);
-        if rounds && self.slices > 1 {
+        if rounds && self.slices() > 1 {
             return 1;
         }
         match self.in_units() {

@@ -16,6 +16,7 @@ use super::choice::{
 use super::kind::OptionType;
 use super::resume::Resume;
 use super::roles::{Across, OnResume};
+use super::slice_count::SliceCount;
 use super::step_range::StepRange;
 use super::table::{OptionInfo, options};
 
@@ -169,18 +170,21 @@ options! {
         /// threads or mpi. No bit of the training depends on it.
         "head-split" "BLOCKS" head_split: Option<String> = None, Same Left
             => "schedule:head-split";
-        /// Slices that every sample is cut into along its sequence, each a micro-batch.
+        /// Slices that every sample is cut into along its sequence, each a micro-batch: `auto` or a
+        /// number. Default: auto.
         ///
         /// For samples so long that a step has few of them: pipelines idle less, and hold less.
         /// micro-batches and unit count samples as before, and no bit depends on the number.
         /// Samples have 512 tokens or more, and are cut at multiples of 256. For zeropp, 1f1b and
-        /// interleaved-zb (whose unit is a sample then), on the CPU.
-        "slices" "N" slices: usize = 1, Same Kept => "schedule:slices";
+        /// interleaved-zb (whose unit is a sample then), on the CPU. `auto` tries 2, 4 and so on
+        /// while slices have 2,048 tokens, and keeps samples whole where that brings little.
+        "slices" "N|auto" slices: SliceCount = SliceCount::Auto, Same Left
+            => "schedule:slices";
         /// What the slices of a sample have the same of.
         ///
         /// `work`: by operations; the first has the most tokens, since later ones look at more.
         /// `tokens`: holds less, and idles more.
-        "slice-cut" "WHAT" slice_cut: SliceCut = SliceCut::Work, Same Kept => "schedule:slice-cut";
+        "slice-cut" "WHAT" slice_cut: SliceCut = SliceCut::Work, Same Left => "schedule:slice-cut";
         /// The most memory for activations and weight stashes on a rank, such as 24GiB.
         ///
         /// Schedules that search for an order within a limit, such as auto, keep to it. Any other

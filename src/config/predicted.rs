@@ -57,9 +57,9 @@ impl Config {
     /// kept.
     pub(crate) fn packed_bytes(&self) -> u64 {
         let batches = self.micro_batches();
-        let in_units = self.in_units() || self.slices > 1;
+        let in_units = self.in_units() || self.slices() > 1;
         let of_a_gather = if in_units { self.unit() } else { batches };
-        let slices = |samples: usize| samples.saturating_mul(self.slices);
+        let slices = |samples: usize| samples.saturating_mul(self.slices());
         self.compute().packing.bytes(slices(batches), slices(of_a_gather))
     }
 

@@ -3,18 +3,32 @@
 use std::fmt::Display;
 
 use super::validate::{MICRO_BATCHES_MAX, check};
-use super::{Config, ConfigError, DeviceKind, Reschedule, SliceCut};
+use super::{Config, ConfigError, DeviceKind, Reschedule, SliceCount, SliceCut};
 
 /// The shortest sample that is cut: attention of shorter ones keeps its probabilities.
 const SAMPLE_MIN: usize = 512;
 
 impl Config {
+    /// Whether the run chooses for itself into how many slices samples are cut.
+    pub(crate) fn chooses_slices(&self) -> bool {
+        let can = self.kind().is_some_and(|kind| kind.in_slices.is_some());
+        self.slices == SliceCount::Auto && self.pp > 1 && can && self.could_slice()
+    }
+
+    /// Whether nothing beside the kind of schedule keeps samples of these settings whole.
+    pub fn could_slice(&self) -> bool {
+        self.check_beside_slices().is_ok() && self.seq >= SAMPLE_MIN
+    }
+
     /// Refuses settings that cannot stand beside slices.
     pub(crate) fn check_slices(&self) -> Result<(), ConfigError> {
-        let n = self.slices;
+        let n = self.slices();
         check(n > 0, || {
             ConfigError::value("slices", n, "at least 1 is needed", "use 1: whole samples")
         })?;
+        if self.slices == SliceCount::Auto {
+            return Ok(());
+        }
         if n == 1 {
             return check(self.slice_cut == SliceCut::Work, || {
                 let problem = "samples are whole, as slices is 1";
@@ -41,7 +55,7 @@ impl Config {
         let refused = |what: &str, value: &dyn Display, works: &str| {
             let problem = format!("runs cannot do it with {what} = {value} yet");
             let help = format!("use 1, or {what} = {works}");
-            Err(ConfigError::value("slices", self.slices, problem, help))
+            Err(ConfigError::value("slices", self.slices(), problem, help))
         };
         if self.micro_batch_size > 1 {
             return refused("micro-batch-size", &self.micro_batch_size, "1");
@@ -58,18 +72,20 @@ impl Config {
         if let Some(first) = self.recompute_first {
             let problem = format!("runs cannot do it with recompute:first = {first} yet");
             let help = "use 1, or leave recompute:first out";
-            return Err(ConfigError::value("slices", self.slices, problem, help));
+            return Err(ConfigError::value("slices", self.slices(), problem, help));
         }
         if let Some(blocks) = self.given_split() {
             return refused("head-split", &blocks, "off");
         }
-        let emulate = ("emulate", &self.emulate);
-        let files = [("costs", &self.costs), ("save-costs", &self.save_costs), emulate];
-        for (what, file) in files {
+        for (what, file) in [
+            ("costs", &self.costs),
+            ("save-costs", &self.save_costs),
+            ("recompute:out", &self.recompute_out),
+        ] {
             let Some(file) = file else { continue };
             let problem = format!("runs cannot do it with {what} = {} yet", file.display());
             let help = format!("use 1, or leave {what} out");
-            return Err(ConfigError::value("slices", self.slices, problem, help));
+            return Err(ConfigError::value("slices", self.slices(), problem, help));
         }
         Ok(())
     }

@@ -165,7 +165,11 @@ fn bad_schedules_are_named_with_what_would_work() {
             "slices = 4\nseq = 1024\nsave-costs = 'x.json'",
             "schedule:slices = 4: runs cannot do it with save-costs = x.json yet; use 1, or",
         ),
-        ("slice-cut = 'tokens'", "schedule:slice-cut = tokens: samples are whole, as slices is 1"),
+        (
+            "slices = 1\nslice-cut = 'tokens'",
+            "schedule:slice-cut = tokens: samples are whole, as slices is 1",
+        ),
+        ("slices = 'some'", "schedule"),
         ("unit = 0", "unit = 0: at least 1"),
         ("micro-batches = 0", "micro-batches = 0: at least 1"),
         ("micro-batches = 99999999", "micro-batches = 99999999: is too large"),
@@ -237,7 +241,10 @@ fn copies_out_of_memory_are_refused_beside_what_there_is_not_yet() {
         ("recompute-out-first = 2", "recompute:out-first = 2: says how much goes to a folder"),
         (&none, "recompute:out-first = 0: copies nothing out; use 1 or more"),
         (&device, "recompute:out = /nowhere: activations are not copied out with device = wgpu"),
-        (&slices, "recompute:out = /nowhere: activations are not copied out with slices = 2"),
+        (
+            &slices,
+            "slices = 2: runs cannot do it with recompute:out = /nowhere yet; use 1, or leave",
+        ),
         (&reschedule, "recompute:out = /nowhere: activations are not copied out with reschedule"),
         (&experts, "recompute:out = /nowhere: model"),
     ]);

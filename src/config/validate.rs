@@ -170,7 +170,6 @@ impl Config {
         let folder = folder.display();
         let beside = [
             (self.device != DeviceKind::Cpu, "device", self.device.to_string(), "use device cpu"),
-            (self.slices > 1, "slices", self.slices.to_string(), "use slices = 1"),
             (
                 self.reschedule != Reschedule::Off,
                 "reschedule",

@@ -243,6 +243,7 @@ mod tests {
             OptionKind::Text => &["x", "x,y"],
             OptionKind::Steps => &["3..4"],
             OptionKind::Bytes => &["24GiB"],
+            OptionKind::Slices => &["auto", "4"],
             OptionKind::Resume => unreachable!("no value of another setting"),
         };
         texts.iter().map(|text| (*text).to_owned()).collect()

@@ -5,6 +5,7 @@ mod rank;
 #[cfg(test)]
 mod reschedule_tests;
 
+use std::fmt::Display;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,10 +13,12 @@ use std::time::Instant;
 use tracing::Span;
 use zeropp_comm::threads::ThreadsOptions;
 use zeropp_core::device::Devices;
-use zeropp_pipeline::costs::{Sharers, Table, check_sums, with_slices};
+use zeropp_pipeline::costs::{
+    ALONE, SampleGrowth, Sharers, Table, check_sums, of_slices, slices_of, with_slices,
+};
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::memory::StageBytes;
-use zeropp_pipeline::simulate::{Costs, step_period_ns};
+use zeropp_pipeline::simulate::{Costs, StageCosts, step_period_ns};
 use zeropp_pipeline::timeline::Timeline;
 use zeropp_plan::programs::Programs;
 
@@ -115,7 +118,7 @@ pub fn emulate(
 ) -> Result<EmulationReport, Error> {
     let config = &Config { without_model: true, ..config.clone() };
     config.validate()?;
-    let resolved = Resolved::new(config, None)?;
+    let resolved = in_slices(Resolved::new(config, None)?, costs)?;
     let costs = costs_of("emulate", costs, config, &resolved)?;
     let assumed = match &resolved.costs {
         Some(table) => &costs_of("costs", table, config, &resolved)?,
@@ -171,6 +174,10 @@ fn costs_of(
     let costs = table.of(resolved.stages(), sharers, None);
     let costs = costs.map_err(|e| misfit(of, config, &e.to_string()))?;
     let costs = with_head(&costs, of, table, config, resolved)?;
+    let costs = match &resolved.sample_slices[..] {
+        [] => costs,
+        tokens => of_slices(&costs, &growth(of, table, config)?, tokens),
+    };
     // The executor runs the two halves of an overlapped pair one after the other.
     if costs.overlap_ns.is_some() {
         let problem = "t_overlap: this executor overlaps no computation; leave it out";
@@ -179,6 +186,31 @@ fn costs_of(
     let micro_batches = resolved.config.micro_batches();
     check_sums(&costs, micro_batches).map_err(|e| misfit(of, config, &e.to_string()))?;
     Ok(costs)
+}
+
+/// The run with its samples cut as the settings and the given times say, where they are.
+fn in_slices(resolved: Resolved, costs: &Table) -> Result<Resolved, ConfigError> {
+    let config = &resolved.config;
+    let n = config.slices();
+    if n < 2 || !resolved.sample_slices.is_empty() {
+        return Ok(resolved);
+    }
+    let of = |e: &dyn Display| misfit("emulate", config, &e.to_string());
+    let stages = costs.of(resolved.stages(), ALONE, None).map_err(|e| of(&e))?.stages;
+    let sum = |part: fn(&StageCosts) -> u64| stages.iter().map(part).sum();
+    let times = [sum(|s| s.f_ns), sum(|s| s.b_ns), sum(|s| s.w_ns)];
+    let growth = growth("emulate", costs, config)?;
+    let tokens = slices_of(config.seq as u64, n, config.slice_cut, times, &growth);
+    let tokens = tokens.map_err(|e| {
+        let (problem, help) = e.split_once("; ").unwrap_or((&e, "use fewer"));
+        let problem = problem.rsplit(": ").next().unwrap_or(problem);
+        ConfigError::value("slices", n, problem, help)
+    })?;
+    Ok(resolved.with_slices(&tokens))
+}
+
+fn growth(of: &'static str, table: &Table, config: &Config) -> Result<SampleGrowth, ConfigError> {
+    table.growth().map_err(|e| misfit(of, config, &e.to_string()))
 }
 
 /// The same with slices behind the stages where the head is split.

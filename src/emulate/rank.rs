@@ -175,7 +175,9 @@ fn build(
     let (costs, head) = (&shared.costs, HeadTree::of(program));
     let worker =
         EmulatedWorker::new(costs.clone(), clock.clone(), groups.clone(), program, head.as_ref());
-    let links = EmulatedLinks::new(groups.pipeline.clone(), costs.clone(), clock.clone(), head);
+    let slices = program.slices_per_sample();
+    let (inner, clock) = (groups.pipeline.clone(), clock.clone());
+    let links = EmulatedLinks::new(inner, costs.clone(), clock, head, slices);
     Executor::new(
         program,
         Arc::new(links),

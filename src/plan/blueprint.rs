@@ -22,6 +22,7 @@ use zeropp_plan::memory::{of_ranks, rank_states};
 use zeropp_plan::parts::Parts;
 use zeropp_plan::programs::Programs;
 use zeropp_plan::recompute::Recomputed;
+use zeropp_plan::slices::SampleSlices;
 use zeropp_zero3::Tie;
 use zeropp_zero3::checkpoint::Base;
 
@@ -30,9 +31,8 @@ use crate::own::CustomParts;
 use crate::plan::head::HeadPlan;
 use crate::plan::needs::Needs;
 use crate::plan::program::{Resolved, shape};
-use crate::plan::slices::SlicePlan;
 use crate::plan::times::ActionTimes;
-use crate::plan::{cut, evaluation, limit, memory, replicas, sizes};
+use crate::plan::{cut, evaluation, limit, memory, replicas, sizes, slices};
 
 /// What every rank builds from.
 #[derive(Clone)]
@@ -53,13 +53,15 @@ pub(crate) struct Blueprint {
     pub(crate) recompute_chosen: bool,
     /// Whether the slices of the head were chosen.
     pub(crate) split_chosen: bool,
+    /// Whether the slices of samples were chosen.
+    pub(crate) slices_chosen: bool,
     pub(crate) compute: DType,
     pub(crate) batch: BatchShape,
     pub(crate) times: ActionTimes,
     pub(crate) plan: Plan,
     pub(crate) own: CustomParts,
     /// How samples are cut into slices, where they are.
-    pub(crate) slices: Option<Arc<SlicePlan>>,
+    pub(crate) slices: Option<Arc<SampleSlices>>,
     /// The slices of the head, where it is split.
     pub(crate) head: Option<Arc<HeadPlan>>,
     /// Where what does not train is from, if the run has looked.
@@ -80,7 +82,7 @@ impl Blueprint {
         check_out(config, &model)?;
         let whole = parts(&model, batch);
         let given = &resolved.sample_slices;
-        let slices = SlicePlan::new(config, given, &model, &whole, |batch| parts(&model, batch))?;
+        let slices = slices::of_run(config, given, &model, &whole, |batch| parts(&model, batch))?;
         let (parts, slices) = (whole, slices.map(Arc::new));
         let tokens = slices.as_ref().map_or(&[][..], |slices| slices.tokens());
         let resolved = resolved.clone().with_slices(tokens);
@@ -109,7 +111,7 @@ impl Blueprint {
         own: &CustomParts,
         model: &Model,
         parts: &Parts,
-        slices: &Option<Arc<SlicePlan>>,
+        slices: &Option<Arc<SampleSlices>>,
         stages: Stages,
         table: Option<&Table>,
     ) -> Result<Blueprint, Error> {
@@ -130,6 +132,7 @@ impl Blueprint {
             recomputed: Recomputed::default(),
             recompute_chosen: false,
             split_chosen: false,
+            slices_chosen: false,
             compute,
             batch,
             times: ActionTimes::default(),

@@ -22,6 +22,7 @@ pub(crate) fn layout(config: &Config) -> Layout {
         zero1: config.zero1,
         schedule: config.kind().map_or("", |kind| kind.name),
         prefetch: config.prefetch,
+        slices: config.slices(),
     }
 }
 

@@ -118,7 +118,7 @@ pub fn may_split_head(config: &Config) -> bool {
     let parameters = CustomParts::default().parameters(config);
     let weight = ParamSpec::new("weight", &[1, 1], Init::Zeros);
     let whole = parameters.rule.whole(&parameters.parameter(&weight, Role::Head));
-    whole.is_none() && config.slices <= 1 && check_settings(config).is_ok()
+    whole.is_none() && config.slices() <= 1 && check_settings(config).is_ok()
 }
 
 /// The head of `model`, if this run can split it into these blocks.

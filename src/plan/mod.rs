@@ -21,6 +21,7 @@ pub(crate) mod replicas;
 pub(crate) mod reschedule;
 pub(crate) mod schedule_file;
 pub(crate) mod sizes;
+pub(crate) mod slice_number;
 pub(crate) mod slices;
 pub(crate) mod split;
 pub(crate) mod times;

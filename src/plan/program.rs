@@ -55,7 +55,7 @@ impl Resolved {
         resolved.virtual_stages = Some(schedule.stages().div_ceil(schedule.pp()));
         resolved.micro_batches = Some(schedule.micro_batches() / slices);
         resolved.unit = Some(schedule.units[0] / slices);
-        resolved.slices = slices;
+        resolved.slices = slices.into();
         resolved.check_slices()?;
         let sample_slices = if slices > 1 { schedule.sample_slices.clone() } else { Vec::new() };
         let schedule = Schedule { sample_slices: sample_slices.clone(), ..schedule };
@@ -220,9 +220,9 @@ fn check_sizes(config: &Config, schedule: &Schedule) -> Result<(), ConfigError> 
         return fail("virtual", v, problem, "leave it out: it follows from the file".into());
     }
     let slices = schedule.slices_per_sample();
-    if config.slices != 1 && config.slices != slices {
+    if config.slices() != 1 && config.slices() != slices {
         let help = "leave it out: it follows from the file".into();
-        return fail("slices", config.slices, format!("{file} has {slices} a sample"), help);
+        return fail("slices", config.slices(), format!("{file} has {slices} a sample"), help);
     }
     let micro_batches = schedule.micro_batches() / slices;
     if let Some(b) = config.micro_batches.filter(|b| *b != micro_batches) {

@@ -8,7 +8,7 @@ use crate::Error;
 use crate::config::{Config, Recompute};
 use crate::own::CustomParts;
 use crate::plan::blueprint::Blueprint;
-use crate::plan::{memory, split};
+use crate::plan::{memory, slice_number};
 
 /// The run, with `recompute = auto` with the least recomputation that fits; where none does, with
 /// all that there is. With a folder for that, activations are copied out before stages are computed
@@ -22,11 +22,11 @@ pub(crate) fn planned(
     own: &CustomParts,
 ) -> Result<Blueprint, Error> {
     if config.recompute != Recompute::Auto {
-        return split::planned(config, model, own);
+        return slice_number::planned(config, model, own);
     }
     let mut short = None;
     let made = |config: Config| {
-        let made = split::planned(&config, model.clone(), own);
+        let made = slice_number::planned(&config, model.clone(), own);
         if config.recompute == Recompute::None && short.is_none() {
             short = made.as_ref().ok().and_then(|made| memory::shortage(&made.needs()));
         }

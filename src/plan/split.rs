@@ -92,7 +92,7 @@ fn ids(config: &Config, model: &Model) -> Option<usize> {
     let Some(Part::Head(head)) = model.parts.last() else { return None };
     let ids = head.split()?.ids;
     // A cut by hand is one for a whole head; runs in slices of samples cannot split it yet.
-    let is_open = config.stages.is_none() && config.slices <= 1;
+    let is_open = config.stages.is_none() && config.slices() <= 1;
     (is_open && split::can_be(ids, config.pp, config.kind())).then_some(ids)
 }
 
@@ -112,7 +112,7 @@ fn busy(bp: &Blueprint) -> Vec<f64> {
 
 /// A step of the run, with messages that take time, so that slices do not seem to have theirs for
 /// nothing.
-fn step_ns(bp: &Blueprint) -> u64 {
+pub(crate) fn step_ns(bp: &Blueprint) -> u64 {
     let costs = &bp.times.costs;
     let mut costs = Costs { memory: bp.all_bytes(), ..costs.clone() };
     if bp.config.costs.is_none() {

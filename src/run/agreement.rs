@@ -318,6 +318,7 @@ mod tests {
             OptionKind::Resume => other(true.into(), false.into()),
             OptionKind::Steps => other("3..4".into(), "5..6".into()),
             OptionKind::Bytes => other(1024.into(), 2048.into()),
+            OptionKind::Slices => other(3.into(), 4.into()),
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::Error;
 use crate::config::{Config, ConfigError};
-use crate::plan::{fits, split};
+use crate::plan::{fits, slice_number};
 use crate::trainer::Trainer;
 
 impl Trainer {
@@ -20,12 +20,12 @@ impl Trainer {
             return Ok(None);
         }
         let samples = bp.config.samples_per_step();
-        let fewer = Config { dp, ..split::reopened(bp) };
+        let fewer = Config { dp, ..slice_number::reopened(bp) };
         let config = fewer.with_samples(samples).ok_or_else(|| {
             let problem = format!("the {samples} samples of a step cannot be dealt to dp {dp}");
             ConfigError::value("on-loss", bp.config.on_loss, problem, "use restart")
         })?;
-        let mut blueprint = split::planned(&config, bp.model.clone(), &bp.own)?;
+        let mut blueprint = slice_number::planned(&config, bp.model.clone(), &bp.own)?;
         fits::check(&blueprint)?;
         blueprint.base = bp.base.clone();
         Ok(Some(Trainer {

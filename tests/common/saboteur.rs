@@ -100,6 +100,9 @@ impl<P: Fn(&str, char) + Send + Sync + 'static> Layer for Saboteur<P> {
             dy
         })
     }
+    fn takes_slices(&self) -> bool {
+        self.inner.takes_slices()
+    }
     fn cost(&self, batch: BatchShape) -> LayerCost {
         self.inner.cost(batch)
     }

@@ -97,6 +97,42 @@ fn every_kind_is_executed_and_never_faster_than_simulated() {
     }
 }
 
+/// Each slice of a sample takes its own time, and its messages have their own size.
+#[test]
+fn slices_are_executed_never_faster_than_simulated_and_idle_less_than_whole_samples() {
+    let keys = "{\"t_f\": 20000, \"t_b\": 22000, \"t_w\": 14000, \"t_comm\": 200, \
+                \"slice_pairs\": [0.5, 0.6]}";
+    let table = Table::from_json(keys).unwrap();
+    let base =
+        Config { zero3: 1, dp: 1, unit: None, micro_batches: Some(2), seq: 8192, ..config("") };
+    for (kind, v) in [("interleaved-zb", 2), ("zeropp", 2), ("1f1b", 1)] {
+        let emulated = |slices: usize| {
+            let config = Config {
+                schedule: kind.into(),
+                virtual_stages: Some(v),
+                slices: slices.into(),
+                ..base.clone()
+            };
+            emulate(&config, &table, |_| ()).unwrap()
+        };
+        let (whole, report) = (emulated(1), emulated(4));
+        for (rank, measured) in report.measured.ranks.iter().enumerate() {
+            assert_eq!(actions(&report.measured, rank), actions(&report.simulated, rank), "{kind}");
+            for (m, s) in measured.spans.iter().zip(&report.simulated.ranks[rank].spans) {
+                if s.lane == Lane::Compute {
+                    assert!(m.end_ns >= s.end_ns, "{kind}: {}", m.action);
+                }
+            }
+        }
+        let quickest = report.steps.iter().map(|step| step.makespan_ns).min().unwrap();
+        let simulated = report.simulated_makespan_ns;
+        let longer = 100.0 * (quickest as f64 / simulated as f64 - 1.0);
+        println!("{kind}: {quickest} ns, {longer:.2} % above the simulated {simulated}");
+        assert!(quickest >= simulated && quickest < whole.simulated_makespan_ns, "{kind}");
+        assert!(report.simulated_bubble < whole.simulated_bubble, "{kind}");
+    }
+}
+
 /// The ranks of a split head pass its messages on in a real executor, and all wait for what the
 /// simulator says that they wait for.
 #[test]

@@ -6,7 +6,8 @@ use std::path::Path;
 use crate::common::{Run, assert_same_bits, llama, run, run_saving_all, text_file, tiny};
 use crate::masks::masked;
 use zeropp::config::{
-    OptimizerSync, Precision, Recompute, Reschedule, Resume, SliceCut, Tokenizer,
+    OptimizerKind, OptimizerSync, Precision, Recompute, Reschedule, Resume, SliceCount, SliceCut,
+    Tokenizer,
 };
 use zeropp::meter::MemoryKind;
 use zeropp::{Config, Trainer};
@@ -33,7 +34,7 @@ fn of_kind(config: &Config, schedule: &str) -> Config {
 }
 
 fn sliced(config: &Config, slices: usize) -> Config {
-    Config { slices, ..config.clone() }
+    Config { slices: slices.into(), ..config.clone() }
 }
 
 /// Peaks of every kind, and of all together, are as predicted.
@@ -97,6 +98,48 @@ fn layouts_orders_and_cuts_have_the_bits_of_whole_samples() {
     for (pp, slices) in [(1, 2), (2, 2), (4, 4)] {
         check(&reference, sliced(&of_kind(&layout(&base, pp, 1), "1f1b"), slices));
         check(&reference, sliced(&layout(&base, pp, 1), slices));
+    }
+}
+
+/// More slices than stages, and an optimizer that takes matrices whole.
+#[test]
+fn eight_slices_and_muon_have_the_bits_of_whole_samples() {
+    let long = Config { seq: 2048, micro_batches: Some(1), ..small() };
+    let reference = run(long.clone());
+    check(&reference, sliced(&layout(&long, 2, 2), 8));
+    check(&reference, sliced(&of_kind(&layout(&long, 4, 1), "interleaved-zb"), 8));
+    let muon = Config { optimizer: OptimizerKind::Muon, zero3: 2, ..small() };
+    let reference = run(muon.clone());
+    check(&reference, sliced(&layout(&muon, 2, 2), 4));
+    check(&reference, sliced(&of_kind(&layout(&muon, 4, 1), "interleaved-zb"), 2));
+}
+
+/// A run chooses slices where a step is predicted to be shorter, with the bits of whole samples;
+/// what they cannot do, and short samples, stay whole without a word.
+#[test]
+fn slices_are_chosen_where_they_pay() {
+    let long = Config { seq: 4096, micro_batches: Some(1), steps: 1, warmup: Some(0), ..small() };
+    let auto = |config: Config| Config { slices: SliceCount::Auto, ..config };
+    assert_eq!(Config::default().slices, SliceCount::Auto);
+    let note = |config: Config| {
+        let trainer = Trainer::new(config).unwrap();
+        let mut notes = trainer.plan().notes.clone().into_iter();
+        notes.find(|note| note.starts_with("slices = auto"))
+    };
+    let alone = auto(layout(&long, 2, 2));
+    let said = note(alone.clone()).expect("one sample leaves ranks idle");
+    assert!(said.starts_with("slices = auto: samples are cut into 2 slices"), "{said}");
+    let reference = run(sliced(&long, 1));
+    check(&reference, alone.clone());
+    for whole in [
+        Config { micro_batches: Some(16), unit: Some(16), ..alone.clone() },
+        Config { pp: 1, ..alone.clone() },
+        Config { seq: 2048, ..alone.clone() },
+        Config { save_costs: Some("costs.json".into()), ..alone.clone() },
+        Config { schedule: "gpipe".into(), unit: None, ..alone.clone() },
+        sliced(&alone, 1),
+    ] {
+        assert_eq!(note(whole), None);
     }
 }
 
@@ -278,11 +321,8 @@ fn what_slices_cannot_do_yet_is_refused_by_name() {
     let refused = |config: Config| Trainer::new(config).err().expect("refused").to_string();
     let base = sliced(&small(), 4);
     let cases = [
-        (Config { slices: 0, ..small() }, "schedule:slices = 0: at least 1 is needed"),
-        (
-            Config { slices: 5, ..small() },
-            "schedule:slices = 5: a sample of 864 tokens has 4 blocks",
-        ),
+        (sliced(&small(), 0), "schedule:slices = 0: at least 1 is needed"),
+        (sliced(&small(), 5), "schedule:slices = 5: a sample of 864 tokens has 4 blocks"),
         (Config { seq: 500, ..base.clone() }, "schedule:slices = 4: cuts samples of seq = 500"),
         (
             Config { seq: 800, ..base.clone() },
@@ -302,7 +342,7 @@ fn what_slices_cannot_do_yet_is_refused_by_name() {
             "schedule:slices = 4: runs cannot do it with head-split = 2,2 yet",
         ),
         (
-            Config { slice_cut: SliceCut::Tokens, ..small() },
+            Config { slice_cut: SliceCut::Tokens, ..sliced(&small(), 1) },
             "schedule:slice-cut = tokens: samples are whole, as slices is 1; leave it out",
         ),
         (

@@ -170,6 +170,7 @@ impl RunToPlan {
             recompute: Some(config.recompute)
                 .filter(|asked| given("recompute") && *asked != Recompute::Auto),
             schedule: given("schedule").then(|| config.schedule.clone()),
+            slices: planning::searched_slices(config, None),
             sync: config.optimizer_sync,
             ..Fixed::default()
         }

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::{Bytes, Config, EngineKind, OPTIONS, OptionInfo};
-use zeropp::pipeline::schedules::Kind;
 use zeropp_core::files::read_text;
 use zeropp_plan::launch::{Launcher, nodes};
 use zeropp_plan::plan::LayoutPlan;
@@ -20,8 +19,8 @@ use crate::output::{keep_inputs, write};
 use crate::values::whole;
 use crate::{Failure, args, trial};
 
-use job::{PlanRequest, job};
-pub(crate) use job::{flag, head_split, machine_called};
+use job::{PlanRequest, job, schedule};
+pub(crate) use job::{flag, head_split, machine_called, searched_slices};
 
 const ABOUT: &str = "Plan before a run: the fastest layouts of a model on some machines\n\n\
 Searches pipeline ranks, ZeRO-3 ranks, replicas, stages, units, micro-batches, recomputation, \
@@ -149,9 +148,9 @@ fn fixed_args() -> Vec<Arg> {
             .help("What B computes again"),
         Arg::new("schedule")
             .long("schedule")
-            .value_name("KIND")
-            .value_parser(PossibleValuesParser::new(Kind::planned().map(|kind| kind.name)))
-            .help("The kind of schedule"),
+            .value_name("KIND[:slices=N]")
+            .value_parser(|text: &str| schedule(text).map(|_| text.to_string()))
+            .help("The kind of schedule, and slices of a sample (N or auto)"),
         Arg::new("head-split")
             .long("head-split")
             .value_name("WHEN")

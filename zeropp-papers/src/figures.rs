@@ -47,6 +47,7 @@ fn figure_4() -> Result<Figure4, PlanError> {
                     schedule: "zeropp",
                     redone: None,
                     prefetch: 1,
+                    slices: 1,
                 };
                 let planned = simulated(&job, &mut models, &layout)?;
                 let form = by_the_formula(&model, [virtual_stages, unit, 1], recompute);

@@ -108,6 +108,7 @@ fn step_s(machine: &str, model: &str, seq: usize, gpus: usize, samples: usize) -
             schedule: "bf-pp",
             redone: None,
             prefetch: 1,
+            slices: 1,
         };
         let cut = Models::new(&job).stages(&job, &layout).expect("a block for each stage");
         let (stages, blocks): (&[Stage], _) = (&cut.0, &cut.1);

@@ -282,6 +282,7 @@ fn nearest(
         schedule: "zeropp",
         redone: None,
         prefetch: 1,
+        slices: 1,
     };
     Ok((ours, layout))
 }

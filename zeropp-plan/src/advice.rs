@@ -6,7 +6,7 @@ use zeropp_data::files::in_words;
 
 use crate::PlanError;
 use crate::exact::Planned;
-use crate::layout::{Fixed, Job, Layout};
+use crate::layout::{Fixed, Job, Layout, Slices};
 use crate::search::Search;
 
 /// Times as many GPUs, and parts of a batch or of a sample, that are tried.
@@ -128,6 +128,11 @@ fn given(fixed: &Fixed) -> Vec<(&'static str, Fixed)> {
         ),
         (fixed.recompute.is_some(), "recompute", Fixed { recompute: None, ..f() }),
         (fixed.schedule.is_some(), "schedule", Fixed { schedule: None, ..f() }),
+        (
+            matches!(fixed.slices, Slices::Number(_)),
+            "slices",
+            Fixed { slices: Slices::Runnable, ..f() },
+        ),
     ];
     all.into_iter().filter(|(is, ..)| *is).map(|(_, key, without)| (key, without)).collect()
 }

@@ -272,6 +272,7 @@ mod tests {
             zero1: false,
             schedule: "zeropp",
             prefetch: 1,
+            slices: 1,
         };
         let deal = Deal::even(14, 1);
         let unit = None;

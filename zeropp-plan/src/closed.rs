@@ -2,20 +2,20 @@
 
 use crate::layout::Layout;
 use crate::stages::Stage;
-use zeropp_schedule::schedules::MeanTimes;
+use zeropp_schedule::schedules::{MeanTimes, Shape};
 use zeropp_schedule::simulate::Costs;
 
 /// Seconds of a step, about; while all ranks compute, all take `slowdown` times as long, and beside
-/// collectives compute loses `contention` of its time. Ranks may share a head that takes `shared`
-/// seconds of a micro-batch.
+/// collectives compute loses `contention` of its time; slices take `overhead` times as long as
+/// their samples. Ranks may share a head that takes `shared` seconds of a micro-batch.
 pub(crate) fn step_s(
     layout: &Layout,
     stages: &[Stage],
     costs: &Costs,
-    [slowdown, contention]: [f64; 2],
+    [slowdown, contention, overhead]: [f64; 3],
     shared: f64,
 ) -> f64 {
-    let work = work_ns(layout, stages, shared * 1e9);
+    let work = overhead * work_ns(layout, stages, shared * 1e9);
     let bubble = bubble_ns(layout, stages, costs);
     let queue = queue_ns(layout, stages);
     let replicas: u64 =
@@ -55,7 +55,21 @@ fn bubble_ns(layout: &Layout, stages: &[Stage], costs: &Costs) -> f64 {
     let (f, b, w) = (mean(|s| s.costs.f_ns), mean(|s| s.costs.b_ns), mean(|s| s.costs.w_ns));
     let message = costs.link.latency_ns as f64
         + costs.memory.first().map_or(0.0, |m| costs.link.transfer_ns(m.message) as f64);
-    (layout.forms().waits)(&layout.shape(), &MeanTimes { f, b, w, message })
+    let waits = |shape: &Shape, times: &MeanTimes| (layout.forms().waits)(shape, times);
+    let shape = layout.shape();
+    if layout.slices == 1 {
+        return waits(&shape, &MeanTimes { f, b, w, message });
+    }
+    // As for slices that are independent; where a unit is one sample, its last rank waits for all
+    // slices of it before its first backward.
+    let slices = layout.slices as f64;
+    let (f, b, w, message) = (f / slices, b / slices, w / slices, message / slices);
+    let is_one = layout.micro_batches == 1 || layout.in_units() && layout.unit == 1;
+    let turn = if is_one { (layout.pp - 1) as f64 * (f + b) } else { 0.0 };
+    let times = layout.slices;
+    let all =
+        Shape { micro_batches: times * shape.micro_batches, unit: times * shape.unit, ..shape };
+    turn + waits(&all, &MeanTimes { f, b, w, message })
 }
 
 /// What the queue of gathers and reductions of a rank takes in a step, ns.
@@ -71,6 +85,7 @@ fn queue_ns(layout: &Layout, stages: &[Stage]) -> f64 {
             ((2.0 * v - 1.0) * units, v * units)
         }
         // What fits beside the stage in use stays; else stages come and go in rounds of P.
+        false if layout.in_rounds_of_slices() => (2.0 * v * batches, v * batches),
         false if v <= 1.0 + layout.prefetch as f64 => (v, v),
         false => (2.0 * v * (batches / layout.pp as f64).ceil(), v),
     };

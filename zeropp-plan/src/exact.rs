@@ -9,7 +9,7 @@ use zeropp_schedule::head::HeadTree;
 use zeropp_schedule::ir::{Action, Compute, Schedule, Task};
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync, lower};
 use zeropp_schedule::memory::{HeadBytes, HeldBytes, MemoryBytes};
-use zeropp_schedule::schedules::{Kind, Shape, StepForm, generate_split};
+use zeropp_schedule::schedules::{Kind, Shape, StepForm, generate_sliced, generate_split};
 use zeropp_schedule::simulate::{Costs, LinkCosts, simulate, step_period_ns, times};
 use zeropp_schedule::timeline::Timeline;
 use zeropp_search::generate_with_costs;
@@ -117,6 +117,9 @@ pub struct Planned {
     /// Whether a run might split its head by itself, which its flags decide then.
     #[serde(skip)]
     pub may_split_head: bool,
+    /// Whether a run might cut its samples by itself, which its flags decide then.
+    #[serde(skip)]
+    pub may_slice: bool,
     /// Seconds of a step.
     pub step_s: f64,
     /// Idle share of all ranks from the first to the last compute.
@@ -141,13 +144,16 @@ impl Planned {
     /// The flags of `zeropp run` that it is, but those of the model: with the cut, unless a run
     /// `cuts_alike` by itself.
     pub fn flags(&self, cuts_alike: bool) -> Vec<String> {
-        let mut flags = self.layout.flags(if cuts_alike { &[] } else { &self.blocks });
-        let blocks: Vec<String> = self.head_blocks.iter().map(ToString::to_string).collect();
-        let split = if blocks.is_empty() { "off".into() } else { blocks.join(",") };
-        for flag in flags.iter_mut().filter(|flag| flag.starts_with("--schedule ")) {
-            flag.extend(self.may_split_head.then(|| format!(":head-split={split}")));
+        let mut values = Vec::new();
+        if self.may_slice || self.layout.slices > 1 {
+            values.push(format!("slices={}", self.layout.slices));
         }
-        flags
+        if self.may_split_head {
+            let blocks: Vec<String> = self.head_blocks.iter().map(ToString::to_string).collect();
+            let split = if blocks.is_empty() { "off".into() } else { blocks.join(",") };
+            values.push(format!("head-split={split}"));
+        }
+        self.layout.flags(if cuts_alike { &[] } else { &self.blocks }, &values)
     }
 }
 
@@ -202,12 +208,18 @@ impl<'a> Simulation<'a> {
         let again = layout.recomputed_of_all();
         let weighed = generator_costs(&ordered, &costs.memory, again, None);
         let weighed = weighed.with_objective(sync.into());
+        let tokens: Vec<u64> = stages[0].slices.iter().map(|slice| slice.tokens).collect();
+        if layout.slices > 1 && tokens.is_empty() {
+            let problem = format!("slices = {}: more than a sample has blocks", layout.slices);
+            return Err(PlanError::new(problem));
+        }
         let program = |micro_batches: usize| {
             let shape = Shape { micro_batches, ..layout.shape() };
             let shape = Shape { unit: shape.unit.min(micro_batches), ..shape };
-            let made = match head_blocks.is_empty() {
-                true => generate_with_costs(layout.schedule, &shape, &weighed),
-                false => generate_split(layout.schedule, &shape, &head_blocks, Some(&weighed)),
+            let made = match (layout.slices, head_blocks.is_empty()) {
+                (1, true) => generate_with_costs(layout.schedule, &shape, &weighed),
+                (1, false) => generate_split(layout.schedule, &shape, &head_blocks, Some(&weighed)),
+                _ => generate_sliced(layout.schedule, &shape, &tokens),
             };
             let made = made.map_err(|e| PlanError::new(e.to_string()))?;
             Ok::<_, PlanError>(lower(&made, &LowerOptions { sync, ..layout.lowering() }))
@@ -250,6 +262,7 @@ impl<'a> Simulation<'a> {
             layout: self.layout.clone(),
             blocks: blocks.to_vec(),
             head_blocks: head_blocks(self.layout, self.stages),
+            may_slice: self.job.may_slice(self.layout),
             may_split_head: !self.job.compute.on_gpu && self.job.can_split_head(self.layout),
             step_s,
             bubble: (1.0 - work / computed).max(0.0),
@@ -345,7 +358,7 @@ impl<'a> Simulation<'a> {
         });
         let backwards = backwards.filter(|(_, t)| matches!(t.kind, Compute::B | Compute::BW));
         let all: u64 = backwards.map(|(cell, _)| self.stages[cell].again_ns).sum();
-        all as f64 / 1e9 / program.pp() as f64
+        all as f64 / 1e9 / (program.pp() * program.slices_per_sample()) as f64
     }
 
     /// Seconds of a step: to the end of the optimizer's, at which all ranks meet; or, where they do
@@ -375,8 +388,10 @@ impl<'a> Simulation<'a> {
                 }
                 Cost::Message => {
                     let (to, bytes) = match *action {
-                        Action::Send { message, .. } => {
-                            let bytes = self.stages[stage].bytes.message;
+                        Action::Send { message, micro_batch, .. } => {
+                            let of = &self.stages[stage];
+                            let slice = of.slices.get(micro_batch % self.layout.slices);
+                            let bytes = slice.map_or(of.bytes, |slice| slice.bytes).message;
                             (program.destination(message, stage), bytes)
                         }
                         Action::SendHead { message, peer, .. } => {
@@ -422,7 +437,8 @@ fn head_blocks(layout: &Layout, stages: &[Stage]) -> Vec<usize> {
 
 /// Actions of what is simulated of a layout, about.
 pub(crate) fn actions(layout: &Layout) -> usize {
-    sizes(layout).0.iter().map(|batches| layout.stages() * batches * 7).sum()
+    let slices = layout.slices;
+    sizes(layout).0.iter().map(|batches| layout.stages() * batches * slices * 7).sum()
 }
 
 /// The numbers of micro-batches to simulate, and how far the whole step lies along from the first
@@ -430,7 +446,10 @@ pub(crate) fn actions(layout: &Layout) -> usize {
 fn sizes(layout: &Layout) -> (Vec<usize>, f64) {
     let b = layout.micro_batches;
     // F, B, W, perhaps R, two messages each way.
-    let actions = layout.stages() * b * 7;
+    let actions = layout.stages() * b * layout.slices * 7;
+    if layout.slices > 1 {
+        return sizes_in_slices(layout, actions);
+    }
     let period = if layout.in_units() { layout.unit } else { layout.pp };
     // One stage a rank, and W that fill waits, settle sooner than stages by turns.
     let in_rounds = Kind::find(layout.schedule).is_some_and(|k| k.step == StepForm::Rounds);
@@ -441,6 +460,17 @@ fn sizes(layout: &Layout) -> (Vec<usize>, f64) {
     }
     let along = ((b - shortest) / period) as f64;
     (vec![shortest, shortest + period], along)
+}
+
+/// The same where samples are cut into slices: a rank has little more than a sample on the way.
+fn sizes_in_slices(layout: &Layout, actions: usize) -> (Vec<usize>, f64) {
+    let b = layout.micro_batches;
+    let period = if layout.in_units() { layout.unit } else { 1 };
+    let shortest = 2 * period + layout.pp.div_ceil(layout.slices) + b % period;
+    if actions <= ACTIONS_MAX || shortest + period >= b {
+        return (vec![b], 0.0);
+    }
+    (vec![shortest, shortest + period], ((b - shortest) / period) as f64)
 }
 
 /// The end of the optimizer's step.

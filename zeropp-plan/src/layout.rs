@@ -6,7 +6,7 @@ use serde::Serialize;
 pub use zeropp_model::Recompute;
 use zeropp_model::layer::{BatchShape, SamplePart};
 use zeropp_model::optimizer::Cut;
-use zeropp_schedule::costs::Machine;
+use zeropp_schedule::costs::{Machine, SLICE_GRID};
 use zeropp_schedule::ir::looping;
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync};
 use zeropp_schedule::schedules::{Forms, Kind, Planning, Shape, StepForm};
@@ -14,6 +14,7 @@ use zeropp_schedule::schedules::{Forms, Kind, Planning, Shape, StepForm};
 use crate::PlanError;
 use crate::bytes::RunState;
 use crate::model::ModelSizes;
+use crate::slices::numbers;
 use crate::split;
 
 /// What is to be planned.
@@ -121,6 +122,8 @@ pub struct Fixed {
     pub recompute: Option<Recompute>,
     /// The kind of schedule.
     pub schedule: Option<String>,
+    /// Slices of a sample.
+    pub slices: Slices,
     /// When ranks learn the global norm.
     pub sync: OptimizerSync,
     /// Whether ranks may share the head.
@@ -139,6 +142,22 @@ pub enum HeadSplit {
     Ahead,
     /// Layouts and their commands split it where that is faster.
     Auto,
+}
+
+/// Fewest tokens of a sample's last slice: the CPU's products of fewer rows have bits of their own.
+pub const LAST_MIN: usize = 96;
+
+/// Which numbers of slices of a sample are searched for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Slices {
+    /// Those that runs can have: on GPUs, where they cannot be cut yet, others only where no layout
+    /// of whole samples fits.
+    #[default]
+    Runnable,
+    /// All, whether runs can have them or not.
+    Any,
+    /// This one.
+    Number(usize),
 }
 
 /// Most devices that are planned for.
@@ -183,7 +202,9 @@ impl Job {
     /// Whether the ranks of a layout could share the head.
     pub(crate) fn can_split_head(&self, layout: &Layout) -> bool {
         let ids = self.model.decoder.vocabulary;
-        split::can_be(ids, layout.pp, Kind::find(layout.schedule)) && !self.model.decoder.tied
+        // Runs in slices of samples cannot split it yet.
+        let may = layout.slices == 1 && !self.model.decoder.tied;
+        may && split::can_be(ids, layout.pp, Kind::find(layout.schedule))
     }
 
     /// Whether they may.
@@ -194,6 +215,28 @@ impl Job {
     /// A micro-batch of `samples`.
     pub fn batch(&self, samples: usize) -> BatchShape {
         self.compute.batch(samples, self.model.seq)
+    }
+
+    /// The numbers of slices of a sample that a layout may have beside one, as far as model and
+    /// samples say it.
+    pub(crate) fn slices(&self) -> Vec<usize> {
+        let ModelSizes { decoder, seq, .. } = &self.model;
+        // Blocks of the grid, of which a last one with few tokens has bits of its own.
+        let rest = seq % SLICE_GRID as usize;
+        if decoder.moe.is_some() || (1..LAST_MIN).contains(&rest) {
+            return Vec::new();
+        }
+        match self.fixed.slices {
+            Slices::Number(n) => Some(n).filter(|n| *n > 1).into_iter().collect(),
+            Slices::Runnable | Slices::Any => numbers(*seq).collect(),
+        }
+    }
+
+    /// Whether a run may choose slices of itself for a layout.
+    pub(crate) fn may_slice(&self, layout: &Layout) -> bool {
+        let has_order = Kind::find(layout.schedule).is_some_and(|kind| kind.in_slices.is_some());
+        let can = !self.compute.on_gpu && layout.pp > 1 && layout.micro_batch_size == 1;
+        can && has_order && self.fixed.slices != Slices::Number(1) && !self.slices().is_empty()
     }
 
     /// Floating-point operations of a training step, nothing counted twice: three forwards, with
@@ -239,6 +282,8 @@ pub struct Layout {
     pub schedule: &'static str,
     /// Stages gathered ahead.
     pub prefetch: usize,
+    /// Slices of a sample; 1 where samples are whole.
+    pub slices: usize,
 }
 
 impl Layout {
@@ -260,7 +305,14 @@ impl Layout {
     /// Bytes of an element of packed weights; memory is not looked at.
     pub(crate) fn packed_bytes(&self, packing: Packing) -> u64 {
         let unit = if self.in_units() { self.unit } else { self.micro_batches };
-        packing.bytes(self.micro_batches, unit)
+        let unit = if self.in_rounds_of_slices() { 1 } else { unit };
+        packing.bytes(self.micro_batches * self.slices, unit * self.slices)
+    }
+
+    /// Whether its unit is a sample, as the schedule goes in rounds of its slices.
+    pub(crate) fn in_rounds_of_slices(&self) -> bool {
+        let kind = Kind::find(self.schedule);
+        self.slices > 1 && kind.is_some_and(|kind| kind.step == StepForm::Rounds)
     }
 
     /// The ranks that share a stage.
@@ -290,7 +342,8 @@ impl Layout {
     /// micro-batches alone.
     pub fn recomputed(&self) -> usize {
         let kind = Kind::find(self.schedule).filter(|_| self.recompute == Recompute::Full);
-        let most = self.stages() - usize::from(self.redone.is_some());
+        // Slices keep what the last stage of all makes, as a head has its gradient of F.
+        let most = self.stages() - usize::from(self.redone.is_some() || self.slices > 1);
         kind.map_or(0, |kind| kind.recomputed(self.pp, self.virtual_stages).min(most))
     }
 
@@ -335,14 +388,15 @@ impl Layout {
     }
 
     /// The flags of `zeropp run` that it is, but those of the model; `stages` are the blocks of
-    /// each stage, empty where a run cuts as well by itself.
-    pub fn flags(&self, stages: &[usize]) -> Vec<String> {
+    /// each stage, empty where a run cuts as well by itself, and `values` those of its schedule.
+    pub fn flags(&self, stages: &[usize], values: &[String]) -> Vec<String> {
+        let colon = if values.is_empty() { "" } else { ":" };
         let mut flags = vec![
             format!("--pp {}", self.pp),
             format!("--zero3 {}", self.zero3),
             format!("--dp {}", self.dp),
             format!("--virtual {}", self.virtual_stages),
-            format!("--schedule {}", self.schedule),
+            format!("--schedule {}{colon}{}", self.schedule, values.join(",")),
             format!("--micro-batches {}", self.micro_batches),
             format!("--micro-batch-size {}", self.micro_batch_size),
         ];
@@ -387,6 +441,9 @@ impl fmt::Display for Layout {
             write!(f, ", U {unit}")?;
         }
         write!(f, ", {micro_batches} micro-batches of {micro_batch_size}")?;
+        if self.slices > 1 {
+            write!(f, " in {} slices", self.slices)?;
+        }
         if self.recompute != Recompute::None {
             write!(f, ", recompute {}", self.recompute)?;
             if let Some(first) = self.redone {

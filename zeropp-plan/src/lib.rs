@@ -29,6 +29,7 @@ pub mod room;
 pub mod search;
 pub(crate) mod shared;
 pub mod sizes;
+pub mod slices;
 pub mod split;
 pub mod stages;
 pub mod text;

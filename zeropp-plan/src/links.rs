@@ -160,6 +160,7 @@ mod tests {
             schedule: "zeropp",
             redone: None,
             prefetch: 1,
+            slices: 1,
         }
     }
 
@@ -237,6 +238,7 @@ mod tests {
                     schedule: "bf-pp",
                     redone: None,
                     prefetch: 1,
+                    slices: 1,
                 };
                 let (stages, blocks) = Models::new(&job).stages(&job, &layout).unwrap();
                 let simulation = Simulation::new(&job, &layout, &stages).unwrap();

@@ -8,7 +8,7 @@ use zeropp_schedule::schedules::FewestHeld;
 
 use crate::bytes::{RankState, StageState};
 use crate::layout::{Job, Layout, Packing, Recompute};
-use crate::stages::Stage;
+use crate::stages::{Stage, StageSlice, bytes_of};
 
 /// What every pipeline rank holds, as a run of `program` predicts it.
 pub fn exact(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<HeldBytes> {
@@ -20,15 +20,20 @@ pub fn exact(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -
     }
     // A run leaves the copies out where memory is short.
     let without = |s: &Stage| {
-        let none =
-            StageBytes { packed_forward: 0, packed_backward: 0, packed_in_forward: 0, ..s.bytes };
-        Stage { bytes: none, ..s.clone() }
+        let none = |bytes: StageBytes| StageBytes {
+            packed_forward: 0,
+            packed_backward: 0,
+            packed_in_forward: 0,
+            ..bytes
+        };
+        let slice = |of: &StageSlice| StageSlice { bytes: none(of.bytes), ..*of };
+        Stage { bytes: none(s.bytes), slices: s.slices.iter().map(slice).collect(), ..s.clone() }
     };
     held(&stages.iter().map(without).collect::<Vec<_>>())
 }
 
 fn held(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<HeldBytes> {
-    let bytes: Vec<_> = stages.iter().map(|s| s.bytes).collect();
+    let bytes = bytes_of(stages);
     let states: Vec<_> = stages.iter().map(|s| &s.state).collect();
     let ranks = rank_states(&states, program, layout.cut(), job.state.save);
     of_ranks([program], &bytes, &ranks)
@@ -89,25 +94,72 @@ pub(crate) fn at_least(layout: &Layout, stages: &[Stage], may_be_split: bool) ->
     // Rank 0 keeps the most in flight, but no inputs of its first stage, which are tokens: rank 1
     // does.
     let full = layout.recompute == Recompute::Full;
+    if layout.slices > 1 {
+        let ranks = [0, layout.pp - 1].into_iter();
+        return ranks.map(|rank| at_least_in_slices(layout, stages, rank)).max().unwrap_or(0);
+    }
     let known = |rank| Some((rank, (layout.forms().in_flight)(&layout.shape(), rank, full)?));
     let first = if may_be_split && layout.pp == 2 { 1 } else { layout.pp.min(2) };
     let ranks = (0..first).filter_map(known);
     ranks.map(|(rank, held)| rank_at_least(layout, stages, rank, held)).max().unwrap_or(0)
 }
 
-fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize, held: FewestHeld) -> u64 {
-    let of_rank = |(stage, of): (usize, usize)| (of == rank).then_some(stage);
-    let indices: Vec<usize> =
-        layout.placement().into_iter().enumerate().filter_map(of_rank).collect();
-    let has_both = [0, stages.len() - 1].iter().all(|s| indices.contains(s));
-    let mine: Vec<&Stage> = indices.into_iter().map(|s| &stages[s]).collect();
+/// The stages of a rank, with their numbers.
+fn stages_of<'a>(layout: &Layout, stages: &'a [Stage], rank: usize) -> Vec<(usize, &'a Stage)> {
+    let all = layout.placement().into_iter().zip(stages.iter().enumerate());
+    all.filter(|(of, _)| *of == rank).map(|(_, stage)| stage).collect()
+}
+
+/// Bytes of a rank's shards, and those of its parameters and moments.
+fn always(layout: &Layout, stages: &[Stage], rank: usize) -> [u64; 2] {
+    let mine = stages_of(layout, stages, rank);
+    let has_both = [0, stages.len() - 1].iter().all(|s| mine.iter().any(|(of, _)| of == s));
     let (d, owners) = (layout.zero3 as u64, layout.cut().owners as u64);
-    let shard = mine.iter().map(|s| s.state.elements * 4).sum::<u64>() / d;
-    let kept = mine.iter().map(|s| s.kept).sum::<u64>();
+    let shard = mine.iter().map(|(_, s)| s.state.elements * 4).sum::<u64>() / d;
+    let kept = mine.iter().map(|(_, s)| s.kept).sum::<u64>();
     let tied = stages.last().and_then(|last| last.state.tied.as_ref()).filter(|_| has_both);
     let twice = tied.map_or(0, |tied| tied.shard);
     let kept_twice = tied.map_or(0, |tied| tied.head.state_of_all(layout.cut().pieces()));
-    let fixed = shard - twice + (kept - kept_twice) / d / owners;
+    [shard, shard - twice + (kept - kept_twice) / d / owners]
+}
+
+/// The same where samples are cut into slices: when its first backward begins, a rank has all
+/// slices of a unit's samples on its stages but the last, where units are of several, and of one on
+/// the last. In units the W of the last stage wait while there are forwards.
+fn at_least_in_slices(layout: &Layout, stages: &[Stage], rank: usize) -> u64 {
+    let unit = if layout.in_units() { layout.unit.min(layout.micro_batches) } else { 1 };
+    let (mine, again) = (stages_of(layout, stages, rank), layout.recomputed());
+    let last = mine.last().map_or(0, |(stage, _)| *stage);
+    let each = |(s, stage): &(usize, &Stage)| match *s < again {
+        true => stage.bytes.input,
+        false => stage.bytes.activation,
+    };
+    let (n, samples) = (layout.slices, unit as u64);
+    let others: u64 = mine.iter().filter(|(s, _)| *s != last).map(|of| samples * each(of)).sum();
+    let first = mine.last().map_or(0, each);
+    // Slices of a further sample that are there by then, the longest of it.
+    let (behind, later) = (layout.pp - 1 - rank, (layout.micro_batches - 1) * n);
+    let ahead = match (layout.in_units(), layout.in_rounds_of_slices()) {
+        (true, _) => (2 * behind + n).min(unit * n) - n,
+        (false, true) => (2 * behind).min(layout.virtual_stages * later),
+        (false, false) => behind.min(later),
+    };
+    let least = mine.iter().map(each).min().unwrap_or(0);
+    let first = first + least / n as u64 * ahead as u64;
+    let waiting = (unit * n).saturating_sub(2 * behind + n);
+    let waiting = if layout.in_units() { waiting as u64 } else { 0 };
+    let waiting = mine.last().map_or(0, |(_, s)| s.bytes.stash / n as u64 * waiting);
+    let [shard, fixed] = always(layout, stages, rank);
+    let weights = mine.iter().map(|(_, s)| s.bytes.weights).min().unwrap_or(0);
+    // Slices are not of equal bytes.
+    fixed + shard.max(others + weights + first.max(waiting / 2))
+}
+
+fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize, held: FewestHeld) -> u64 {
+    let d = layout.zero3 as u64;
+    let mine = stages_of(layout, stages, rank);
+    let mine: Vec<&Stage> = mine.into_iter().map(|(_, stage)| stage).collect();
+    let [shard, fixed] = always(layout, stages, rank);
     let least = |of: &dyn Fn(&Stage) -> u64| mine.iter().map(|s| of(s)).min().unwrap_or(0);
     // Stage 0 keeps no input: tokens are not counted.
     let inputs = mine.iter().map(|s| s.bytes.input).filter(|n| *n > 0).min().unwrap_or(0);
@@ -118,7 +170,8 @@ fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize, held: FewestHel
     let computing = whole * each + inputs_kept * inputs + least(&|s| s.bytes.weights);
     // Kinds without units reduce a stage once a step.
     let gradients = if layout.in_units() { shard } else { shard * d };
-    let computing = match (layout.forms().refills)(&layout.shape()) {
+    let refills = layout.slices == 1 && (layout.forms().refills)(&layout.shape());
+    let computing = match refills {
         true => gradients + computing,
         // The first W makes a whole gradient, when the first of the activations has gone.
         false => {

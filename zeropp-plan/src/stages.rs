@@ -22,6 +22,8 @@ use crate::recut::Recut;
 use crate::split::{of_rank, slice_bytes, slice_sizes, slice_state};
 use crate::work::LayerWork;
 
+use slices::OfSlices;
+
 /// A model's layers with their costs for one size of micro-batch, from which stages of any number
 /// follow.
 #[derive(Clone, Debug)]
@@ -31,6 +33,7 @@ pub struct ModelCosts {
     samples: usize,
     /// What optimizers take of each layer, by how it is cut; blocks are alike.
     shares: HashMap<Cut, Arc<[Shares]>>,
+    of_slices: OfSlices,
 }
 
 impl ModelCosts {
@@ -42,7 +45,8 @@ impl ModelCosts {
         let layers: Vec<LayerWork> = parts.iter().map(layer).collect();
         let sizes = layers.iter().map(|layer| (layer.sizes.clone(), layer.is_block())).collect();
         let parts = Parts::new(sizes, job.model.decoder.tied, batch.tokens());
-        ModelCosts { layers, parts, samples, shares: HashMap::new() }
+        let of_slices = OfSlices::default();
+        ModelCosts { layers, parts, samples, shares: HashMap::new(), of_slices }
     }
 
     /// What the optimizer takes of each layer.
@@ -120,8 +124,12 @@ impl ModelCosts {
             let stage = self.stage(job, layout, &links, s, range);
             Stage { state, kept, matrices_ns, ..stage }
         };
-        let groups = self.parts.groups();
-        groups.stages(blocks.iter().copied()).into_iter().enumerate().map(stage).collect()
+        let ranges = self.parts.groups().stages(blocks.iter().copied());
+        let mut stages: Vec<Stage> = ranges.iter().cloned().enumerate().map(stage).collect();
+        if layout.slices > 1 {
+            self.cut_samples(job, layout, &ranges, &mut stages);
+        }
+        stages
     }
 
     /// The same with a head of which each rank has so many blocks of rows, where there are any:
@@ -267,10 +275,40 @@ pub struct Stage {
     pub kept: u64,
     /// What an update takes to gather matrices and to make them orthogonal, ns.
     pub matrices_ns: u64,
-    /// Blocks of the head's rows, of a slice.
+    /// Blocks of the head's rows, of a slice of it.
     pub head_blocks: usize,
     /// Where the head is split, what a run makes its order for: times by operations.
     pub by_flop: StageCosts,
+    /// Its slices of a sample; none where samples are whole.
+    pub slices: Vec<StageSlice>,
+}
+
+/// What a stage has for one slice of a sample.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StageSlice {
+    /// Tokens.
+    pub tokens: u64,
+    /// What everything takes.
+    pub costs: StageCosts,
+    /// What it keeps.
+    pub bytes: StageBytes,
+}
+
+/// Times of each stage; where samples are cut, of each stage and slice.
+pub fn times_of(stages: &[Stage]) -> Vec<StageCosts> {
+    stages.iter().flat_map(|s| one_or_all(s, s.costs, |slice| slice.costs)).collect()
+}
+
+/// Bytes of each stage; where samples are cut, of each stage and slice.
+pub fn bytes_of(stages: &[Stage]) -> Vec<StageBytes> {
+    stages.iter().flat_map(|s| one_or_all(s, s.bytes, |slice| slice.bytes)).collect()
+}
+
+fn one_or_all<T: Copy>(stage: &Stage, whole: T, of: fn(&StageSlice) -> T) -> Vec<T> {
+    match stage.slices.is_empty() {
+        true => vec![whole],
+        false => stage.slices.iter().map(of).collect(),
+    }
 }
 
 impl Stage {
@@ -338,8 +376,8 @@ pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
         None => update.max(gather),
     };
     Costs {
-        stages: stages.iter().map(|s| s.costs).collect(),
-        memory: stages.iter().map(|s| s.bytes).collect(),
+        stages: times_of(stages),
+        memory: bytes_of(stages),
         link: LinkCosts {
             latency_ns: ns(job.machine.message_s),
             bytes_per_s: Some(links.message.max(1.0) as u64),
@@ -365,6 +403,8 @@ fn most_of_ranks(layout: &Layout, stages: &[Stage], of: impl Fn(&Stage) -> f64) 
     }
     ranks.into_iter().fold(0.0, f64::max)
 }
+
+mod slices;
 
 #[cfg(test)]
 mod slice_tests;

@@ -14,7 +14,7 @@ const WIDTHS: (usize, usize) = (60, 200);
 /// never), and what its head stands for where that is not plain.
 type Column = (&'static str, fn(&Ranked) -> String, u8, &'static str);
 
-const COLUMNS: [Column; 19] = [
+const COLUMNS: [Column; 20] = [
     (TOOK, took, 0, ""),
     ("step s", |r| figure(r.planned.step_s), 0, ""),
     ("tokens/s", |r| grouped(r.tokens_per_s), 0, ""),
@@ -28,6 +28,7 @@ const COLUMNS: [Column; 19] = [
     ("U", unit, 5, "micro-batches of a unit"),
     ("B", |r| r.planned.layout.micro_batches.to_string(), 6, "micro-batches of a rank"),
     ("b", |r| r.planned.layout.micro_batch_size.to_string(), 7, "samples in each"),
+    (SLICES, |r| r.planned.layout.slices.to_string(), 3, "slices of a sample"),
     ("again", again, 8, "computed twice to save memory"),
     ("zero1", |r| if r.planned.layout.zero1 { "yes" } else { "-" }.into(), 10, SHARED),
     ("inside", |r| in_words(r.planned.traffic.inside as u64), 12, "sent by a rank in its node"),
@@ -58,12 +59,16 @@ fn has_column(column: &Column, layouts: &[Ranked]) -> bool {
     match column.0 {
         TOOK => layouts.iter().any(|ranked| ranked.tried.is_some()),
         HEAD => layouts.iter().any(|ranked| !ranked.planned.head_blocks.is_empty()),
+        SLICES => layouts.iter().any(|ranked| ranked.planned.layout.slices > 1),
         _ => true,
     }
 }
 
 /// The head of the column of what layouts took in trials, which a plan without trials has not.
 const TOOK: &str = "took s";
+
+/// The head of the column of slices, which a plan of whole samples has not.
+const SLICES: &str = "n";
 
 fn took(ranked: &Ranked) -> String {
     ranked.tried.map_or_else(|| "failed".into(), |tried| figure(tried.step_s))
@@ -112,7 +117,12 @@ pub fn text(plan: &LayoutPlan, width: usize) -> String {
     blocks.extend(heads(plan));
     let (rank, worst) = plan.layouts[0].planned.worst();
     blocks.push(format!("Of 1, pipeline rank {rank} holds most: {}.", kinds(&worst)));
-    blocks.push(format!("Run 1 with:\n  {}", plan.layouts[0].command));
+    let first = &plan.layouts[0];
+    let runs = match plan.is_unproven && first.planned.layout.slices > 1 {
+        true => "Once GPUs take slices, run 1 with",
+        false => "Run 1 with",
+    };
+    blocks.push(format!("{runs}:\n  {}", first.command));
     let wrapped = blocks.iter().map(|block| {
         let lines = block.lines().map(|line| wrap(line, width));
         lines.collect::<Vec<_>>().join("\n")
@@ -164,6 +174,7 @@ fn numbers(plan: &LayoutPlan) -> String {
                 .to_string(),
         );
     }
+    lines.extend(not_on_gpus(plan));
     lines.extend([
         format!("1 has {least} to {most} tokens/s: the model was off by {margin:.0} % at worst."),
         format!(
@@ -174,6 +185,19 @@ fn numbers(plan: &LayoutPlan) -> String {
         format!("In a step a rank of 1 sends {}.", sent(first)),
     ]);
     lines.join("\n")
+}
+
+/// Which layouts a run on GPUs refuses.
+fn not_on_gpus(plan: &LayoutPlan) -> Option<String> {
+    let sliced = |of: &(usize, &Ranked)| plan.is_unproven && of.1.planned.layout.slices > 1;
+    let those = plan.layouts.iter().enumerate().filter(sliced);
+    let those: Vec<String> = those.map(|(i, _)| (i + 1).to_string()).collect();
+    (!those.is_empty()).then(|| {
+        format!(
+            "Runs on GPUs refuse {}: samples in slices (n above 1) run on CPUs only today.",
+            those.join(", ")
+        )
+    })
 }
 
 fn sent(ranked: &Ranked) -> String {

@@ -118,6 +118,7 @@ fn all(job: &Job) -> Vec<Layout> {
                                 schedule,
                                 redone: None,
                                 prefetch: 1,
+                                slices: 1,
                             };
                             variants(&layout, &mut all);
                         }

@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
 use zeropp::config::{
-    Bytes, DeviceKind, EngineKind, OptimizerSync, Precision, Recompute, Table, Value, samples_of,
+    Bytes, DeviceKind, EngineKind, OPTIONS, OptimizerSync, Precision, Recompute, SliceCount, Table,
+    Value, samples_of,
 };
 use zeropp::pipeline::costs::Machine;
+use zeropp::pipeline::schedules::Kind;
 use zeropp::{Config, read_costs};
-use zeropp_plan::layout::{Fixed, HeadSplit, Job, Layout};
+use zeropp_plan::layout::{Fixed, HeadSplit, Job, Layout, Slices};
 use zeropp_plan::machines;
 use zeropp_plan::model::ModelSizes;
 
@@ -89,7 +91,7 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<PlanRequest, Failure> {
     let memory = matches.get_one::<Bytes>("memory").map(|bytes| bytes.0).or(of_file);
     let run = Config { device, ..config.clone() };
     let head = head_split(matches.get_one::<String>("head-split"), &run)?;
-    let fixed = Fixed { head, ..fixed(matches, &config, &has) };
+    let fixed = Fixed { head, ..fixed(matches, &config, &has)? };
     let gpus = size("gpus").expect("required");
     let job = Job {
         gpus,
@@ -138,14 +140,19 @@ fn keys(path: &Path) -> Result<Vec<String>, Failure> {
 }
 
 /// Settings that are given, by flags or by the file.
-fn fixed(matches: &ArgMatches, config: &Config, has: &dyn Fn(&str) -> bool) -> Fixed {
+fn fixed(
+    matches: &ArgMatches,
+    config: &Config,
+    has: &dyn Fn(&str) -> bool,
+) -> Result<Fixed, Failure> {
     let size = |name: &str, of_file: usize| {
         matches.get_one::<usize>(name).copied().or_else(|| has(name).then_some(of_file))
     };
     let asked = matches.get_one::<String>("recompute");
     let asked = asked.and_then(|word| Recompute::ALL.iter().find(|r| r.name() == word).copied());
-    let schedule = matches.get_one::<String>("schedule").cloned();
-    Fixed {
+    let given = matches.get_one::<String>("schedule").map(|text| schedule(text));
+    let (kind, slices) = given.transpose().map_err(Failure::bad_input)?.unwrap_or_default();
+    Ok(Fixed {
         pp: size("pp", config.pp),
         zero3: size("zero3", config.zero3),
         dp: size("dp", config.dp),
@@ -155,9 +162,49 @@ fn fixed(matches: &ArgMatches, config: &Config, has: &dyn Fn(&str) -> bool) -> F
         recompute: asked
             .or_else(|| has("recompute").then_some(config.recompute))
             .filter(|asked| *asked != Recompute::Auto),
-        schedule: schedule.or_else(|| has("schedule").then(|| config.schedule.clone())),
+        schedule: kind.or_else(|| has("schedule").then(|| config.schedule.clone())),
+        slices: searched_slices(config, slices),
         sync: config.optimizer_sync,
         head: HeadSplit::Whole,
+    })
+}
+
+/// The kind and the number of slices in a text of `--schedule`.
+///
+/// # Errors
+/// Anything else, in a sentence.
+pub(super) fn schedule(text: &str) -> Result<(Option<String>, Option<SliceCount>), String> {
+    let works = || {
+        let kinds = Kind::names(|kind| kind.forms().is_some());
+        format!("use one of {kinds}, and slices, as in zeropp:slices=4")
+    };
+    let option = OPTIONS.iter().find(|option| option.key == "schedule").expect("a setting");
+    let read = option.parse(text).map_err(|e| e.to_string())?;
+    if read.keys().any(|key| !["schedule", "slices"].contains(&key.as_str())) {
+        return Err(works());
+    }
+    let kind = read.get("schedule").and_then(Value::as_str);
+    let is_planned = |name: &str| Kind::planned().any(|kind| kind.name == name);
+    if kind.is_some_and(|name| !is_planned(name)) {
+        return Err(works());
+    }
+    let slices = read.get("slices").map(|value| match value {
+        Value::Integer(n) => SliceCount::Of(*n as usize),
+        _ => SliceCount::Auto,
+    });
+    Ok((kind.map(Into::into), slices))
+}
+
+/// The numbers of slices that a plan for a run of `config` looks at, of which this one may be
+/// `asked` for.
+pub(crate) fn searched_slices(config: &Config, asked: Option<SliceCount>) -> Slices {
+    match (asked, config.slices) {
+        (Some(SliceCount::Of(n)), _) | (None, SliceCount::Of(n)) => Slices::Number(n),
+        (Some(SliceCount::Auto), _) => Slices::Any,
+        (None, SliceCount::Auto) if config.device != DeviceKind::Cpu || config.could_slice() => {
+            Slices::Runnable
+        }
+        (None, SliceCount::Auto) => Slices::Number(1),
     }
 }
 

@@ -106,6 +106,30 @@ fn a_plan_for_gpus_says_what_a_split_head_would_do_and_prints_what_runs() {
     assert!(share <= 0.02, "{share}");
 }
 
+/// Samples in slices, also where the plan chooses their number, or that there are none.
+#[test]
+fn a_plan_of_slices_holds_what_the_run_that_it_prints_predicts() {
+    for fixed in [
+        "--schedule interleaved-zb:slices=4 --virtual 2 --recompute none",
+        "--schedule zeropp:slices=2 --virtual 1 --recompute full",
+        "--schedule 1f1b:slices=auto --virtual 1 --recompute selective",
+        "--virtual 2 --recompute full",
+    ] {
+        holds(&format!(
+            "--cpu --layers 6 --hidden 64 --heads 4 --seq 8192 --vocab 300 --global-batch 4 --gpus \
+             4 --pp 2 --zero3 2 --memory 4G {fixed}"
+        ));
+    }
+    let line = "--cpu --layers 6 --hidden 64 --heads 4 --seq 8192 --global-batch 1 --gpus 2 --pp 2";
+    let words = std::iter::once("plan").chain(line.split(' '));
+    let asked = job(&command().try_get_matches_from(words).unwrap()).unwrap_or_else(|_| panic!());
+    let first = planned(&asked, None).unwrap_or_else(|_| panic!()).layouts.remove(0);
+    assert!(first.planned.layout.slices > 1, "one sample alone: {}", first.command);
+    assert!(first.command.contains(":slices="), "{}", first.command);
+    let said = plan("--gpus 2 --global-batch 4 --schedule zb-9").err().unwrap();
+    assert!(said.contains("zeropp:slices=4"), "{said}");
+}
+
 /// A plan cuts by a machine's times and a run by FLOP: what the plan prints is cut as it says, with
 /// large heads and small ones.
 #[test]

@@ -23,7 +23,7 @@ use zeropp_zero3::StepOutcome;
 use super::Worker;
 use super::error::StepError;
 use crate::head::HeadTree;
-use crate::ir::{HeadMessage, Message, Schedule};
+use crate::ir::{Compute, HeadMessage, Message, Schedule};
 use crate::simulate::{CopyQueue, Costs, StageCosts};
 
 /// Waits end with a spin of at most this long, because a sleeping thread wakes up late: the kernel
@@ -182,6 +182,8 @@ pub struct EmulatedWorker {
     clock: Arc<EmulatedClock>,
     groups: Groups,
     stages: usize,
+    /// Slices of a sample, each with costs of its own.
+    slices: usize,
     /// Sums of gradients that this rank makes of its slice of a split head; none where that is
     /// whole.
     own_sums: Option<usize>,
@@ -200,7 +202,8 @@ pub struct EmulatedWorker {
 
 impl EmulatedWorker {
     /// A worker of one rank that runs its part of `program` with these costs, which are those of
-    /// every stage, and behind them of each rank's slice of a `head`, if it is split.
+    /// every stage, and behind them of each rank's slice of a `head`, if it is split; where samples
+    /// are cut, of every stage and slice.
     pub fn new(
         costs: Arc<Costs>,
         clock: Arc<EmulatedClock>,
@@ -210,13 +213,13 @@ impl EmulatedWorker {
     ) -> Self {
         let own_sums = head.map(|head| head.own_sums(groups.pipeline.rank()).len());
         let copies = CopyQueue::new(program, &costs, groups.pipeline.rank());
-        let stages = program.stages();
         Self {
             copies,
             costs,
             clock,
             groups,
-            stages,
+            stages: program.stages(),
+            slices: program.slices_per_sample(),
             own_sums,
             queue: VecDeque::new(),
             ends: HashMap::new(),
@@ -232,8 +235,16 @@ impl EmulatedWorker {
         &self.costs.stages[self.cell(stage)]
     }
 
+    /// What a compute of the stage takes.
+    fn compute(&self, kind: Compute, stage: usize, micro_batch: usize) {
+        let costs = &self.costs.stages[self.cell(stage) + micro_batch % self.slices];
+        self.take(costs.of(kind));
+    }
+
+    /// The place of a stage's costs, or of those of its first slice.
     fn cell(&self, stage: usize) -> usize {
-        if stage < self.stages { stage } else { self.stages + self.groups.pipeline.rank() }
+        let is_stage = stage < self.stages;
+        if is_stage { stage * self.slices } else { self.stages + self.groups.pipeline.rank() }
     }
 
     fn take(&self, ns: u64) {
@@ -294,32 +305,32 @@ impl Worker for EmulatedWorker {
     fn forward(
         &mut self,
         stage: usize,
-        _: usize,
+        micro_batch: usize,
         _: Option<Tensor<1>>,
     ) -> Result<Option<Tensor<1>>, StepError> {
-        self.take(self.costs_of(stage).f_ns);
+        self.compute(Compute::F, stage, micro_batch);
         // A split head takes the last stage's output.
         let is_taken = stage + 1 < self.stages || self.own_sums.is_some();
         Ok(is_taken.then(|| self.message()))
     }
 
-    fn recompute(&mut self, stage: usize, _: usize) -> Result<(), StepError> {
-        self.take(self.costs_of(stage).r_ns);
+    fn recompute(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError> {
+        self.compute(Compute::R, stage, micro_batch);
         Ok(())
     }
 
     fn backward(
         &mut self,
         stage: usize,
-        _: usize,
+        micro_batch: usize,
         _: Option<Tensor<1>>,
     ) -> Result<Option<Tensor<1>>, StepError> {
-        self.take(self.costs_of(stage).b_ns);
+        self.compute(Compute::B, stage, micro_batch);
         Ok((stage > 0).then(|| self.message()))
     }
 
-    fn weight(&mut self, stage: usize, _: usize) {
-        self.take(self.costs_of(stage).w_ns);
+    fn weight(&mut self, stage: usize, micro_batch: usize) {
+        self.compute(Compute::W, stage, micro_batch);
     }
 
     /// As if a token had a number of a stamp: sums of blocks have nothing beside their targets'.
@@ -507,31 +518,34 @@ pub struct EmulatedLinks {
     costs: Arc<Costs>,
     clock: Arc<EmulatedClock>,
     head: Option<HeadTree>,
+    /// Slices of a sample, each with messages of its own size.
+    slices: usize,
     /// When each of this rank's links is free; empty without a limit.
     links: Mutex<Vec<u64>>,
 }
 
 impl EmulatedLinks {
     /// Wraps `inner`, whose messages are those of an executor with an [`EmulatedWorker`], and of a
-    /// `head` that is split.
+    /// `head` that is split, or samples in so many `slices`.
     pub fn new(
         inner: Arc<dyn Communicator>,
         costs: Arc<Costs>,
         clock: Arc<EmulatedClock>,
         head: Option<HeadTree>,
+        slices: usize,
     ) -> Self {
         // More links than messages that are ever under way at once make no difference.
         let links = vec![0; costs.link.parallel_max.map_or(0, |n| n.min(LINKS_MAX))];
-        Self { inner, costs, clock, head, links: Mutex::new(links) }
+        Self { inner, costs, clock, head, slices, links: Mutex::new(links) }
     }
 
     /// The bytes of a message to a rank.
     fn bytes(&self, to: usize, tag: u64) -> u64 {
         let memory = &self.costs.memory;
-        if let Some((message, consumer, _)) = untag(tag) {
+        if let Some((message, consumer, micro_batch)) = untag(tag) {
             // A gradient has the size of the activation that crosses the same boundary.
             let boundary = if message == Message::Activation { consumer - 1 } else { consumer };
-            return memory[boundary].message;
+            return memory[boundary * self.slices + micro_batch % self.slices].message;
         }
         let (head, me) = (self.head.as_ref().expect("a message of one"), self.inner.rank());
         let message = untag_head(tag).expect("of a stage or of a head");

@@ -3,7 +3,7 @@
 use zeropp_schedule::schedules::{DEFAULT, Kind, StepForm, default_unit};
 
 use crate::PlanError;
-use crate::layout::{Job, Layout, Recompute};
+use crate::layout::{Job, Layout, Recompute, Slices};
 
 /// Stages on a rank that are ranked at first.
 const STAGES: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16];
@@ -15,12 +15,30 @@ const RANKS_MAX: usize = 16;
 /// Stages gathered ahead, at most.
 const PREFETCH_MAX: usize = 3;
 
-/// The layouts that are ranked at first, those with equal stages next to each other: all meshes,
-/// and for the rest a few numbers each, from which [`beside`] reaches all others.
-pub(super) fn first(job: &Job) -> Vec<Layout> {
+/// Layouts that are searched through by themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sort {
+    /// Of whole samples.
+    Whole,
+    /// Of samples in slices.
+    Sliced,
+}
+
+impl Sort {
+    pub(super) fn of(layout: &Layout) -> Sort {
+        if layout.slices > 1 { Sort::Sliced } else { Sort::Whole }
+    }
+}
+
+/// The layouts of a sort that are ranked at first, those with equal stages next to each other: all
+/// meshes, and for the rest a few numbers each, from which [`beside`] reaches all others.
+pub(super) fn first(job: &Job, sort: Sort) -> Vec<Layout> {
     let mut all = Vec::new();
+    let slices = if sort == Sort::Whole { vec![1] } else { job.slices() };
     for (pp, zero3, dp) in meshes(job) {
-        for micro_batch_size in micro_batch_sizes(job, zero3 * dp) {
+        let sizes = micro_batch_sizes(job, zero3 * dp);
+        // Slices are of one sample.
+        for micro_batch_size in sizes.into_iter().filter(|b| *b == 1 || sort == Sort::Whole) {
             for virtual_stages in virtual_stages(job, pp) {
                 for recompute in recomputes(job) {
                     for zero1 in [true, false].into_iter().filter(|on| dp > 1 || !on) {
@@ -38,8 +56,12 @@ pub(super) fn first(job: &Job) -> Vec<Layout> {
                             zero1,
                             schedule: DEFAULT,
                             prefetch: 1,
+                            slices: 1,
                         };
-                        of_all_kinds(job, &layout, &mut all);
+                        for slices in &slices {
+                            let layout = Layout { slices: *slices, ..layout.clone() };
+                            of_all_kinds(job, &layout, &mut all);
+                        }
                     }
                 }
             }
@@ -57,8 +79,9 @@ fn of_all_kinds(job: &Job, layout: &Layout, all: &mut Vec<Layout>) {
     }
 }
 
-/// The layouts that differ from `layout` in one thing: the kind, recomputation, ZeRO-1, the depth
-/// of prefetch, U, V, b, or a factor that one of P, D and K gives another.
+/// The layouts of its sort that differ from `layout` in one thing: the number of slices, the kind,
+/// recomputation, ZeRO-1, the depth of prefetch, U, V, b, or a factor that one of P, D and K gives
+/// another.
 pub(super) fn beside(job: &Job, layout: &Layout) -> Vec<Layout> {
     let mut all = Vec::new();
     let mut add = |other: Layout| all.extend(whole(job, other));
@@ -72,6 +95,12 @@ pub(super) fn beside(job: &Job, layout: &Layout) -> Vec<Layout> {
         add(Layout { recompute: Recompute::Full, redone: Some(redone), ..layout.clone() });
     }
     add(Layout { zero1: !layout.zero1, ..layout.clone() });
+    if layout.slices > 1 {
+        let all = job.slices();
+        for slices in [layout.slices / 2, 2 * layout.slices] {
+            all.contains(&slices).then(|| add(Layout { slices, ..layout.clone() }));
+        }
+    }
     let prefetch = layout.prefetch;
     for prefetch in [prefetch.wrapping_sub(1), prefetch + 1] {
         add(Layout { prefetch, ..layout.clone() });
@@ -138,8 +167,8 @@ fn whole(job: &Job, mut layout: Layout) -> Option<Layout> {
         && layout.virtual_stages > 0
         && layout.pp * layout.virtual_stages <= job.model.decoder.layers
         && shares(job, layout.zero3)
-        && Kind::find(layout.schedule)
-            .is_some_and(|kind| kind.stages.allows(layout.virtual_stages));
+        && Kind::find(layout.schedule).is_some_and(|kind| suits(kind, &layout))
+        && (layout.slices == 1 || layout.micro_batch_size == 1 && layout.redone.is_none());
     fits.then_some(layout)
 }
 
@@ -225,7 +254,7 @@ fn recomputes(job: &Job) -> Vec<Recompute> {
 /// Numbers of micro-batches of a unit that full recomputation may be for: near the number at hand,
 /// and a quarter, a half and three quarters of the unit.
 fn redone_beside(job: &Job, layout: &Layout) -> Vec<usize> {
-    if !layout.in_units() || job.fixed.recompute.is_some() {
+    if !layout.in_units() || layout.slices > 1 || job.fixed.recompute.is_some() {
         return Vec::new();
     }
     let unit = layout.unit;
@@ -245,15 +274,21 @@ fn redone_beside(job: &Job, layout: &Layout) -> Vec<usize> {
 
 /// The kinds that have such a shape, as far as that is known without making it.
 fn kinds(job: &Job, layout: &Layout) -> Vec<&'static str> {
-    let Layout { pp, virtual_stages, micro_batches, .. } = *layout;
     let given = job.fixed.schedule.as_deref();
-    let suits = |kind: &&'static Kind| {
-        let in_rounds = kind.step == StepForm::Rounds;
-        given.is_none_or(|g| g == kind.name)
-            && kind.stages.allows(virtual_stages)
-            && (!in_rounds || micro_batches.is_multiple_of(pp))
+    let in_rounds = |kind: &&'static Kind| {
+        let is_whole = layout.micro_batches.is_multiple_of(layout.pp);
+        layout.slices > 1 || kind.step != StepForm::Rounds || is_whole
     };
-    Kind::planned().filter(suits).map(|kind| kind.name).collect()
+    let all = Kind::planned().filter(|kind| given.is_none_or(|given| given == kind.name));
+    all.filter(|kind| suits(kind, layout)).filter(in_rounds).map(|kind| kind.name).collect()
+}
+
+/// Whether a kind has such stages, and an order for such samples.
+fn suits(kind: &Kind, layout: &Layout) -> bool {
+    // A round of a sample has no fewer slices than there are ranks.
+    let rounds = kind.step == StepForm::Rounds && layout.virtual_stages > 1;
+    let has_order = kind.in_slices.is_some() && (!rounds || layout.slices >= layout.pp);
+    kind.stages.allows(layout.virtual_stages) && (layout.slices == 1 || has_order)
 }
 
 /// Sizes of unit that are looked at: the default, those around 2P − 1 and, where memory allows, a
@@ -267,6 +302,15 @@ fn units(job: &Job, layout: &Layout) -> Vec<usize> {
         return vec![unit.min(b)];
     }
     let default = default_unit(p, layout.virtual_stages, b);
+    if layout.slices > 1 {
+        // As many slices as there are ranks keep them at work.
+        let least = p.div_ceil(layout.slices);
+        let mut units = vec![1, 2, least, 2 * least];
+        units.retain(|unit| *unit <= b);
+        units.sort_unstable();
+        units.dedup();
+        return units;
+    }
     let even = b.div_ceil(b.div_ceil(2 * p));
     let mut units = vec![p, 2 * p - 1, 2 * p, default, even, 3 * p, 4 * p];
     if b <= 8 * p {
@@ -296,6 +340,13 @@ pub(super) fn nothing(job: &Job) -> PlanError {
     if let Some(v) = job.fixed.virtual_stages.filter(|v| *v > layers) {
         return PlanError::new(format!(
             "virtual = {v}: a stage needs a layer, and there are {layers}; use 1 to {layers}"
+        ));
+    }
+    if let (Slices::Number(n @ 2..), true) = (job.fixed.slices, job.slices().is_empty()) {
+        let seq = job.model.seq;
+        return PlanError::new(format!(
+            "slices = {n}: samples of this model with {seq} tokens are not cut; use 1, dense \
+             layers, and samples of a multiple of 256 tokens"
         ));
     }
     let kind = job.fixed.schedule.as_deref().and_then(Kind::find);

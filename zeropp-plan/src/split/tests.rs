@@ -33,6 +33,7 @@ fn llama(ids: usize, (pp, virtual_stages, micro_batches): (usize, usize, usize))
         zero1: false,
         schedule: "zeropp",
         prefetch: 1,
+        slices: 1,
     };
     // All that the rows hold is beside the point here.
     let (fixed, memory) = (Fixed { head: HeadSplit::Ahead, ..Fixed::default() }, 1 << 40);

@@ -21,6 +21,7 @@
 //! t_step = 3000            # the optimizer step
 //! blocks = [4, 4, 4, 3]    # of each stage that the times are of: a run may cut others from them
 //! t_head = [100, 90, 80]   # F, B and W of the head, a part of the last stage's
+//! slice_pairs = [0.6, 0.7]  # shares of F and B that grow by pairs of tokens, of samples in slices
 //! ```
 //!
 //! A schedule's JSON has such a table, and a trace has times; both are read too. A file may also
@@ -213,11 +214,12 @@ impl Table {
         // Only a run knows blocks, and whether its head is split.
         self.blocks()?;
         self.head_times()?;
+        self.growth()?;
         let rates = self.rates()?;
         let mut keys = Map::new();
         for (key, value) in &self.keys {
             let name = key.as_str();
-            let is_ours = [blocks::KEY, split_head::KEY].contains(&name);
+            let is_ours = [blocks::KEY, split_head::KEY, slices::KEY].contains(&name);
             if machine::is_key(name) || is_ours || BANDWIDTHS.contains(&name) {
                 continue;
             }

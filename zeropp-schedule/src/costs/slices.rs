@@ -6,13 +6,40 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
+use super::{CostsError, Table};
 use crate::memory::{LayerwiseBytes, StageBytes};
 use crate::simulate::{Costs, StageCosts};
 
 /// Every slice but the last of a sample has a multiple of so many tokens: blocks of so many are
 /// what sums over tokens are taken in, wherever samples are cut.
 pub const SLICE_GRID: u64 = 256;
+
+/// The key of the shares of F and of B that grow by pairs of tokens.
+pub(super) const KEY: &str = "slice_pairs";
+
+impl Table {
+    /// How a sample's times grow: by the shares of F and of B that the file has, else by tokens.
+    ///
+    /// # Errors
+    /// What are no shares.
+    pub fn growth(&self) -> Result<SampleGrowth, CostsError> {
+        let Some(value) = self.keys.get(KEY) else { return Ok(SampleGrowth::default()) };
+        let share = |value: &Value| value.as_f64().filter(|share| (0.0..=1.0).contains(share));
+        let shares: Option<Vec<f64>> = match value {
+            Value::Array(both) => both.iter().map(share).collect(),
+            one => share(one).map(|share| vec![share; 2]),
+        };
+        match shares.as_deref() {
+            Some([f, b]) => Ok(SampleGrowth::of_pairs(*f, *b)),
+            _ => {
+                let works = "the shares of F and of B that grow by pairs of tokens, 0 to 1";
+                Err(CostsError::found(KEY, value, works))
+            }
+        }
+    }
+}
 
 /// What the slices of a sample have the same of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -58,6 +85,14 @@ pub struct SampleGrowth {
     pub w: TimeGrowth,
     /// Of R.
     pub r: TimeGrowth,
+}
+
+impl SampleGrowth {
+    /// These shares of F, which R does again, and of B grow by pairs of tokens, all else by tokens.
+    pub(super) fn of_pairs(f: f64, b: f64) -> SampleGrowth {
+        let of = |pairs| TimeGrowth { pairs, each: 0.0 };
+        SampleGrowth { f: of(f), b: of(b), w: of(0.0), r: of(f) }
+    }
 }
 
 /// From a token of a sample to another, of so many in all.
@@ -225,8 +260,7 @@ mod tests {
 
     /// Attention's pairs are so much of F and of B, and none of W.
     fn growth(f: f64, b: f64) -> SampleGrowth {
-        let of = |pairs| TimeGrowth { pairs, each: 0.0 };
-        SampleGrowth { f: of(f), b: of(b), w: of(0.0), r: of(f) }
+        SampleGrowth::of_pairs(f, b)
     }
 
     #[test]

@@ -114,7 +114,7 @@ fn a_kind_without_slices_says_which_kinds_have_them() {
         |kind: &str, cut: &[u64]| generate_sliced(kind, &shape, cut).unwrap_err().to_string();
     assert_eq!(
         error("zb-v", &[256; 4]),
-        "slices = 4: schedule zb-v has whole samples only; use zeropp, 1f1b and interleaved-zb, or \
+        "slices = 4: schedule zb-v has whole samples only; use zeropp, 1f1b or interleaved-zb, or \
          leave slices out"
     );
     assert_eq!(

@@ -420,7 +420,7 @@ pub fn generate_sliced(
     };
     let (name, n) = (row.name, sample_slices.len());
     let Some(in_slices) = row.in_slices else {
-        let sliced = Kind::names(|kind| kind.in_slices.is_some());
+        let sliced = Kind::names(|kind| kind.in_slices.is_some()).replace(" and ", " or ");
         return Err(ScheduleError::WholeSamples { kind: name, slices: n, sliced });
     };
     shape.check(name)?;

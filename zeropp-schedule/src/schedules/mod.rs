@@ -59,4 +59,6 @@ mod in_slices_tests;
 #[cfg(test)]
 mod never_slower;
 #[cfg(test)]
+mod shortest_slices_tests;
+#[cfg(test)]
 mod tests;

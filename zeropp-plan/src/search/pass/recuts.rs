@@ -1,6 +1,7 @@
 //! Other cuts of the layouts that may be the best: whether one makes a step shorter is simulated.
 
-use super::{Search, in_order};
+use super::super::order::in_order;
+use super::Pass;
 use crate::cores;
 use crate::exact::{self, Planned, Simulation};
 use crate::recut::SHORTER;
@@ -11,7 +12,7 @@ const RECUT_BUDGET: usize = 60_000;
 const RECUT_AGAIN: usize = 10_000;
 const RECUT_NEAR: f64 = 1.5;
 
-impl Search<'_> {
+impl Pass<'_> {
     /// Cuts the layouts again that may be faster than all others then: whose step, less what the
     /// busiest rank has less to do, is short enough. Which cuts there are, [`Recut`] says; ties go
     /// to the cut whose longest stage is shortest.

@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 
-use super::{Models, Search, in_order};
+use super::Pass;
 use crate::cores;
 use crate::exact::{Planned, Simulation};
 use crate::layout::{Job, Layout};
+use crate::search::models::Models;
+use crate::search::order::in_order;
 use crate::split::{self, PredictedStep};
 use crate::stages::Stage;
 
@@ -19,7 +21,7 @@ const SPLIT_MAX: usize = 12;
 /// The share of a step that even stages may wait less for each other.
 const WAITS: f64 = 0.05;
 
-impl Search<'_> {
+impl Pass<'_> {
     /// Splits the heads of the layouts that may be faster than all others then: whose step, less
     /// what the rank with the head has more to do, is short enough. Returns whether one is.
     pub(super) fn split_heads(&mut self, memory: u64) -> bool {
@@ -39,8 +41,8 @@ impl Search<'_> {
             let memory = if fits { std::cmp::Ordering::Equal } else { least(p).cmp(&least(q)) };
             memory.then(a.total_cmp(b)).then_with(|| in_order(p, q))
         });
-        let best_s = |search: &Search<'_>| {
-            search.fitting(memory).map(|p| p.step_s).min_by(f64::total_cmp).unwrap_or(f64::INFINITY)
+        let best_s = |pass: &Pass<'_>| {
+            pass.fitting(memory).map(|p| p.step_s).min_by(f64::total_cmp).unwrap_or(f64::INFINITY)
         };
         let before = best_s(self);
         all.truncate(if self.again || self.is_short { AT_ONCE } else { SPLIT_MAX });

@@ -1,0 +1,355 @@
+//! One way through a job's layouts: those that are likeliest first, then what is beside the best.
+
+mod recuts;
+mod splits;
+
+use std::collections::{HashMap, HashSet};
+
+use super::models::Models;
+use super::order::{SHOWN, by_memory, in_order};
+use super::space::{self, Sort};
+use crate::closed;
+use crate::cores;
+use crate::exact::{self, Planned, Simulation};
+use crate::layout::{Job, Layout};
+use crate::memory;
+use crate::shared::Crowd;
+use crate::stages::simulator;
+
+/// Layouts that are simulated in the order of their closed form, at most.
+const SIMULATED_MAX: usize = 40;
+/// Of one kind on one mesh.
+const ALIKE_MAX: usize = 4;
+/// The best whose neighbours are looked at, and the best meshes of which the best one's are.
+const CLIMBED: usize = 6;
+const LEAN_CLIMBED: usize = 3;
+const MESHES_CLIMBED: usize = 8;
+/// Actions up to which all layouts are simulated.
+const ALL_BUDGET: usize = 500_000;
+/// Actions that are simulated else in the order of closed forms, and then of neighbours.
+const ACTIONS_BUDGET: usize = 150_000;
+const CLIMB_BUDGET: usize = 600_000;
+/// Actions of neighbours on the way to less memory, and those of any one layout: some layouts have
+/// so many that the others' would never be looked at.
+const LEAN_CLIMB_BUDGET: usize = 1_000_000;
+const LEAN_CLIMB_EACH: usize = 80_000;
+/// Of what may hold least, where nothing is known to fit: actions, layouts, and layouts of one
+/// kind and mesh.
+const LEAN_BUDGET: usize = 1_500_000;
+const LEAN_MAX: usize = 24;
+const LEAN_ALIKE: usize = 1;
+/// Of neighbours, where the search has been asked for another limit before.
+const AGAIN_BUDGET: usize = 60_000;
+/// Neighbours whose closed form is so much above the best step are left.
+const TOO_SLOW: f64 = 1.5;
+/// Samples in slices have so many times as many actions, of which more are simulated, too.
+const SLICED: usize = 8;
+
+/// The first of those that have not been climbed from, of the best `most` of all and then of each
+/// mesh.
+fn next(best: &[&Planned], most: usize, climbed: &HashSet<Layout>) -> Option<Layout> {
+    let is_new = |p: &&&Planned| !climbed.contains(&p.layout);
+    let mut meshes = HashSet::new();
+    let mut of_mesh = best.iter().filter(|p| {
+        meshes.len() < MESHES_CLIMBED && meshes.insert((p.layout.pp, p.layout.zero3, p.layout.dp))
+    });
+    let of_all = best.iter().take(most).find(is_new);
+    of_all.or_else(|| of_mesh.find(is_new)).map(|p| p.layout.clone())
+}
+
+/// A layout with its time in closed form.
+struct Candidate {
+    layout: Layout,
+    step_s: f64,
+    at_least: u64,
+}
+
+/// A way through a job's layouts of one sort, which may be gone for several limits on memory: what
+/// was simulated for one is known for the next.
+pub(super) struct Pass<'a> {
+    sort: Sort,
+    job: &'a Job,
+    models: Models,
+    /// In the order of their times.
+    candidates: Vec<Candidate>,
+    known: HashMap<Layout, Option<Planned>>,
+    /// Those of them with other cuts that are shorter.
+    recut: HashMap<Layout, Vec<Planned>>,
+    /// Those of them whose heads were split, where that is worth it.
+    split: HashMap<Layout, Option<Planned>>,
+    /// Whether it was asked before.
+    again: bool,
+    /// Whether any layout that fits will do.
+    is_short: bool,
+}
+
+impl<'a> Pass<'a> {
+    /// All layouts of this sort, in closed form; none where there are none, whatever the memory.
+    pub(super) fn new(job: &'a Job, sort: Sort) -> Option<Pass<'a>> {
+        let mut pass = Pass {
+            sort,
+            job,
+            models: Models::new(job),
+            candidates: Vec::new(),
+            known: HashMap::new(),
+            recut: HashMap::new(),
+            split: HashMap::new(),
+            again: false,
+            is_short: false,
+        };
+        let all = space::first(job, sort).into_iter().filter_map(|l| pass.in_closed_form(l));
+        let mut candidates: Vec<Candidate> = all.collect();
+        candidates.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
+        pass.candidates = candidates;
+        (!pass.candidates.is_empty()).then_some(pass)
+    }
+
+    /// The same search in less time, which climbs a little way only, also from these layouts, cut
+    /// into stages with so many blocks; without blocks, as they are cut first.
+    pub(super) fn short(mut self, named: &[(Layout, Vec<usize>)]) -> Pass<'a> {
+        let mine = |(layout, _): &&(Layout, Vec<usize>)| Sort::of(layout) == self.sort;
+        let named: Vec<_> = named.iter().filter(mine).cloned().collect();
+        (self.again, self.is_short) = (true, true);
+        self.simulate(named.iter().map(|(layout, _)| layout.clone()).collect());
+        for (layout, blocks) in named {
+            let first = self.known.get(&layout).cloned().flatten();
+            if let Some(first) = first.filter(|p| !blocks.is_empty() && p.blocks != blocks) {
+                let found = self.recuts_of(&first, vec![blocks]);
+                self.recut.insert(layout, found);
+            }
+        }
+        self
+    }
+
+    /// Looks for the best layouts that hold no more than `memory` bytes on any rank.
+    pub(super) fn search(&mut self, memory: u64) {
+        let all = self.candidates.iter().map(|c| (c.layout.clone(), c.step_s, c.at_least));
+        let (fit, mut over): (Vec<_>, Vec<_>) = all.partition(|c| c.2 <= memory);
+        self.simulate_first(memory, fit.iter().map(|c| (&c.0, c.1)));
+        let enough = if self.is_short { 1 } else { SHOWN };
+        if self.fitting(memory).count() < enough {
+            // What holds least may be anywhere among those that might fit, and else above.
+            let mut near = fit;
+            near.sort_by_key(|c| c.2);
+            over.sort_by_key(|c| c.2);
+            near.extend(over);
+            // Closed forms are further below for some kinds and meshes than for others.
+            let mut alike: HashMap<(&str, usize, usize), usize> = HashMap::new();
+            near.retain(|(layout, ..)| {
+                let count = alike.entry((layout.schedule, layout.pp, layout.zero3)).or_default();
+                *count += 1;
+                *count <= LEAN_ALIKE
+            });
+            let near = near.into_iter().map(|(layout, ..)| layout).take(LEAN_MAX).collect();
+            self.climb_to_less_memory(near);
+        }
+        let budget = if self.again { AGAIN_BUDGET } else { CLIMB_BUDGET };
+        if self.fitting(memory).next().is_some() {
+            self.climb(memory, budget);
+        }
+        // Beside one with a split head there may be a better one.
+        if self.split_heads(memory) && !self.again {
+            self.climb(memory, AGAIN_BUDGET);
+            self.split_heads(memory);
+        }
+        self.cut_again(memory);
+        self.again = true;
+    }
+
+    /// Layouts that were ranked in closed form, and those of them that are above `memory`.
+    pub(super) fn ranked(&self, memory: u64) -> [usize; 2] {
+        let above = self.candidates.iter().filter(|c| c.at_least > memory);
+        [self.candidates.len(), above.count()]
+    }
+
+    /// What was simulated.
+    pub(super) fn simulated(&self) -> impl Iterator<Item = &Planned> {
+        self.known.values().flatten().chain(self.split.values().flatten())
+    }
+
+    /// Layouts that were simulated, those that have no program among them.
+    pub(super) fn simulations(&self) -> usize {
+        self.known.len()
+    }
+
+    /// What was simulated and fits, each with the cut that is shortest.
+    pub(super) fn fitting(&self, memory: u64) -> impl Iterator<Item = &Planned> {
+        let fits = move |p: &&Planned| p.worst().1.total() <= memory;
+        self.known.iter().filter_map(move |(layout, planned)| {
+            let others = self.recut.get(layout).into_iter().flatten();
+            let others = others.chain(self.split.get(layout).into_iter().flatten());
+            let all = planned.iter().chain(others).filter(fits);
+            all.min_by(|a, b| a.step_s.total_cmp(&b.step_s))
+        })
+    }
+
+    /// Simulates layouts in the order of their closed form, until enough are known.
+    fn simulate_first<'b>(
+        &mut self,
+        memory: u64,
+        in_order: impl Iterator<Item = (&'b Layout, f64)>,
+    ) {
+        let in_order: Vec<_> = in_order.collect();
+        let (all, mut budget) = match self.is_short {
+            true => (0, self.times(AGAIN_BUDGET)),
+            false => (ALL_BUDGET, self.times(ACTIONS_BUDGET)),
+        };
+        if in_order.iter().map(|(layout, _)| exact::actions(layout)).sum::<usize>() <= all {
+            return self.simulate(in_order.into_iter().map(|(layout, _)| layout.clone()).collect());
+        }
+        let mut alike: HashMap<(&str, usize, usize), usize> = HashMap::new();
+        let mut next = in_order.into_iter().filter(|(layout, _)| {
+            let count = alike.entry((layout.schedule, layout.pp, layout.zero3)).or_default();
+            *count += 1;
+            *count <= ALIKE_MAX
+        });
+        let mut steps: Vec<f64> = Vec::new();
+        let mut simulated = 0;
+        while budget > 0 {
+            // As many at once as there are cores; those after the last one that is wanted are not
+            // kept, so that no plan depends on the machine that it is made on.
+            let some: Vec<_> = next.by_ref().take(cores::number()).collect();
+            if some.is_empty() {
+                return;
+            }
+            let layouts = some.iter().map(|(layout, _)| (*layout).clone()).collect();
+            let mut found = self.simulations_of(layouts).into_iter();
+            for (layout, step_s) in some {
+                let faster = steps.iter().filter(|s| **s < step_s).count();
+                if simulated >= SIMULATED_MAX || faster >= 2 * SHOWN || budget == 0 {
+                    return;
+                }
+                if !self.known.contains_key(layout) {
+                    budget = budget.saturating_sub(exact::actions(layout));
+                    self.known.extend(found.next());
+                }
+                let Some(planned) = &self.known[layout] else { continue };
+                simulated += 1;
+                steps.extend((planned.worst().1.total() <= memory).then_some(planned.step_s));
+            }
+        }
+    }
+
+    /// Simulates what is beside the fastest layouts that fit, and beside those that are faster,
+    /// until nothing is.
+    fn climb(&mut self, memory: u64, budget: usize) {
+        let mut climbed: HashSet<Layout> = HashSet::new();
+        let mut budget = self.times(budget);
+        while budget > 0 {
+            let mut best: Vec<&Planned> = self.fitting(memory).collect();
+            best.sort_by(|a, b| in_order(a, b));
+            let Some(first) = best.first() else { return };
+            let too_slow = TOO_SLOW * first.step_s;
+            let Some(from) = next(&best, CLIMBED, &climbed) else { return };
+            let mut new = self.new_beside(&from);
+            new.retain(|c| c.step_s < too_slow && c.at_least <= memory);
+            new.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
+            climbed.insert(from);
+            budget -= self.simulate_some(new.into_iter().map(|c| c.layout), budget);
+        }
+    }
+
+    /// Simulates these layouts, and what is beside those that hold least of them and of what is
+    /// found so, whether they fit or not. What was simulated before changes nothing: so a plan with
+    /// as much memory as the leanest needs finds it again.
+    fn climb_to_less_memory(&mut self, near: Vec<Layout>) {
+        let (first, mut budget) = match (self.is_short, self.again) {
+            (true, _) => (self.times(AGAIN_BUDGET), self.times(AGAIN_BUDGET)),
+            (false, true) => (LEAN_BUDGET, self.times(AGAIN_BUDGET)),
+            (false, false) => (LEAN_BUDGET, LEAN_CLIMB_BUDGET),
+        };
+        self.simulate_some(near.iter().cloned(), first);
+        let mut lean: HashSet<Layout> = near.into_iter().collect();
+        let mut climbed: HashSet<Layout> = HashSet::new();
+        while budget > 0 {
+            let planned = |layout| self.known.get(layout).and_then(Option::as_ref);
+            let mut best: Vec<&Planned> = lean.iter().filter_map(planned).collect();
+            if best.is_empty() {
+                return;
+            }
+            best.sort_by(|a, b| by_memory(a, b));
+            let too_slow = TOO_SLOW * best[0].step_s;
+            let Some(from) = next(&best, LEAN_CLIMBED, &climbed) else { return };
+            let beside = space::beside(self.job, &from).into_iter().filter(|l| !lean.contains(l));
+            let mut new: Vec<Candidate> = beside
+                .collect::<Vec<_>>()
+                .into_iter()
+                .filter_map(|l| self.in_closed_form(l))
+                .collect();
+            new.retain(|c| c.step_s < too_slow);
+            new.sort_by_key(|c| c.at_least);
+            climbed.insert(from);
+            let new: Vec<Layout> = new.into_iter().map(|c| c.layout).collect();
+            budget -=
+                self.simulate_some(new.iter().cloned(), budget.min(self.times(LEAN_CLIMB_EACH)));
+            lean.extend(new.into_iter().filter(|layout| self.known.contains_key(layout)));
+        }
+    }
+
+    /// What is beside a layout and not known.
+    fn new_beside(&mut self, layout: &Layout) -> Vec<Candidate> {
+        let mut new = space::beside(self.job, layout);
+        new.retain(|other| !self.known.contains_key(other));
+        new.into_iter().filter_map(|layout| self.in_closed_form(layout)).collect()
+    }
+
+    /// Simulates these in order until `budget` is spent. Returns what was, no more than that.
+    fn simulate_some(&mut self, layouts: impl Iterator<Item = Layout>, budget: usize) -> usize {
+        let mut spent = 0;
+        let some = layouts.take_while(|layout| {
+            let is_left = spent < budget;
+            spent += if is_left { exact::actions(layout) } else { 0 };
+            is_left
+        });
+        let some = some.collect();
+        self.simulate(some);
+        spent.min(budget)
+    }
+
+    /// A number of actions, for layouts of this sort.
+    fn times(&self, actions: usize) -> usize {
+        if self.sort == Sort::Sliced { SLICED * actions } else { actions }
+    }
+
+    fn in_closed_form(&mut self, layout: Layout) -> Option<Candidate> {
+        let job = self.job;
+        // A sample's stages are enough here, and slices have many.
+        let whole = Layout { slices: 1, ..layout.clone() };
+        let (stages, _) = self.models.stages(job, &whole)?;
+        let costs = simulator(job, &whole, &stages);
+        let crowd = Crowd::new(&job.machine, &layout);
+        let contention = job.machine.contention;
+        let slowdown = crowd.map_or(1.0, |crowd| crowd.slowdown([1.0, 0.0]));
+        let slowed = [slowdown, contention, self.models.overhead(job, &layout)];
+        let splits = job.may_split_head(&layout);
+        let shared = if splits { self.models.head_s(job, &layout) } else { 0.0 };
+        let step_s = closed::step_s(&layout, &stages, &costs, slowed, shared);
+        let mut at_least = memory::at_least(&layout, &stages, splits);
+        if splits {
+            let (even, _) = self.models.stages_but_head(job, &layout)?;
+            at_least = at_least.min(memory::at_least(&layout, &even, true));
+        }
+        Some(Candidate { step_s, at_least, layout })
+    }
+
+    /// Simulates those of `layouts` that are not known.
+    fn simulate(&mut self, layouts: Vec<Layout>) {
+        let found = self.simulations_of(layouts);
+        self.known.extend(found);
+    }
+
+    /// Those of `layouts` that are not known, in their order, with what they come to; none where a
+    /// schedule has no such shape.
+    fn simulations_of(&mut self, mut layouts: Vec<Layout>) -> Vec<(Layout, Option<Planned>)> {
+        let mut new: HashSet<Layout> = HashSet::new();
+        layouts.retain(|l| !self.known.contains_key(l) && new.insert(l.clone()));
+        let job = self.job;
+        let mut cut = |layout: Layout| (self.models.stages(job, &layout), layout);
+        let cut: Vec<_> = layouts.into_iter().map(&mut cut).collect();
+        let planned = cores::map(&cut, |(cut, layout)| {
+            let (stages, blocks) = cut.as_ref()?;
+            Some(Simulation::new(job, layout, stages).ok()?.planned(blocks))
+        });
+        cut.into_iter().map(|(_, layout)| layout).zip(planned).collect()
+    }
+}
