@@ -16,6 +16,12 @@ pub trait Worker {
     fn begin_step(&mut self, step: u64);
     /// Elements and type of an activation or gradient message of a micro-batch.
     fn message_shape(&self, micro_batch: usize) -> (usize, DType);
+    /// Waits between two looks at what others have sent, while there is nothing else to do.
+    fn look_again_after(&mut self, pause: Duration) {
+        std::thread::sleep(pause);
+    }
+    /// What was looked for is there.
+    fn found(&mut self) {}
 
     /// F: the output for the next stage, or `None` where the stage ends in the loss.
     ///
@@ -102,12 +108,6 @@ pub trait Worker {
     fn finish_gather(&mut self, stage: usize) -> CommResult<()>;
     /// Whether the gather under way would be finished at once; false where that is not known.
     fn is_gathered(&mut self, stage: usize) -> bool;
-    /// Waits between two looks at what others have sent, while there is nothing else to do.
-    fn look_again_after(&mut self, pause: Duration) {
-        std::thread::sleep(pause);
-    }
-    /// What was looked for is there.
-    fn found(&mut self) {}
     /// Drops the gathered weights.
     ///
     /// # Errors
