@@ -184,6 +184,7 @@ fn a_large_vocabulary_takes_little_memory() {
             precision: Precision::Bf16,
             vocab: Some(vocab),
             head_split: Some("off".into()),
+            slices: 1.into(),
             ..Config::default()
         };
         let plan = Trainer::new(config).unwrap().plan().clone();

@@ -169,7 +169,6 @@ fn bad_schedules_are_named_with_what_would_work() {
             "slices = 1\nslice-cut = 'tokens'",
             "schedule:slice-cut = tokens: samples are whole, as slices is 1",
         ),
-        ("slices = 'some'", "schedule"),
         ("unit = 0", "unit = 0: at least 1"),
         ("micro-batches = 0", "micro-batches = 0: at least 1"),
         ("micro-batches = 99999999", "micro-batches = 99999999: is too large"),
@@ -231,6 +230,12 @@ fn micro_batches_follow_from_the_batch_of_all_ranks() {
 }
 
 #[test]
+fn slices_are_a_number_or_auto() {
+    let error = Config::from_toml("slices = 'some'").unwrap_err().to_string();
+    assert!(error.contains("expected auto, or a whole number, such as 4"), "{error}");
+}
+
+#[test]
 fn copies_out_of_memory_are_refused_beside_what_there_is_not_yet() {
     let out = "recompute-out = '/nowhere'";
     let beside = |more: &str| format!("{out}\n{more}");
@@ -243,7 +248,7 @@ fn copies_out_of_memory_are_refused_beside_what_there_is_not_yet() {
         (&device, "recompute:out = /nowhere: activations are not copied out with device = wgpu"),
         (
             &slices,
-            "slices = 2: runs cannot do it with recompute:out = /nowhere yet; use 1, or leave",
+            "schedule:slices = 2: runs cannot do it with recompute:out = /nowhere yet; use 1, or leave",
         ),
         (&reschedule, "recompute:out = /nowhere: activations are not copied out with reschedule"),
         (&experts, "recompute:out = /nowhere: model"),

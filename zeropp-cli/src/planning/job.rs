@@ -176,7 +176,7 @@ fn fixed(
 pub(super) fn schedule(text: &str) -> Result<(Option<String>, Option<SliceCount>), String> {
     let works = || {
         let kinds = Kind::names(|kind| kind.forms().is_some());
-        format!("use one of {kinds}, and slices, as in zeropp:slices=4")
+        format!("does not work; use one of {kinds}, and slices, as in zeropp:slices=4")
     };
     let option = OPTIONS.iter().find(|option| option.key == "schedule").expect("a setting");
     let read = option.parse(text).map_err(|e| e.to_string())?;
