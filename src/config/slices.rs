@@ -2,11 +2,10 @@
 
 use std::fmt::Display;
 
+use zeropp_plan::layout::SAMPLE_MIN;
+
 use super::validate::{MICRO_BATCHES_MAX, check};
 use super::{Config, ConfigError, DeviceKind, Reschedule, SliceCount, SliceCut};
-
-/// The shortest sample that is cut: attention of shorter ones keeps its probabilities.
-const SAMPLE_MIN: usize = 512;
 
 impl Config {
     /// Whether the run chooses for itself into how many slices samples are cut.

@@ -84,16 +84,16 @@ fn with_copies(
     mut made: impl FnMut(Config) -> Result<Blueprint, Error>,
 ) -> Result<Blueprint, Error> {
     for recompute in [Recompute::None, Recompute::Selective] {
-        let kept = made(Config { recompute, recompute_out: None, ..config.clone() })?;
-        if fits(&kept) {
-            return Ok(kept);
+        // One that cannot be is none, such as beyond a limit on memory.
+        let kept = made(Config { recompute, recompute_out: None, ..config.clone() });
+        if kept.as_ref().is_ok_and(fits) {
+            return kept;
         }
     }
     let selective = Config { recompute: Recompute::Selective, ..config.clone() };
-    let mut least = made(selective.clone())?;
-    if !fits(&least) {
+    let Some(mut least) = made(selective.clone()).ok().filter(fits) else {
         return without_copies(config, made);
-    }
+    };
     // Fewer do not fit, or are not known to; so many do.
     let (mut fewer, mut enough) = (0, unit(&least));
     while enough - fewer > 1 {

@@ -10,12 +10,13 @@ use crate::plan::blueprint::Blueprint;
 use crate::plan::split::step_ns;
 use crate::plan::{memory, split};
 
-/// The least share of a step that twice as many slices have to be predicted to gain: what a slice
-/// takes beside its operations is not predicted.
+/// The least share of a step that more slices have to be predicted to gain: what a slice takes
+/// beside its operations is not predicted.
 const GAIN: f64 = 0.03;
 
-/// The run of these settings; of those that leave the number of slices open, with the fewest of
-/// which twice as many gain little. No bit depends on it. A note says what was chosen.
+/// The run of these settings; where they leave the number of slices open, with the one of which a
+/// step is shortest, or that fits where fewer do not. Of more slices it has to be shorter by
+/// [`GAIN`]. No bit depends on it. A note says what was chosen.
 ///
 /// # Errors
 /// What is wrong with the settings.
@@ -24,33 +25,39 @@ pub(crate) fn planned(
     model: Model,
     own: &CustomParts,
 ) -> Result<Blueprint, Error> {
-    let whole = split::planned(config, model, own)?;
+    let whole = split::planned(config, model.clone(), own);
     if !config.chooses_slices() {
-        return Ok(whole);
+        return whole;
     }
-    let before = step_ns(&whole);
-    let is_short = memory::is_short(&whole.needs());
-    let mut best = whole;
-    let mut least = before;
+    let is_short = |made: &Blueprint| memory::is_short(&made.needs());
+    let why_not = match &whole {
+        Err(why) => Some(format!("with whole samples, {why}")),
+        Ok(whole) => is_short(whole).then(|| "whole samples need more memory".to_string()),
+    };
+    let before = whole.as_ref().map_or(u64::MAX, step_ns);
+    let (mut best, mut least) = (whole, before);
     for n in numbers(config.seq) {
         let sliced = Config { slices: SliceCount::Of(n), ..config.clone() };
         // Those that cannot be are none, such as beyond a limit on memory.
-        let Ok(made) = Blueprint::new(&sliced, best.model.clone(), own) else { continue };
-        let fits = !memory::is_short(&made.needs());
+        let Ok(made) = Blueprint::new(&sliced, model.clone(), own) else { continue };
         let ns = step_ns(&made);
-        let gains = (ns as f64) < (1.0 - GAIN) * least as f64;
-        let now_fits = fits && memory::is_short(&best.needs());
-        if (fits || is_short) && gains || now_fits {
-            (best, least) = (made, ns);
+        let is_better = match best.as_ref().map(|best| (is_short(best), is_short(&made))) {
+            Err(_) | Ok((true, false)) => true,
+            Ok((false, true)) => false,
+            Ok(_) => (ns as f64) < (1.0 - GAIN) * least as f64,
+        };
+        if is_better {
+            (best, least) = (Ok(made), ns);
         }
     }
+    let mut best = best?;
     let Some(slices) = &best.slices else { return Ok(best) };
-    best.plan.notes.push(format!(
-        "slices = auto: samples are cut into {} slices, with which a step is predicted to take \
-         {:.0} % less",
-        slices.tokens().len(),
-        100.0 * (1.0 - least as f64 / before.max(1) as f64)
-    ));
+    let n = slices.tokens().len();
+    let why = why_not.unwrap_or_else(|| {
+        let gain = 100.0 * (1.0 - least as f64 / before.max(1) as f64);
+        format!("a step is predicted to take {gain:.0} % less")
+    });
+    best.plan.notes.push(format!("slices = auto: samples are cut into {n} slices: {why}"));
     best.slices_chosen = true;
     Ok(best)
 }

@@ -131,7 +131,7 @@ impl RunToPlan {
             global_batch,
             compute: config.compute(),
             state: config.run_state(),
-            fixed: Fixed { head: planning::head_split(None, config)?, ..self.fixed(config) },
+            fixed: Fixed { head: planning::head_split(None, config)?, ..self.fixed(config)? },
         })
     }
 
@@ -157,10 +157,10 @@ impl RunToPlan {
         machines::read(MEASURED, &file).map_err(planning::bad)
     }
 
-    fn fixed(&self, config: &Config) -> Fixed {
+    fn fixed(&self, config: &Config) -> Result<Fixed, Failure> {
         let given = |key: &str| self.given.contains(&key);
         let size = |key: &str, value: usize| given(key).then_some(value);
-        Fixed {
+        Ok(Fixed {
             pp: size("pp", config.pp),
             zero3: size("zero3", config.zero3),
             dp: size("dp", config.dp),
@@ -170,10 +170,10 @@ impl RunToPlan {
             recompute: Some(config.recompute)
                 .filter(|asked| given("recompute") && *asked != Recompute::Auto),
             schedule: given("schedule").then(|| config.schedule.clone()),
-            slices: planning::searched_slices(config, None),
+            slices: planning::searched_slices(config, None)?,
             sync: config.optimizer_sync,
             ..Fixed::default()
-        }
+        })
     }
 }
 

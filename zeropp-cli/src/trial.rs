@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use clap::Arg;
 use serde::Deserialize;
 use zeropp::Config;
-use zeropp::config::{EngineKind, OPTIONS, Reschedule, Resume, Table, Value};
+use zeropp::config::{EngineKind, OPTIONS, Reschedule, Resume, SliceCut, Table, Value};
 use zeropp_plan::exact::Planned;
 use zeropp_plan::layout::Job;
 use zeropp_plan::plan::LayoutPlan;
@@ -161,7 +161,9 @@ pub(crate) fn writing_nothing(config: Config) -> Config {
         trace: None,
         trace_steps: None,
         save_costs: None,
-        // What is measured is the program of the plan.
+        // What is measured is the program of the plan, in its slices.
+        slices: config.slices().into(),
+        slice_cut: if config.slices() > 1 { config.slice_cut } else { SliceCut::default() },
         reschedule: Reschedule::Off,
         ..config
     }

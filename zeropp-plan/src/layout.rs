@@ -144,6 +144,9 @@ pub enum HeadSplit {
     Auto,
 }
 
+/// Fewest tokens of a sample that can be cut: the CPU's attention keeps probabilities of shorter
+/// ones.
+pub const SAMPLE_MIN: usize = 512;
 /// Fewest tokens of a sample's last slice: the CPU's products of fewer rows have bits of their own.
 pub const LAST_MIN: usize = 96;
 
@@ -156,6 +159,8 @@ pub enum Slices {
     Runnable,
     /// All, whether runs can have them or not.
     Any,
+    /// None: samples are whole, as the settings want something that slices cannot have.
+    Whole,
     /// This one.
     Number(usize),
 }
@@ -227,7 +232,12 @@ impl Job {
             return Vec::new();
         }
         match self.fixed.slices {
-            Slices::Number(n) => Some(n).filter(|n| *n > 1).into_iter().collect(),
+            Slices::Whole => Vec::new(),
+            Slices::Number(n) => {
+                let blocks = seq.div_ceil(SLICE_GRID as usize);
+                let can = *seq >= SAMPLE_MIN && (2..=blocks).contains(&n);
+                can.then_some(n).into_iter().collect()
+            }
             Slices::Runnable | Slices::Any => numbers(*seq).collect(),
         }
     }

@@ -54,7 +54,7 @@ impl<'a> Search<'a> {
     pub fn new(job: &'a Job) -> Result<Search<'a>, PlanError> {
         job.check()?;
         let (sorts, left): (&[Sort], _) = match job.fixed.slices {
-            Slices::Number(1) => (&[Sort::Whole], None),
+            Slices::Number(1) | Slices::Whole => (&[Sort::Whole], None),
             Slices::Number(_) => (&[Sort::Sliced], None),
             Slices::Runnable if job.compute.on_gpu => (&[Sort::Whole], Some(Sort::Sliced)),
             Slices::Any | Slices::Runnable => (&[Sort::Whole, Sort::Sliced], None),
@@ -78,10 +78,9 @@ impl<'a> Search<'a> {
     pub fn within(&mut self, memory: u64) -> SearchedLayouts {
         self.passes.iter_mut().for_each(|pass| pass.search(memory));
         let fits = self.passes.iter().any(|pass| pass.fitting(memory).next().is_some());
-        if let Some(sort) = self.left.filter(|_| !fits) {
+        if let Some(sort) = self.left.filter(|_| !fits && !self.is_short) {
             self.left = None;
             let pass = Pass::new(self.job, sort);
-            let pass = pass.map(|pass| if self.is_short { pass.short(&[]) } else { pass });
             self.passes.extend(pass.map(|mut pass| {
                 pass.search(memory);
                 pass

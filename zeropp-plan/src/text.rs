@@ -137,7 +137,7 @@ fn heads(plan: &LayoutPlan) -> Option<String> {
         let fits = if of.worst_bytes > plan.memory { ", which is too much" } else { "" };
         format!("{} s a step and {} at most{fits}", figure(of.step_s), in_words(of.worst_bytes))
     };
-    let not_run = "runs on these devices cannot split a head yet";
+    let not_run = "runs with these settings cannot split a head yet";
     if let Some(split) = &plan.split_head {
         return Some(format!(
             "With its head split over all pipeline ranks 1 would take {:.1} % less, {}: {not_run}. \
@@ -150,8 +150,8 @@ fn heads(plan: &LayoutPlan) -> Option<String> {
     let now = first.whole_head.as_ref().map(|whole| format!("; of 1, {}", held(whole)));
     ahead.then(|| {
         format!(
-            "Split heads are of the model alone: {not_run}, and no GPU has. Commands keep the \
-             head whole{}.",
+            "Split heads are of the model alone: {not_run}{}. Commands keep the head whole{}.",
+            if plan.is_unproven { ", and no GPU has" } else { "" },
             now.unwrap_or_default()
         )
     })

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
 use zeropp::config::{
-    Bytes, DeviceKind, EngineKind, OPTIONS, OptimizerSync, Precision, Recompute, SliceCount, Table,
-    Value, samples_of,
+    Bytes, DeviceKind, EngineKind, OPTIONS, OptimizerSync, Precision, Recompute, SliceCount,
+    SliceCut, Table, Value, samples_of,
 };
 use zeropp::pipeline::costs::Machine;
 use zeropp::pipeline::schedules::Kind;
@@ -163,7 +163,7 @@ fn fixed(
             .or_else(|| has("recompute").then_some(config.recompute))
             .filter(|asked| *asked != Recompute::Auto),
         schedule: kind.or_else(|| has("schedule").then(|| config.schedule.clone())),
-        slices: searched_slices(config, slices),
+        slices: searched_slices(config, slices)?,
         sync: config.optimizer_sync,
         head: HeadSplit::Whole,
     })
@@ -197,15 +197,31 @@ pub(super) fn schedule(text: &str) -> Result<(Option<String>, Option<SliceCount>
 
 /// The numbers of slices that a plan for a run of `config` looks at, of which this one may be
 /// `asked` for.
-pub(crate) fn searched_slices(config: &Config, asked: Option<SliceCount>) -> Slices {
-    match (asked, config.slices) {
+///
+/// # Errors
+/// Samples that are cut by tokens: plans cut them by work.
+pub(crate) fn searched_slices(
+    config: &Config,
+    asked: Option<SliceCount>,
+) -> Result<Slices, Failure> {
+    if config.slice_cut != SliceCut::default() {
+        let cut = config.slice_cut;
+        return Err(Failure::bad_input(format!(
+            "schedule:slice-cut = {cut}: plans cut samples by work; leave slice-cut out"
+        )));
+    }
+    Ok(match (asked, config.slices) {
         (Some(SliceCount::Of(n)), _) | (None, SliceCount::Of(n)) => Slices::Number(n),
         (Some(SliceCount::Auto), _) => Slices::Any,
-        (None, SliceCount::Auto) if config.device != DeviceKind::Cpu || config.could_slice() => {
+        // Samples of a micro-batch are the layout's.
+        (None, SliceCount::Auto)
+            if config.device != DeviceKind::Cpu
+                || Config { micro_batch_size: 1, ..config.clone() }.could_slice() =>
+        {
             Slices::Runnable
         }
-        (None, SliceCount::Auto) => Slices::Number(1),
-    }
+        (None, SliceCount::Auto) => Slices::Whole,
+    })
 }
 
 /// What a plan makes of the head, of which a flag may say `auto` or `off`, for runs like `run`.

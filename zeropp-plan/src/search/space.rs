@@ -1,9 +1,10 @@
 //! The layouts there are: those that are ranked at first, and those beside one of them.
 
+use zeropp_schedule::costs::SLICE_GRID;
 use zeropp_schedule::schedules::{DEFAULT, Kind, StepForm, default_unit};
 
 use crate::PlanError;
-use crate::layout::{Job, Layout, Recompute, Slices};
+use crate::layout::{Job, Layout, Recompute, SAMPLE_MIN, Slices};
 
 /// Stages on a rank that are ranked at first.
 const STAGES: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16];
@@ -323,6 +324,28 @@ fn units(job: &Job, layout: &Layout) -> Vec<usize> {
     units
 }
 
+/// Why samples are not cut into `n` slices, and what would work.
+fn not_cut(job: &Job, n: usize) -> Option<String> {
+    let seq = job.model.seq;
+    let kinds = || Kind::names(|kind| kind.in_slices.is_some());
+    if job.slices().is_empty() {
+        let most = seq / SLICE_GRID as usize;
+        return Some(format!(
+            "samples of this model with {seq} tokens are not cut so; use 1 to {}, dense layers, and \
+             samples of a multiple of 256 tokens, {SAMPLE_MIN} or more",
+            most.max(1)
+        ));
+    }
+    if let Some(b) = job.fixed.micro_batch_size.filter(|b| *b > 1) {
+        return Some(format!("a micro-batch has {b} samples; use 1, or micro-batch-size = 1"));
+    }
+    let name = job.fixed.schedule.as_deref()?;
+    let whole = Kind::find(name).is_some_and(|kind| kind.in_slices.is_none());
+    whole.then(|| {
+        format!("schedule {name} has whole samples; use 1, or schedule {} with {n}", kinds())
+    })
+}
+
 /// That no layout suits a job, whatever the memory.
 pub(super) fn nothing(job: &Job) -> PlanError {
     let given = [("pp", job.fixed.pp), ("zero3", job.fixed.zero3), ("dp", job.fixed.dp)];
@@ -342,12 +365,11 @@ pub(super) fn nothing(job: &Job) -> PlanError {
             "virtual = {v}: a stage needs a layer, and there are {layers}; use 1 to {layers}"
         ));
     }
-    if let (Slices::Number(n @ 2..), true) = (job.fixed.slices, job.slices().is_empty()) {
-        let seq = job.model.seq;
-        return PlanError::new(format!(
-            "slices = {n}: samples of this model with {seq} tokens are not cut; use 1, dense \
-             layers, and samples of a multiple of 256 tokens"
-        ));
+    if let Slices::Number(n) = job.fixed.slices
+        && n != 1
+        && let Some(problem) = not_cut(job, n)
+    {
+        return PlanError::new(format!("slices = {n}: {problem}"));
     }
     let kind = job.fixed.schedule.as_deref().and_then(Kind::find);
     if let (Some(kind), Some(v)) = (kind, job.fixed.virtual_stages)
