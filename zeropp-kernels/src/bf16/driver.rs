@@ -85,6 +85,13 @@ pub(super) fn run<'a, K: Kernel<'a>>(mut kernel: K, a: Mat<'a>, b: Right<'_>, mu
                 let whole = height == K::ROWS && cols == COLS;
                 match &mut sink {
                     Sink::Floats { c, stride, add } if whole => {
+                        if *add {
+                            let next = match row + K::ROWS < rows {
+                                true => (place.row + K::ROWS) * *stride + col,
+                                false => from * *stride + col + COLS,
+                            };
+                            kernel.ahead(c.get(next..).unwrap_or_default(), *stride);
+                        }
                         let c = &mut c[place.row * *stride + col..];
                         kernel.tile(row, panels, c, *stride, *add);
                     }
