@@ -8,7 +8,7 @@ use zeropp_kernels::activation::{swiglu, swiglu_backward};
 use zeropp_kernels::bf16::convert::narrow;
 use zeropp_kernels::bf16::{self as halves, Mat, Packed};
 use zeropp_kernels::experts::{
-    Element, Rows, WeightedChoice, add_weight_gradient, backward, forward,
+    Element, Rows, WeightedChoice, add_weight_gradients, backward, forward,
 };
 use zeropp_kernels::gemm::{self, MatRef};
 use zeropp_kernels::routing::{Routing, Score, route};
@@ -163,11 +163,10 @@ impl<E: Bench> Maps<E> {
         let back = made.expect("made above");
         let [dg, du, dd] = &mut self.gradients;
         let of_w = timed(|| {
-            let tokens = Rows::OfTokens(x);
-            add_weight_gradient(dg, tokens, Rows::OfRows(&back.dgate), &choice, [h, f]);
-            add_weight_gradient(du, tokens, Rows::OfRows(&back.dup), &choice, [h, f]);
-            let (inner, dy) = (Rows::OfRows(&back.inner), Rows::OfTokens(dy));
-            add_weight_gradient(dd, inner, dy, &choice, [f, h]);
+            let rows = [&back.dgate, &back.dup].map(|rows| Rows::OfRows(&rows[..]));
+            add_weight_gradients([dg, du], Rows::OfTokens(x), rows, &choice, [h, f]);
+            let (inner, dy) = (Rows::OfRows(&back.inner[..]), Rows::OfTokens(dy));
+            add_weight_gradients([dd], inner, [dy], &choice, [f, h]);
         });
         std::hint::black_box((forward.y, back.dx));
         [of_f, of_b, of_w]

@@ -28,8 +28,15 @@ pub trait Element: Number + 'static {
     fn add(c: &mut [f32], m: usize, a: &[Self], b: Self::Factor<'_>);
     /// `c = a·b`, rounded once.
     fn product(c: &mut [Self], m: usize, a: &[Self], b: Self::Factor<'_>);
-    /// `c += aᵀ·b` in fp32, for `a: [m, rows]`, `b: [m, columns]`, by the given path of bf16.
-    fn add_turned(c: &mut [f32], a: &[Self], b: &[Self], sizes: [usize; 3], isa: Isa);
+    /// `c += aᵀ·b` in fp32 for each c and b, for `a: [m, rows]`, `b: [m, columns]`, by the given
+    /// path of bf16.
+    fn add_turned<const N: usize>(
+        c: [&mut [f32]; N],
+        a: &[Self],
+        b: [&[Self]; N],
+        sizes: [usize; 3],
+        isa: Isa,
+    );
 }
 
 impl Element for f32 {
@@ -49,9 +56,18 @@ impl Element for f32 {
         Self::set(c, m, a, b);
     }
 
-    fn add_turned(c: &mut [f32], a: &[f32], b: &[f32], [m, rows, columns]: [usize; 3], _: Isa) {
-        let (a, b) = (MatRef::new(a, m, rows), MatRef::new(b, m, columns));
-        gemm(MatMut::new(c, rows, columns), StoreMode::Add, 1.0, a.t(), b);
+    fn add_turned<const N: usize>(
+        c: [&mut [f32]; N],
+        a: &[f32],
+        b: [&[f32]; N],
+        [m, rows, columns]: [usize; 3],
+        _: Isa,
+    ) {
+        let a = MatRef::new(a, m, rows).t();
+        for (c, b) in c.into_iter().zip(b) {
+            let c = MatMut::new(c, rows, columns);
+            gemm(c, StoreMode::Add, 1.0, a, MatRef::new(b, m, columns));
+        }
     }
 }
 
@@ -73,10 +89,15 @@ impl Element for bf16 {
         halves::product_into(c, n, Mat::new(a, m, k), b, None);
     }
 
-    fn add_turned(c: &mut [f32], a: &[bf16], b: &[bf16], sizes: [usize; 3], isa: Isa) {
-        let [m, rows, columns] = sizes;
-        let packed = Packed::on(isa, Mat::new(b, m, columns));
-        halves::add_product(c, columns, Mat::new(a, m, rows).t(), &packed);
+    fn add_turned<const N: usize>(
+        c: [&mut [f32]; N],
+        a: &[bf16],
+        b: [&[bf16]; N],
+        [m, rows, columns]: [usize; 3],
+        isa: Isa,
+    ) {
+        let packed = b.map(|b| Packed::on(isa, Mat::new(b, m, columns)));
+        halves::add_products(c, Mat::new(a, m, rows).t(), packed.each_ref());
     }
 }
 
@@ -122,19 +143,22 @@ pub fn forward<E: Element>(
     let width = if down.is_some() { h } else { 0 };
     let y = summed(choice, Some(w), width, |experts, outs| {
         let made: Vec<_> = made.by_ref().take(experts.len()).collect();
-        threads::each(experts.zip(made.into_iter().zip(outs)), |(expert, ((mut g, mut u), out))| {
-            let m = choice.rows_of(expert).len();
-            if m == 0 {
-                return;
-            }
-            let x = rows_of(x, choice, expert, h);
-            let (g, u) = (g.next(m * f, E::ZERO), u.next(m * f, E::ZERO));
-            E::product(g, m, &x, gate[expert]);
-            E::product(u, m, &x, up[expert]);
-            if let Some(down) = down {
-                E::set(out, m, &swiglu(g, u), down[expert]);
-            }
-        });
+        threads::each(
+            experts.zip(made.into_iter().zip(outs)),
+            |(expert, ((mut g, mut u), out))| {
+                let m = choice.rows_of(expert).len();
+                if m == 0 {
+                    return;
+                }
+                let x = rows_of(x, choice, expert, h);
+                let (g, u) = (g.next(m * f, E::ZERO), u.next(m * f, E::ZERO));
+                E::product(g, m, &x, gate[expert]);
+                E::product(u, m, &x, up[expert]);
+                if let Some(down) = down {
+                    E::set(out, m, &swiglu(g, u), down[expert]);
+                }
+            },
+        );
     });
     drop(made);
     Forward { y, gate: gates.done(), up: ups.done() }
@@ -266,28 +290,33 @@ pub enum Rows<'a, E> {
     OfTokens(&'a [E]),
 }
 
-/// Adds leftᵀ·right over the rows of each expert to its gradient, for `dw: [E, a, b]` in fp32,
-/// `left` of width a and `right` of width b. An expert without rows adds nothing.
+/// Adds leftᵀ·right over the rows of each expert to its gradient, for each `dw: [E, a, b]` in fp32
+/// and its right factor, `left` of width a and right ones of width b. An expert without rows adds
+/// nothing.
 ///
 /// # Panics
 /// Panics if sizes do not match.
-pub fn add_weight_gradient<E: Element>(
-    dw: &mut [f32],
+pub fn add_weight_gradients<E: Element, const N: usize>(
+    dw: [&mut [f32]; N],
     left: Rows<'_, E>,
-    right: Rows<'_, E>,
+    right: [Rows<'_, E>; N],
     choice: &ChosenExperts,
     [a, b]: [usize; 2],
 ) {
-    assert_eq!(dw.len(), choice.experts() * a * b, "sizes of the experts' gradients");
+    let sizes = dw.each_ref().map(|dw| dw.len());
+    assert_eq!(sizes, [choice.experts() * a * b; N], "sizes of the experts' gradients");
     let isa = halves::in_use();
-    threads::each(dw.chunks_mut(a * b).enumerate(), |(expert, dw)| {
-        let range = choice.rows_of(expert);
-        let m = range.len();
+    let mut parts = dw.map(|dw| dw.chunks_mut(a * b));
+    let parts = (0..choice.experts())
+        .map(|expert| (expert, parts.each_mut().map(|dw| dw.next().expect("as was checked"))));
+    threads::each(parts, |(expert, dw)| {
+        let m = choice.rows_of(expert).len();
         if m == 0 {
             return;
         }
         let of = |rows, width| of_expert(rows, choice, expert, width);
-        E::add_turned(dw, &of(left, a), &of(right, b), [m, a, b], isa);
+        let right = right.map(|right| of(right, b));
+        E::add_turned(dw, &of(left, a), right.each_ref().map(|b| &b[..]), [m, a, b], isa);
     });
 }
 

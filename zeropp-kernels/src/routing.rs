@@ -136,7 +136,8 @@ impl ChosenExperts {
         std::iter::from_fn(move || {
             let first = next;
             let limit = *self.starts.get(first)? as usize + rows;
-            next += self.starts[first + 1..].iter().take_while(|end| **end as usize <= limit).count();
+            next +=
+                self.starts[first + 1..].iter().take_while(|end| **end as usize <= limit).count();
             next = next.max(first + 1);
             (first < self.experts()).then_some(first..next)
         })

@@ -358,15 +358,25 @@ fn weight_gradients<E: OnCpu>(
     grads: &mut Grads,
 ) {
     let [x, dy] = [x, dy].map(|t| t.map(|t| E::view(&t.take())));
-    for (i, (map, made)) in maps.iter().zip(made).enumerate() {
-        let Some(made) = made else { continue };
-        let made = E::view(&made.take());
-        let tokens = if i < 2 { &x } else { &dy };
-        let tokens = Rows::OfTokens(E::slice(tokens.as_ref().expect("kept where it trains")));
-        let made = Rows::OfRows(E::slice(&made));
-        let (left, right) = if i < 2 { (tokens, made) } else { (made, tokens) };
-        let [_, a, b] = map.shape();
-        let dw = grads.host_mut(map.slot()).expect("gradients of CPU tensors are on the CPU");
-        kernel::add_weight_gradient(dw, left, right, choice, [a, b]);
+    let made = made.map(|made| made.map(|made| E::view(&made.take())));
+    let [gate, up, inner] = made.each_ref().map(|t| t.as_ref().map(|t| Rows::OfRows(E::slice(t))));
+    let [x, dy] = [&x, &dy].map(|t| t.as_ref().map(|t| Rows::OfTokens(E::slice(t))));
+    let kept = "kept where it trains";
+    let sizes = maps.each_ref().map(|map| map.shape()).map(|[_, a, b]| [a, b]);
+    let slots = maps.each_ref().map(Weight::slot);
+    let on_cpu = "gradients of CPU tensors are on the CPU";
+    if let ([gate_slot, up_slot, _], Some(gate), Some(up)) = (slots, gate, up) {
+        let dw = grads.host_mut_both([gate_slot, up_slot]).expect(on_cpu);
+        kernel::add_weight_gradients(dw, x.expect(kept), [gate, up], choice, sizes[0]);
+    } else {
+        for (i, rows) in [gate, up].into_iter().enumerate() {
+            let Some(rows) = rows else { continue };
+            let dw = grads.host_mut(slots[i]).expect(on_cpu);
+            kernel::add_weight_gradients([dw], x.expect(kept), [rows], choice, sizes[i]);
+        }
+    }
+    if let Some(inner) = inner {
+        let dw = grads.host_mut(slots[2]).expect(on_cpu);
+        kernel::add_weight_gradients([dw], inner, [dy.expect(kept)], choice, sizes[2]);
     }
 }
