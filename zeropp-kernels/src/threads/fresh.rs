@@ -62,8 +62,8 @@ impl<T: Copy> FreshPart<'_, T> {
         self.slots.len()
     }
 
-    /// The next `count` elements, holding `x`, for a kernel that writes them: of few at a time, that
-    /// is a write to the cache.
+    /// The next `count` elements, holding `x`, for a kernel that writes them: of few at a time,
+    /// that is a write to the cache.
     pub(crate) fn next(&mut self, count: usize, x: T) -> &mut [T] {
         let slots = &mut self.slots[self.next..self.next + count];
         slots.fill(MaybeUninit::new(x));

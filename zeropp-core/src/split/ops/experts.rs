@@ -362,21 +362,21 @@ fn weight_gradients<E: OnCpu>(
     let [gate, up, inner] = made.each_ref().map(|t| t.as_ref().map(|t| Rows::OfRows(E::slice(t))));
     let [x, dy] = [&x, &dy].map(|t| t.as_ref().map(|t| Rows::OfTokens(E::slice(t))));
     let kept = "kept where it trains";
-    let sizes = maps.each_ref().map(|map| map.shape()).map(|[_, a, b]| [a, b]);
-    let slots = maps.each_ref().map(Weight::slot);
+    let size = |i: usize| maps[i].shape();
     let on_cpu = "gradients of CPU tensors are on the CPU";
-    if let ([gate_slot, up_slot, _], Some(gate), Some(up)) = (slots, gate, up) {
-        let dw = grads.host_mut_both([gate_slot, up_slot]).expect(on_cpu);
-        kernel::add_weight_gradients(dw, x.expect(kept), [gate, up], choice, sizes[0]);
+    if let [Some(gate), Some(up)] = [gate, up] {
+        let slots = [maps[0].slot(), maps[1].slot()];
+        let ([_, a, b], dw) = (size(0), grads.host_mut_both(slots).expect(on_cpu));
+        kernel::add_weight_gradients(dw, x.expect(kept), [gate, up], choice, [a, b]);
     } else {
         for (i, rows) in [gate, up].into_iter().enumerate() {
             let Some(rows) = rows else { continue };
-            let dw = grads.host_mut(slots[i]).expect(on_cpu);
-            kernel::add_weight_gradients([dw], x.expect(kept), [rows], choice, sizes[i]);
+            let ([_, a, b], dw) = (size(i), grads.host_mut(maps[i].slot()).expect(on_cpu));
+            kernel::add_weight_gradients([dw], x.expect(kept), [rows], choice, [a, b]);
         }
     }
     if let Some(inner) = inner {
-        let dw = grads.host_mut(slots[2]).expect(on_cpu);
-        kernel::add_weight_gradients([dw], inner, [dy.expect(kept)], choice, sizes[2]);
+        let ([_, a, b], dw) = (size(2), grads.host_mut(maps[2].slot()).expect(on_cpu));
+        kernel::add_weight_gradients([dw], inner, [dy.expect(kept)], choice, [a, b]);
     }
 }
