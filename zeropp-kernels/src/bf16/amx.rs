@@ -2,7 +2,7 @@
 //! stored. The instructions are stable Rust only as assembly.
 
 use std::arch::asm;
-use std::arch::x86_64::{__cpuid, __cpuid_count, _MM_HINT_T0, _mm_prefetch};
+use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -174,16 +174,6 @@ impl<'a> Kernel<'a> for Tiles<'a> {
         }
         if self.rows_in_place < rows {
             self.copy(a, from + self.rows_in_place, rows - self.rows_in_place);
-        }
-    }
-
-    /// Tiles' loads wait for lines one after another.
-    fn ahead(&self, c: &[f32], stride: usize) {
-        for row in c.chunks(stride).take(Self::ROWS) {
-            for line in row.chunks(16).take(COLS / 16) {
-                // SAFETY: a hint, of an element that is there.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
-            }
         }
     }
 

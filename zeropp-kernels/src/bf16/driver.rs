@@ -105,13 +105,6 @@ fn tiles<'a, K: Kernel<'a>>(
             let whole = height == K::ROWS && cols == COLS;
             match sink {
                 Sink::Floats { c, stride, add } if whole => {
-                    if *add {
-                        let next = match row + K::ROWS < rows {
-                            true => (place.row + K::ROWS) * *stride + col,
-                            false => from * *stride + col + COLS,
-                        };
-                        kernel.ahead(c.get(next..).unwrap_or_default(), *stride);
-                    }
                     let c = &mut c[place.row * *stride + col..];
                     kernel.tile(row, panels, c, *stride, *add);
                 }

@@ -16,11 +16,6 @@ pub(super) trait Kernel<'a> {
     /// Gets `rows` rows of `a`, from `from` on, ready.
     fn load(&mut self, a: Mat<'a>, from: usize, rows: usize);
 
-    /// Says that the tile at the start of `c`, of rows `stride` apart, will be added to after the
-    /// next one, so that it may be fetched meanwhile.
-    #[inline(always)]
-    fn ahead(&self, _c: &[f32], _stride: usize) {}
-
     /// `c = rows·panels`, or `c +=` if `add`, for the tile of the loaded rows that begins at `row`;
     /// the rows of `c` are `stride` apart, and there are `ROWS` of them, of 32 columns.
     fn tile(&self, row: usize, panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool);
