@@ -8,7 +8,7 @@ use zeropp_kernels::activation::{swiglu, swiglu_backward};
 use zeropp_kernels::bf16::convert::narrow;
 use zeropp_kernels::bf16::{self as halves, Mat, Packed};
 use zeropp_kernels::experts::{
-    Element, Rows, WeightedChoice, add_weight_gradient, backward, forward,
+    Element, Rows, WeightedChoice, add_weight_gradients, backward, forward,
 };
 use zeropp_kernels::gemm::{self, MatRef};
 use zeropp_kernels::routing::{Routing, Score, route};
@@ -111,17 +111,20 @@ impl<E: Bench> Maps<E> {
     fn dense(&mut self, x: &[E], dy: &[E], n: usize) -> [f64; 3] {
         let (h, f) = (HIDDEN, self.f);
         let new = |width: usize| vec![E::ZERO; n * width];
-        let (mut gate, mut up, mut y, mut inner) = (new(f), new(f), new(h), Vec::new());
+        let [mut gate, mut up, mut y, mut inner] = [(); 4].map(|()| Vec::new());
         let [g, u, d] = self.forward.each_ref().map(|maps| E::factor(&maps[0]));
         let of_f = timed(|| {
+            (gate, up, y) = (new(f), new(f), new(h));
             E::product(&mut gate, n, x, g);
             E::product(&mut up, n, x, u);
             inner = swiglu(&gate, &up);
             E::product(&mut y, n, &inner, d);
         });
         let [g, u, d] = self.backward.each_ref().map(|maps| E::factor(&maps[0]));
-        let (mut dup, mut dgate, mut dx, mut more) = (new(f), Vec::new(), new(h), new(h));
+        let [mut dup, mut dgate, mut dx] = [(); 3].map(|()| Vec::new());
         let of_b = timed(|| {
+            (dup, dx) = (new(f), new(h));
+            let mut more = new(h);
             E::product(&mut dup, n, dy, d);
             dgate = swiglu_backward(&mut dup, &gate, &up);
             E::product(&mut dx, n, &dgate, g);
@@ -160,11 +163,10 @@ impl<E: Bench> Maps<E> {
         let back = made.expect("made above");
         let [dg, du, dd] = &mut self.gradients;
         let of_w = timed(|| {
-            let tokens = Rows::OfTokens(x);
-            add_weight_gradient(dg, tokens, Rows::OfRows(&back.dgate), &choice, [h, f]);
-            add_weight_gradient(du, tokens, Rows::OfRows(&back.dup), &choice, [h, f]);
-            let (inner, dy) = (Rows::OfRows(&back.inner), Rows::OfTokens(dy));
-            add_weight_gradient(dd, inner, dy, &choice, [f, h]);
+            let rows = [&back.dgate, &back.dup].map(|rows| Rows::OfRows(&rows[..]));
+            add_weight_gradients([dg, du], Rows::OfTokens(x), rows, &choice, [h, f]);
+            let (inner, dy) = (Rows::OfRows(&back.inner[..]), Rows::OfTokens(dy));
+            add_weight_gradients([dd], inner, [dy], &choice, [f, h]);
         });
         std::hint::black_box((forward.y, back.dx));
         [of_f, of_b, of_w]
@@ -189,6 +191,7 @@ fn compare<E: Bench>(what: &str, [experts, k]: [usize; 2], [rounds, n]: [usize; 
     let mut sparse = Maps::<E>::new(experts, ACTIVE / k);
     let mut ratios: [Vec<f64>; 4] = Default::default();
     let mut blocks = Vec::new();
+    let mut times: [Vec<f64>; 2] = Default::default();
     for round in 0..=rounds {
         let one = dense.dense(&x, &dy, n);
         let other = sparse.experts(&x, &dy, &logits, k);
@@ -197,15 +200,17 @@ fn compare<E: Bench>(what: &str, [experts, k]: [usize; 2], [rounds, n]: [usize; 
         }
         (0..3).for_each(|i| ratios[i].push(one[i] / other[i]));
         let [one, other] = [one, other].map(|of| of.iter().sum::<f64>());
+        times[0].push(one * 1e3);
+        times[1].push(other * 1e3);
         ratios[3].push(one / other);
         // Attention, a quarter of a block's FLOP, takes as long in both.
         blocks.push((one / 0.75) / (one / 0.75 - one + other));
     }
     let [f, b, w, all] = ratios.map(median);
-    let block = median(blocks);
+    let (block, [dense, own]) = (median(blocks), times.map(median));
     println!(
         "{what} {experts:>3} experts, {k} of {}: dense over experts F {f:.2} B {b:.2} W {w:.2}, \
-         MLP {all:.2}, block {block:.2}",
+         MLP {all:.2}, block {block:.2}; {dense:.0} and {own:.0} ms",
         ACTIVE / k
     );
 }

@@ -5,6 +5,7 @@
 //! experts is in their order, in fp32, and rounded once. So no bit depends on the threads.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use half::bf16;
 
@@ -13,7 +14,8 @@ use crate::bf16::{self as halves, Isa, Mat, Packed};
 use crate::gemm::{MatMut, MatRef, StoreMode, gemm};
 use crate::routing::ChosenExperts;
 use crate::threads;
-use crate::{GRAIN, Number, simd};
+use crate::threads::Fresh;
+use crate::{GRAIN, Number, collect, simd};
 
 /// Elements whose products the experts are made of.
 pub trait Element: Number + 'static {
@@ -26,8 +28,15 @@ pub trait Element: Number + 'static {
     fn add(c: &mut [f32], m: usize, a: &[Self], b: Self::Factor<'_>);
     /// `c = a·b`, rounded once.
     fn product(c: &mut [Self], m: usize, a: &[Self], b: Self::Factor<'_>);
-    /// `c += aᵀ·b` in fp32, for `a: [m, rows]`, `b: [m, columns]`, by the given path of bf16.
-    fn add_turned(c: &mut [f32], a: &[Self], b: &[Self], sizes: [usize; 3], isa: Isa);
+    /// `c += aᵀ·b` in fp32 for each c and b, for `a: [m, rows]`, `b: [m, columns]`, by the given
+    /// path of bf16.
+    fn add_turned<const N: usize>(
+        c: [&mut [f32]; N],
+        a: &[Self],
+        b: [&[Self]; N],
+        sizes: [usize; 3],
+        isa: Isa,
+    );
 }
 
 impl Element for f32 {
@@ -47,9 +56,18 @@ impl Element for f32 {
         Self::set(c, m, a, b);
     }
 
-    fn add_turned(c: &mut [f32], a: &[f32], b: &[f32], [m, rows, columns]: [usize; 3], _: Isa) {
-        let (a, b) = (MatRef::new(a, m, rows), MatRef::new(b, m, columns));
-        gemm(MatMut::new(c, rows, columns), StoreMode::Add, 1.0, a.t(), b);
+    fn add_turned<const N: usize>(
+        c: [&mut [f32]; N],
+        a: &[f32],
+        b: [&[f32]; N],
+        [m, rows, columns]: [usize; 3],
+        _: Isa,
+    ) {
+        let a = MatRef::new(a, m, rows).t();
+        for (c, b) in c.into_iter().zip(b) {
+            let c = MatMut::new(c, rows, columns);
+            gemm(c, StoreMode::Add, 1.0, a, MatRef::new(b, m, columns));
+        }
     }
 }
 
@@ -71,10 +89,15 @@ impl Element for bf16 {
         halves::product_into(c, n, Mat::new(a, m, k), b, None);
     }
 
-    fn add_turned(c: &mut [f32], a: &[bf16], b: &[bf16], sizes: [usize; 3], isa: Isa) {
-        let [m, rows, columns] = sizes;
-        let packed = Packed::on(isa, Mat::new(b, m, columns));
-        halves::add_product(c, columns, Mat::new(a, m, rows).t(), &packed);
+    fn add_turned<const N: usize>(
+        c: [&mut [f32]; N],
+        a: &[bf16],
+        b: [&[bf16]; N],
+        [m, rows, columns]: [usize; 3],
+        isa: Isa,
+    ) {
+        let packed = b.map(|b| Packed::on(isa, Mat::new(b, m, columns)));
+        halves::add_products(c, Mat::new(a, m, rows).t(), packed.each_ref());
     }
 }
 
@@ -114,26 +137,31 @@ pub fn forward<E: Element>(
     let WeightedChoice { choice, weights: w } = routed;
     let rows = choice.tokens() * choice.chosen();
     assert_eq!((x.len(), w.len()), (choice.tokens() * h, rows), "sizes of the experts' inputs");
-    let mut gates = vec![E::ZERO; rows * f];
-    let mut ups = vec![E::ZERO; rows * f];
-    let mut outs = vec![0.0; if down.is_some() { rows * h } else { 0 }];
-    let out_width = if down.is_some() { h } else { 0 };
-    let inner = choice.split(&mut gates, f).zip(choice.split(&mut ups, f));
-    let all = inner.zip(choice.split(&mut outs, out_width)).enumerate();
-    threads::each(all, |(expert, ((gates, ups), outs))| {
-        let m = choice.rows_of(expert).len();
-        if m == 0 {
-            return;
-        }
-        let x = rows_of(x, choice, expert, h);
-        E::product(gates, m, &x, gate[expert]);
-        E::product(ups, m, &x, up[expert]);
-        if let Some(down) = down {
-            E::set(outs, m, &swiglu(gates, ups), down[expert]);
-        }
+    let (mut gates, mut ups) = (Fresh::new(rows * f), Fresh::new(rows * f));
+    let lengths = || choice.lengths(0..choice.experts(), f);
+    let mut made = gates.split(lengths()).zip(ups.split(lengths()));
+    let width = if down.is_some() { h } else { 0 };
+    let y = summed(choice, Some(w), width, |experts, outs| {
+        let made: Vec<_> = made.by_ref().take(experts.len()).collect();
+        threads::each(
+            experts.zip(made.into_iter().zip(outs)),
+            |(expert, ((mut g, mut u), out))| {
+                let m = choice.rows_of(expert).len();
+                if m == 0 {
+                    return;
+                }
+                let x = rows_of(x, choice, expert, h);
+                let (g, u) = (g.next(m * f, E::ZERO), u.next(m * f, E::ZERO));
+                E::product(g, m, &x, gate[expert]);
+                E::product(u, m, &x, up[expert]);
+                if let Some(down) = down {
+                    E::set(out, m, &swiglu(g, u), down[expert]);
+                }
+            },
+        );
     });
-    let y = if down.is_some() { summed(&outs, Some(w), choice, h) } else { Vec::new() };
-    Forward { y, gate: gates, up: ups }
+    drop(made);
+    Forward { y, gate: gates.done(), up: ups.done() }
 }
 
 /// The results of a [`backward`]: gradients, and what W multiplies.
@@ -167,33 +195,37 @@ pub fn backward<E: Element>(
     let WeightedChoice { choice, weights: w } = routed;
     let rows = choice.tokens() * choice.chosen();
     assert_eq!((dy.len(), gates.len()), (choice.tokens() * h, rows * f), "sizes of gradients");
-    let [mut dgate, mut dup, mut inner] = [(); 3].map(|()| vec![E::ZERO; rows * f]);
-    let (mut dx, mut dw) = (vec![0.0; rows * h], vec![0.0; rows]);
-    let made = choice.split(&mut dgate, f).zip(choice.split(&mut dup, f));
-    let made = made.zip(choice.split(&mut inner, f));
-    let inputs = choice.split(&mut dx, h).zip(choice.split(&mut dw, 1));
-    threads::each(made.zip(inputs).enumerate(), |(expert, (((dgate, dup), inner), (dx, dw)))| {
-        let range = choice.rows_of(expert);
-        let m = range.len();
-        if m == 0 {
-            return;
-        }
-        let dy = rows_of(dy, choice, expert, h);
-        // The gradient of the inner values of a row with a weight of 1.
-        let mut dinner = vec![0.0; m * f];
-        E::set(&mut dinner, m, &dy, down[expert]);
-        for (i, origin) in choice.origins(range.clone()).iter().enumerate() {
-            let (row, made) = ((range.start + i) * f, i * f);
-            let given = [&gates[row..row + f], &ups[row..row + f]];
-            let made = made..made + f;
-            let outs = [&mut dgate[made.clone()], &mut dup[made.clone()], &mut inner[made.clone()]];
-            dw[i] = row_backward(&dinner[made], w[*origin as usize], given, outs);
-        }
-        E::set(dx, m, dgate, gate[expert]);
-        E::add(dx, m, dup, up[expert]);
+    let [mut dgate, mut dup, mut inner] = [(); 3].map(|()| Fresh::new(rows * f));
+    let mut dw = vec![0.0; rows];
+    let lengths = |width| choice.lengths(0..choice.experts(), width);
+    let made = dgate.split(lengths(f)).zip(dup.split(lengths(f))).zip(inner.split(lengths(f)));
+    let mut made = made.zip(split(&mut dw, lengths(1)));
+    let dx = summed(choice, None, h, |experts, outs| {
+        let made: Vec<_> = made.by_ref().take(experts.len()).collect();
+        threads::each(experts.zip(made.into_iter().zip(outs)), |(expert, (made, dx))| {
+            let (((mut dgate, mut dup), mut inner), dw) = made;
+            let range = choice.rows_of(expert);
+            let m = range.len();
+            if m == 0 {
+                return;
+            }
+            let dy = rows_of(dy, choice, expert, h);
+            // The gradient of the inner values of a row with a weight of 1.
+            let mut dinner = vec![0.0; m * f];
+            E::set(&mut dinner, m, &dy, down[expert]);
+            for (i, origin) in choice.origins(range.clone()).iter().enumerate() {
+                let row = (range.start + i) * f;
+                let given = [&gates[row..row + f], &ups[row..row + f]];
+                let outs = [&mut dgate, &mut dup, &mut inner].map(|part| part.next(f, E::ZERO));
+                dw[i] = row_backward(&dinner[i * f..][..f], w[*origin as usize], given, outs);
+            }
+            E::set(dx, m, dgate.written(), gate[expert]);
+            E::add(dx, m, dup.written(), up[expert]);
+        });
     });
-    let dx = summed(&dx, None, choice, h);
-    Backward { dx, dw: choice.by_token(&dw), dgate, dup, inner }
+    drop(made);
+    let dw = choice.by_token(&dw);
+    Backward { dx, dw, dgate: dgate.done(), dup: dup.done(), inner: inner.done() }
 }
 
 /// Lanes of a sum over a row.
@@ -258,28 +290,33 @@ pub enum Rows<'a, E> {
     OfTokens(&'a [E]),
 }
 
-/// Adds leftᵀ·right over the rows of each expert to its gradient, for `dw: [E, a, b]` in fp32,
-/// `left` of width a and `right` of width b. An expert without rows adds nothing.
+/// Adds leftᵀ·right over the rows of each expert to its gradient, for each `dw: [E, a, b]` in fp32
+/// and its right factor, `left` of width a and right ones of width b. An expert without rows adds
+/// nothing.
 ///
 /// # Panics
 /// Panics if sizes do not match.
-pub fn add_weight_gradient<E: Element>(
-    dw: &mut [f32],
+pub fn add_weight_gradients<E: Element, const N: usize>(
+    dw: [&mut [f32]; N],
     left: Rows<'_, E>,
-    right: Rows<'_, E>,
+    right: [Rows<'_, E>; N],
     choice: &ChosenExperts,
     [a, b]: [usize; 2],
 ) {
-    assert_eq!(dw.len(), choice.experts() * a * b, "sizes of the experts' gradients");
+    let sizes = dw.each_ref().map(|dw| dw.len());
+    assert_eq!(sizes, [choice.experts() * a * b; N], "sizes of the experts' gradients");
     let isa = halves::in_use();
-    threads::each(dw.chunks_mut(a * b).enumerate(), |(expert, dw)| {
-        let range = choice.rows_of(expert);
-        let m = range.len();
+    let mut parts = dw.map(|dw| dw.chunks_mut(a * b));
+    let parts = (0..choice.experts())
+        .map(|expert| (expert, parts.each_mut().map(|dw| dw.next().expect("as was checked"))));
+    threads::each(parts, |(expert, dw)| {
+        let m = choice.rows_of(expert).len();
         if m == 0 {
             return;
         }
         let of = |rows, width| of_expert(rows, choice, expert, width);
-        E::add_turned(dw, &of(left, a), &of(right, b), [m, a, b], isa);
+        let right = right.map(|right| of(right, b));
+        E::add_turned(dw, &of(left, a), right.each_ref().map(|b| &b[..]), [m, a, b], isa);
     });
 }
 
@@ -310,33 +347,87 @@ fn rows_of<E: Copy>(x: &[E], choice: &ChosenExperts, expert: usize, width: usize
     rows
 }
 
-/// The sum of each token's rows, times their weights where there are any, `[n, width]`.
+/// Bytes of rows that one thread makes before they are added: they stay in its cache. Several
+/// threads make more, so that none waits for long.
+const ROWS_BYTES: usize = 1 << 20;
+
+/// The parts of `data` of these lengths.
+fn split<T>(
+    mut data: &mut [T],
+    lengths: impl Iterator<Item = usize>,
+) -> impl Iterator<Item = &mut [T]> {
+    lengths.map(move |length| {
+        let (part, rest) = std::mem::take(&mut data).split_at_mut(length);
+        data = rest;
+        part
+    })
+}
+
+/// The sum of each token's rows, times their weights where there are any, `[n, width]`. `make`
+/// writes the rows of some experts, for which it gets a part each, group after group.
 fn summed<E: Number>(
-    rows: &[f32],
-    weights: Option<&[f32]>,
     choice: &ChosenExperts,
+    weights: Option<&[f32]>,
     width: usize,
+    mut make: impl FnMut(Range<usize>, Vec<&mut [f32]>),
 ) -> Vec<E> {
+    let n = choice.tokens();
+    let bytes = ROWS_BYTES * if threads::count() == 1 { 1 } else { 4 * threads::count() };
+    let rows = if width == 0 { n * choice.chosen() } else { bytes / (size_of::<f32>() * width) };
+    let (mut made, mut sums) = (Vec::new(), crate::zeros(n * width));
+    for group in choice.groups(rows) {
+        let first = choice.rows_of(group.start).start;
+        let len = (choice.rows_of(group.end - 1).end - first) * width;
+        if made.len() < len {
+            made.resize(len, 0.0);
+        }
+        let made = &mut made[..len];
+        make(group.clone(), split(made, choice.lengths(group.clone(), width)).collect());
+        add_rows(&mut sums, made, group, choice, weights);
+    }
+    collect(sums.len(), |range, out| {
+        simd(
+            #[inline(always)]
+            || out.extend(sums[range.clone()].iter().map(|x| E::down(*x))),
+        );
+    })
+}
+
+/// Adds the rows of some experts, times their weights where there are any, to the sums of their
+/// tokens: in the order of experts.
+fn add_rows(
+    sums: &mut [f32],
+    made: &[f32],
+    experts: Range<usize>,
+    choice: &ChosenExperts,
+    weights: Option<&[f32]>,
+) {
     let (n, k) = (choice.tokens(), choice.chosen());
-    let mut y = vec![E::ZERO; n * width];
+    let width = sums.len() / n.max(1);
+    if width == 0 {
+        return;
+    }
     let tokens = threads::piece(n, 1, GRAIN.div_ceil(k * width));
-    threads::each(y.chunks_mut(tokens * width).enumerate(), |(i, y)| {
-        let mut sum = vec![0.0; width];
-        for (j, y) in y.chunks_mut(width).enumerate() {
-            let token = i * tokens + j;
-            sum.fill(0.0);
-            for (of, place) in choice.places_of(token).iter().enumerate() {
-                let row = &rows[*place as usize * width..][..width];
-                let w = weights.map_or(1.0, |weights| weights[token * k + of]);
+    let first = choice.rows_of(experts.start).start;
+    threads::each(sums.chunks_mut(tokens * width).enumerate(), |(i, sums)| {
+        let token = i * tokens;
+        let ends = [token * k, token * k + sums.len() / width * k];
+        for expert in experts.clone() {
+            let rows = choice.rows_of(expert);
+            // Rows are in the order of their tokens.
+            let origins = choice.origins(rows.clone());
+            let [from, to] = ends.map(|end| origins.partition_point(|at| (*at as usize) < end));
+            for (row, origin) in (rows.start + from..).zip(&origins[from..to]) {
+                let w = weights.map_or(1.0, |weights| weights[*origin as usize]);
+                let sum = &mut sums[(*origin as usize / k - token) * width..][..width];
+                let row = &made[(row - first) * width..][..width];
                 simd(
                     #[inline(always)]
                     || sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += w * x),
                 );
             }
-            y.iter_mut().zip(&sum).for_each(|(y, sum)| *y = E::down(*sum));
         }
     });
-    y
 }
 
 #[cfg(test)]

@@ -111,11 +111,6 @@ impl ChosenExperts {
         &self.experts[token * self.chosen..][..self.chosen]
     }
 
-    /// The rows of a token, in the order of its experts.
-    pub(crate) fn places_of(&self, token: usize) -> &[u32] {
-        &self.places[token * self.chosen..][..self.chosen]
-    }
-
     /// Of some rows, where they are among all tokens' experts, `[n, k]`.
     pub(crate) fn origins(&self, rows: Range<usize>) -> &[u32] {
         &self.rows[rows]
@@ -126,17 +121,25 @@ impl ChosenExperts {
         self.places.iter().map(|place| of_rows[*place as usize]).collect()
     }
 
-    /// The parts of `data`, `width` elements a row, that are the experts' rows.
-    pub(crate) fn split<'a, T>(
-        &'a self,
-        mut data: &'a mut [T],
+    /// The lengths of experts' rows, `width` elements each.
+    pub(crate) fn lengths(
+        &self,
+        experts: Range<usize>,
         width: usize,
-    ) -> impl Iterator<Item = &'a mut [T]> {
-        (0..self.experts()).map(move |expert| {
-            let n = self.rows_of(expert).len() * width;
-            let (part, rest) = std::mem::take(&mut data).split_at_mut(n);
-            data = rest;
-            part
+    ) -> impl Iterator<Item = usize> {
+        experts.map(move |expert| self.rows_of(expert).len() * width)
+    }
+
+    /// The experts in groups side by side, of `rows` rows or one expert.
+    pub(crate) fn groups(&self, rows: usize) -> impl Iterator<Item = Range<usize>> {
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let first = next;
+            let limit = *self.starts.get(first)? as usize + rows;
+            next +=
+                self.starts[first + 1..].iter().take_while(|end| **end as usize <= limit).count();
+            next = next.max(first + 1);
+            (first < self.experts()).then_some(first..next)
         })
     }
 }
@@ -366,7 +369,7 @@ mod tests {
         };
         assert_eq!([0, 1, 2].map(tokens), [vec![1, 2, 3], vec![0], vec![0, 1, 2, 3]]);
         for token in 0..4 {
-            for (i, place) in choice.places_of(token).iter().enumerate() {
+            for (i, place) in choice.places[token * 2..][..2].iter().enumerate() {
                 let origin = choice.origins(*place as usize..*place as usize + 1);
                 assert_eq!(origin, [(token * 2 + i) as u32]);
             }

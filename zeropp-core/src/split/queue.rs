@@ -162,6 +162,20 @@ impl Grads {
         }
     }
 
+    /// The same of two parameters of a layer.
+    pub(crate) fn host_mut_both(&mut self, slots: [ParamSlot; 2]) -> Option<[&mut [f32]; 2]> {
+        let layer = slots[0].layer;
+        assert_eq!(layer, slots[1].layer, "parameters of one layer");
+        let ranges = slots.map(|slot| {
+            let place = &self.layouts[layer].params[slot.param];
+            place.offset..place.offset + place.spec.len()
+        });
+        match self.layer(layer) {
+            LayerGrads::Host(flat) => Some(flat.get_disjoint_mut(ranges).expect("two places")),
+            LayerGrads::Device(_) | LayerGrads::None => None,
+        }
+    }
+
     /// The last layer, as places in the stage go, whose gradient so far has an element that is not
     /// finite. Reads all of it: for the search for a fault, not for every step.
     pub fn last_not_finite(&self) -> Option<usize> {

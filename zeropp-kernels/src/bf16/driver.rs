@@ -1,6 +1,7 @@
 //! The loops that all paths share, over blocks of rows, panels and tiles, and where results go.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use half::bf16;
 
@@ -68,40 +69,58 @@ struct TilePlace {
     cols: usize,
 }
 
-/// The product of `a` and `b` by `kernel`, tile by tile, into `sink`.
-pub(super) fn run<'a, K: Kernel<'a>>(mut kernel: K, a: Mat<'a>, b: Right<'_>, mut sink: Sink<'_>) {
-    let (_, n) = b.sizes();
-    let block = ROWS_BYTES / (b.blocks() * BLOCK * 2).max(1) / K::ROWS * K::ROWS;
+/// The products of `a` with right factors of as many blocks of K, by `kernel`, tile by tile.
+pub(super) fn run<'a, K: Kernel<'a>>(
+    mut kernel: K,
+    a: Mat<'a>,
+    products: &mut [(Right<'_>, Sink<'_>)],
+) {
+    let blocks = products[0].0.blocks();
+    let block = ROWS_BYTES / (blocks * BLOCK * 2).max(1) / K::ROWS * K::ROWS;
     let block = block.clamp(2 * K::ROWS, 8 * ROWS_MAX / K::ROWS * K::ROWS);
     let mut scratch = TileScratch([0.0; ROWS_MAX * COLS]);
     for from in (0..a.rows).step_by(block) {
-        let rows = block.min(a.rows - from);
-        kernel.load(a, from, rows);
-        for col in (0..n).step_by(COLS) {
-            let panels = b.panels(col);
-            for row in (0..rows).step_by(K::ROWS) {
-                let (height, cols) = (K::ROWS.min(rows - row), COLS.min(n - col));
-                let place = TilePlace { row: from + row, col, rows: height, cols };
-                let whole = height == K::ROWS && cols == COLS;
-                match &mut sink {
-                    Sink::Floats { c, stride, add } if whole => {
-                        let c = &mut c[place.row * *stride + col..];
-                        kernel.tile(row, panels, c, *stride, *add);
+        let rows = from..a.rows.min(from + block);
+        kernel.load(a, from, rows.len());
+        for (b, sink) in &mut *products {
+            tiles(&kernel, rows.clone(), *b, sink, &mut scratch);
+        }
+    }
+}
+
+/// The product of the loaded `rows` and `b`.
+fn tiles<'a, K: Kernel<'a>>(
+    kernel: &K,
+    rows: Range<usize>,
+    b: Right<'_>,
+    sink: &mut Sink<'_>,
+    scratch: &mut TileScratch,
+) {
+    let (from, rows, n) = (rows.start, rows.len(), b.sizes().1);
+    for col in (0..n).step_by(COLS) {
+        let panels = b.panels(col);
+        for row in (0..rows).step_by(K::ROWS) {
+            let (height, cols) = (K::ROWS.min(rows - row), COLS.min(n - col));
+            let place = TilePlace { row: from + row, col, rows: height, cols };
+            let whole = height == K::ROWS && cols == COLS;
+            match sink {
+                Sink::Floats { c, stride, add } if whole => {
+                    let c = &mut c[place.row * *stride + col..];
+                    kernel.tile(row, panels, c, *stride, *add);
+                }
+                Sink::Floats { c, stride, add } => {
+                    if *add {
+                        fetch(scratch, c, *stride, place);
                     }
-                    Sink::Floats { c, stride, add } => {
-                        if *add {
-                            fetch(&mut scratch, c, *stride, place);
-                        }
-                        kernel.tile(row, panels, &mut scratch.0, COLS, *add);
-                        give_floats(&scratch, c, *stride, place);
+                    kernel.tile(row, panels, &mut scratch.0, COLS, *add);
+                    give_floats(scratch, c, *stride, place);
+                }
+                Sink::Halves { c, stride, bias } => {
+                    // Of nothing the sum is zero, as the scratch is.
+                    if b.blocks() > 0 {
+                        kernel.tile(row, panels, &mut scratch.0, COLS, false);
                     }
-                    Sink::Halves { c, stride, bias } => {
-                        // Of nothing the sum is zero, as the scratch is.
-                        if b.blocks() > 0 {
-                            kernel.tile(row, panels, &mut scratch.0, COLS, false);
-                        }
-                        give_halves(&scratch, c, *stride, bias, place);
-                    }
+                    give_halves(scratch, c, *stride, bias, place);
                 }
             }
         }

@@ -48,6 +48,22 @@ pub fn add_by_blocks(
     }
 }
 
+/// `c += a·b` for each of the right factors, which have one size: the left one is laid out once.
+///
+/// # Panics
+/// Panics if the sizes do not match.
+pub(crate) fn add_products<const N: usize>(c: [&mut [f32]; N], a: Mat<'_>, b: [&Packed; N]) {
+    let mut c = c.into_iter();
+    let products = b.map(|b| {
+        let (c, stride) = (c.next().expect("as many"), b.sizes().1);
+        assert_eq!((a.rows * stride, a.cols), (c.len(), b.sizes().0), "sizes of a matrix product");
+        (b.into(), Sink::Floats { c, stride, add: true })
+    });
+    if a.cols > 0 {
+        dispatch(a, products);
+    }
+}
+
 fn into_floats(c: &mut [f32], stride: usize, a: Mat<'_>, b: Right<'_>, add: bool) {
     let (k, n) = b.sizes();
     assert!(reach(a.rows, n, stride) <= c.len() && n <= stride, "a product beyond its slice");
@@ -55,7 +71,7 @@ fn into_floats(c: &mut [f32], stride: usize, a: Mat<'_>, b: Right<'_>, add: bool
         c.chunks_mut(stride.max(1)).take(a.rows).for_each(|row| row[..n].fill(0.0));
     }
     if k > 0 {
-        dispatch(a, b, Sink::Floats { c, stride, add });
+        dispatch(a, [(b, Sink::Floats { c, stride, add })]);
     }
 }
 
@@ -77,7 +93,7 @@ pub fn product_into<'b>(
     let bias = wide_bias(bias, n);
     // SAFETY: the same elements, and `dispatch` writes nothing that is not initialised.
     let c = unsafe { &mut *(std::ptr::from_mut(c) as *mut [MaybeUninit<bf16>]) };
-    dispatch(a, b, Sink::Halves { c, stride, bias: &bias });
+    dispatch(a, [(b, Sink::Halves { c, stride, bias: &bias })]);
 }
 
 /// `a·b`, or `a·b + bias` with the bias of each column added in fp32, rounded to bf16 once, in a
@@ -91,7 +107,8 @@ pub fn product<'b>(a: Mat<'_>, b: impl Into<Right<'b>>, bias: Option<&[bf16]>) -
     let bias = wide_bias(bias, n);
     let len = a.rows * n;
     let mut c = Vec::with_capacity(len);
-    dispatch(a, b, Sink::Halves { c: &mut c.spare_capacity_mut()[..len], stride: n, bias: &bias });
+    let sink = Sink::Halves { c: &mut c.spare_capacity_mut()[..len], stride: n, bias: &bias };
+    dispatch(a, [(b, sink)]);
     // SAFETY: the tiles of a product cover all rows and columns, and each writes all of its
     // elements.
     unsafe { c.set_len(len) };
@@ -105,24 +122,30 @@ fn wide_bias(bias: Option<&[bf16]>, n: usize) -> Vec<f32> {
     bias
 }
 
-/// The product by the path that `b` was packed for.
-fn dispatch(a: Mat<'_>, b: Right<'_>, sink: Sink<'_>) {
-    let (k, _) = b.sizes();
-    assert_eq!(a.cols, k, "sizes of a matrix product");
-    let least = WORK.div_ceil((k * b.sizes().1).max(1));
+/// The products by the path that the right factors, of one size, were packed for.
+fn dispatch<const N: usize>(a: Mat<'_>, products: [(Right<'_>, Sink<'_>); N]) {
+    let b = products[0].0;
+    let (k, n) = b.sizes();
+    assert!(a.cols == k && products.iter().all(|(b, _)| b.sizes() == (k, n)), "sizes of a product");
+    let least = WORK.div_ceil((k * n).max(1));
     let rows = a.rows.div_ceil(threads::count()).max(least).next_multiple_of(UNIT);
-    threads::each(sink.blocks(a.rows, rows), |(from, rows, sink)| {
-        let a = a.some_rows(from, rows);
+    let mut parts = products.map(|(b, sink)| (b, sink.blocks(a.rows, rows)));
+    let parts = (0..a.rows).step_by(rows).map(|from| {
+        let sinks = parts.each_mut().map(|(b, parts)| (*b, parts.next().expect("as many").2));
+        (from, rows.min(a.rows - from), sinks)
+    });
+    threads::each(parts, |(from, rows, mut products)| {
+        let (a, blocks) = (a.some_rows(from, rows), b.blocks());
         match b.isa() {
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => run(amx::Tiles::new(b.blocks()), a, b, sink),
+            Isa::Amx => run(amx::Tiles::new(blocks), a, &mut products),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => run(PackedRows::<dots::Dots>::new(b.blocks()), a, b, sink),
+            Isa::Avx512Bf16 => run(PackedRows::<dots::Dots>::new(blocks), a, &mut products),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => run(PackedRows::<avx::Avx512>::new(b.blocks()), a, b, sink),
+            Isa::Avx512 => run(PackedRows::<avx::Avx512>::new(blocks), a, &mut products),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => run(PackedRows::<avx::Avx2>::new(b.blocks()), a, b, sink),
-            _ => run(PackedRows::<Scalar>::new(b.blocks()), a, b, sink),
+            Isa::Avx2 => run(PackedRows::<avx::Avx2>::new(blocks), a, &mut products),
+            _ => run(PackedRows::<Scalar>::new(blocks), a, &mut products),
         }
     });
 }

@@ -98,11 +98,10 @@ impl Case {
         // Onto what is there already.
         let mut grads = self.maps.each_ref().map(|map| vec![1.0; map.len()]);
         let rows = [&back.dgate, &back.dup].map(|rows| Rows::OfRows(&rows[..]));
-        for (grad, rows) in grads.iter_mut().zip(rows) {
-            add_weight_gradient(grad, Rows::OfTokens(&x), rows, choice, [h, f]);
-        }
-        let (inner, dy) = (Rows::OfRows(&back.inner[..]), Rows::OfTokens(&dy[..]));
-        add_weight_gradient(&mut grads[2], inner, dy, choice, [f, h]);
+        let (inner, tokens) = (Rows::OfRows(&back.inner[..]), Rows::OfTokens(&dy[..]));
+        let [gate, up, down] = grads.each_mut().map(|grad| &mut grad[..]);
+        add_weight_gradients([gate, up], Rows::OfTokens(&x), rows, choice, [h, f]);
+        add_weight_gradients([down], inner, [tokens], choice, [f, h]);
         let [gate, up, down] = grads.map(|grad| grad.iter().map(|x| x - 1.0).collect());
         [up_of(&made.y), up_of(&back.dx), back.dw, gate, up, down]
     }

@@ -23,6 +23,20 @@ impl<T: Copy> Fresh<T> {
         slots.chunks_mut(piece.max(1)).map(move |slots| FreshPart { slots, next: 0, written })
     }
 
+    /// Its parts of these lengths, which are all of it. To be asked for once.
+    pub(crate) fn split(
+        &mut self,
+        lengths: impl Iterator<Item = usize>,
+    ) -> impl Iterator<Item = FreshPart<'_, T>> {
+        self.written = AtomicUsize::new(0);
+        let (mut slots, written) = (&mut self.data.spare_capacity_mut()[..self.len], &self.written);
+        lengths.map(move |length| {
+            let (part, rest) = std::mem::take(&mut slots).split_at_mut(length);
+            slots = rest;
+            FreshPart { slots: part, next: 0, written }
+        })
+    }
+
     /// The vector.
     ///
     /// # Panics
@@ -46,6 +60,22 @@ impl<T: Copy> FreshPart<'_, T> {
     /// Elements of the part, written or not.
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
+    }
+
+    /// The next `count` elements, holding `x`, for a kernel that writes them: of few at a time,
+    /// that is a write to the cache.
+    pub(crate) fn next(&mut self, count: usize, x: T) -> &mut [T] {
+        let slots = &mut self.slots[self.next..self.next + count];
+        slots.fill(MaybeUninit::new(x));
+        self.next += count;
+        // SAFETY: just written.
+        unsafe { slots.assume_init_mut() }
+    }
+
+    /// What was written.
+    pub(crate) fn written(&self) -> &[T] {
+        // SAFETY: as its name says.
+        unsafe { self.slots[..self.next].assume_init_ref() }
     }
 
     /// Writes one more element.

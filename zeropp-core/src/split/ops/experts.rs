@@ -358,15 +358,25 @@ fn weight_gradients<E: OnCpu>(
     grads: &mut Grads,
 ) {
     let [x, dy] = [x, dy].map(|t| t.map(|t| E::view(&t.take())));
-    for (i, (map, made)) in maps.iter().zip(made).enumerate() {
-        let Some(made) = made else { continue };
-        let made = E::view(&made.take());
-        let tokens = if i < 2 { &x } else { &dy };
-        let tokens = Rows::OfTokens(E::slice(tokens.as_ref().expect("kept where it trains")));
-        let made = Rows::OfRows(E::slice(&made));
-        let (left, right) = if i < 2 { (tokens, made) } else { (made, tokens) };
-        let [_, a, b] = map.shape();
-        let dw = grads.host_mut(map.slot()).expect("gradients of CPU tensors are on the CPU");
-        kernel::add_weight_gradient(dw, left, right, choice, [a, b]);
+    let made = made.map(|made| made.map(|made| E::view(&made.take())));
+    let [gate, up, inner] = made.each_ref().map(|t| t.as_ref().map(|t| Rows::OfRows(E::slice(t))));
+    let [x, dy] = [&x, &dy].map(|t| t.as_ref().map(|t| Rows::OfTokens(E::slice(t))));
+    let kept = "kept where it trains";
+    let size = |i: usize| maps[i].shape();
+    let on_cpu = "gradients of CPU tensors are on the CPU";
+    if let [Some(gate), Some(up)] = [gate, up] {
+        let slots = [maps[0].slot(), maps[1].slot()];
+        let ([_, a, b], dw) = (size(0), grads.host_mut_both(slots).expect(on_cpu));
+        kernel::add_weight_gradients(dw, x.expect(kept), [gate, up], choice, [a, b]);
+    } else {
+        for (i, rows) in [gate, up].into_iter().enumerate() {
+            let Some(rows) = rows else { continue };
+            let ([_, a, b], dw) = (size(i), grads.host_mut(maps[i].slot()).expect(on_cpu));
+            kernel::add_weight_gradients([dw], x.expect(kept), [rows], choice, [a, b]);
+        }
+    }
+    if let Some(inner) = inner {
+        let ([_, a, b], dw) = (size(2), grads.host_mut(maps[2].slot()).expect(on_cpu));
+        kernel::add_weight_gradients([dw], inner, [dy.expect(kept)], choice, [a, b]);
     }
 }
