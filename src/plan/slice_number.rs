@@ -26,7 +26,8 @@ pub(crate) fn planned(
     own: &CustomParts,
 ) -> Result<Blueprint, Error> {
     let whole = split::planned(config, model.clone(), own);
-    if !config.chooses_slices() {
+    // Slices can only meet a limit on memory that whole samples do not.
+    if !config.chooses_slices() || whole.is_err() && config.mem_limit.is_none() {
         return whole;
     }
     let is_short = |made: &Blueprint| memory::is_short(&made.needs());

@@ -31,18 +31,27 @@ pub(crate) fn planned(
     let Some(ids) = ids else { return Blueprint::new(config, model, own) };
     let mut whole = Blueprint::new(config, model.clone(), own);
     let ranks = whole.as_ref().map(busy).unwrap_or_default();
+    // A split head can only meet a limit on memory that a whole one does not.
+    if whole.is_err() && config.mem_limit.is_none() {
+        return whole;
+    }
     let is_too_large = whole.as_ref().is_ok_and(|whole| memory::is_short(&whole.needs()));
     if whole.is_ok() && !split::may_gain(&ranks) && !is_too_large {
         return whole;
     }
     if let Some(why) = head::obstacle(config, own, &model) {
-        let most = ranks.iter().copied().fold(0.0, f64::max);
-        let longer = 100.0 * (most * ranks.len() as f64 / ranks.iter().sum::<f64>() - 1.0);
         if let Ok(whole) = &mut whole {
-            whole.plan.notes.push(format!(
-                "head-split = auto: the head stays whole, and its rank computes {longer:.0} % \
-                 longer than the mean: {why}"
-            ));
+            let own = whole.schedule().placement.last().map_or(0.0, |rank| ranks[*rank]);
+            let longer = 100.0 * (own * ranks.len() as f64 / ranks.iter().sum::<f64>() - 1.0);
+            let longer = if longer < 1.0 {
+                String::new()
+            } else {
+                format!(", and its rank computes {longer:.0} % longer than the mean")
+            };
+            whole
+                .plan
+                .notes
+                .push(format!("head-split = auto: the head stays whole{longer}: {why}"));
         }
         return whole;
     }
@@ -71,6 +80,7 @@ pub(crate) fn planned(
     let Some((mut best, gain)) = chosen else { return whole };
     best.split_chosen = true;
     let why = match &whole {
+        Ok(_) if is_too_large => "a whole one needs more memory".into(),
         Ok(_) => format!("a step is predicted to take {:.0} % less", 100.0 * gain),
         Err(why) => format!("with a whole one, {why}"),
     };

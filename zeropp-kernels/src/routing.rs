@@ -322,7 +322,8 @@ pub fn route_backward(
 }
 
 /// How many more choices than the mean each expert has, as whole numbers `[E]`: its count times E
-/// less those of all, over the largest number that divides both. Sums of them are exact.
+/// less those of all, over the largest number that divides both. Sums of them are exact below
+/// 2^24 in size.
 pub fn excess(choice: &ChosenExperts) -> Vec<f32> {
     let (all, rows) = (choice.experts(), choice.tokens() * choice.chosen());
     let (mut divisor, mut rest) = (all, rows);

@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use crate::encoding::Encoding;
 use crate::error::{Checked, damaged, wrong};
-use crate::gguf_names::{Architecture, hf_name, hf_names_of_experts, hf_shape};
+use crate::gguf_names::{Architecture, hf_name, hf_names_of_experts, hf_shape, is_of_experts};
 use crate::gguf_values::{Cursor, GgufValue, GgufValues};
 use crate::stored::{MappedFile, RowOrder, StoredTensor};
 
 pub(crate) const MAGIC: &[u8] = b"GGUF";
 /// Where the data of tensors begins is a multiple of this, unless a key says otherwise.
 const ALIGNMENT: u64 = 32;
+
+/// No layer has more experts.
+const EXPERTS_MAX: u32 = 1 << 16;
 
 /// The content of a GGUF file.
 pub(crate) struct GgufFile {
@@ -136,13 +139,21 @@ fn named(
     data: usize,
 ) -> Checked<Vec<StoredTensor>> {
     let architecture = Architecture::of(path, values)?;
+    let count = architecture.as_ref().and_then(|a| values.get(&format!("{}.expert_count", a.name)));
+    let count = count.and_then(GgufValue::count).filter(|n| (1..=EXPERTS_MAX).contains(n));
     let mut tensors = Vec::new();
     for e in entries {
         if architecture.is_some()
             && let [experts, rows, columns] = e.shape[..]
-            && let Some(names) = hf_names_of_experts(&e.name, experts)
+            && is_of_experts(&e.name)
         {
-            let bytes = e.bytes as usize / experts.max(1);
+            if count.is_none_or(|n| n as usize != experts) {
+                let problem = format!("its tensor {} has {experts} experts", e.name);
+                let help = "get a file whose key expert_count is the same, and at most 65536";
+                return Err(wrong(path, problem, help));
+            }
+            let names = hf_names_of_experts(&e.name, experts).unwrap_or_default();
+            let bytes = e.bytes as usize / experts;
             let of = |(i, name)| StoredTensor {
                 name,
                 shape: vec![rows, columns],

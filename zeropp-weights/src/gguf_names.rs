@@ -60,6 +60,11 @@ pub(crate) fn hf_shape(name: &str, shape: Vec<usize>) -> Vec<usize> {
     if is_gate && shape.len() == 1 { vec![1, shape[0]] } else { shape }
 }
 
+/// Whether a tensor has a matrix of each expert.
+pub(crate) fn is_of_experts(name: &str) -> bool {
+    hf_names_of_experts(name, 0).is_some()
+}
+
 /// Hugging Face's names of the matrices that a tensor has of as many experts.
 pub(crate) fn hf_names_of_experts(name: &str, experts: usize) -> Option<Vec<String>> {
     let (block, rest) = name.strip_prefix("blk.")?.split_once('.')?;

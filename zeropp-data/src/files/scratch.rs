@@ -50,11 +50,19 @@ impl ScratchFile {
     /// A folder where no file can be made, or a thread that is refused.
     pub fn open(folder: &Path) -> io::Result<ScratchFile> {
         fs::create_dir_all(folder)?;
-        let number = OPENED.fetch_add(1, Ordering::Relaxed);
-        let path = folder.join(format!(".zeropp-{}-{number}", std::process::id()));
-        let mut options = File::options();
-        let file = options.read(true).write(true).create_new(true).open(&path)?;
-        fs::remove_file(&path)?;
+        let file = loop {
+            let number = OPENED.fetch_add(1, Ordering::Relaxed);
+            let path = folder.join(format!(".zeropp-{}-{number}", std::process::id()));
+            match File::options().read(true).write(true).create_new(true).open(&path) {
+                // A process of the same number, on another machine or ended before it was unlinked.
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                opened => {
+                    let file = opened?;
+                    fs::remove_file(&path)?;
+                    break file;
+                }
+            }
+        };
         let thread = BackgroundThread::start("zeropp-copies")?;
         Ok(ScratchFile { file: Arc::new(file), thread, free: HashMap::new(), end: 0 })
     }

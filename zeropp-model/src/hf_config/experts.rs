@@ -59,7 +59,9 @@ impl Fields<'_> {
             return self.fault("moe_layer_freq", "all layers after the first ones have experts");
         }
         let scale = self.optional_number("routed_scaling_factor")?.unwrap_or(1.0);
-        if !(scale.is_finite() && scale > 0.0) {
+        // Kernels have it in single precision.
+        let as_used = scale as f32;
+        if !(as_used.is_finite() && as_used > 0.0) {
             return self.fault("routed_scaling_factor", "a factor above 0 is needed");
         }
         Ok(Moe {

@@ -356,7 +356,7 @@ impl Worker for EmulatedWorker {
     }
 
     fn is_copied(&mut self, stage: usize, micro_batch: usize) -> bool {
-        self.copies.end((stage, micro_batch)) <= self.clock.now()
+        self.clock.has_come(self.copies.end((stage, micro_batch)))
     }
 
     fn head_message(&self, message: HeadMessage, tensors: usize) -> (usize, DType) {

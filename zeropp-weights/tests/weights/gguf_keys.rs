@@ -24,6 +24,29 @@ fn config(gguf: Gguf) -> Result<Value, String> {
     weights.gguf_config().map(|config| config.expect("a llama")).map_err(|e| e.to_string())
 }
 
+#[test]
+fn a_tensor_of_experts_has_as_many_as_the_key_says() {
+    let experts = |count: u32, shape: &[usize], data: &[f32]| {
+        config(
+            llama().number("llama.expert_count", count).number("llama.expert_used_count", 2).f32s(
+                "blk.0.ffn_up_exps.weight",
+                shape,
+                data,
+            ),
+        )
+    };
+    assert!(experts(4, &[4, 2, 8], &[0.5; 64]).is_ok());
+    for (count, shape, data) in [
+        (3, [4, 2, 8], &[0.5; 64][..]),
+        (0, [1 << 40, 0, 8], &[]),
+        (u32::MAX, [u32::MAX as usize, 0, 8], &[]),
+    ] {
+        let said = experts(count, &shape, data).unwrap_err();
+        let expected = format!("blk.0.ffn_up_exps.weight has {} experts", shape[0]);
+        assert!(said.contains(&expected) || said.contains("dimension"), "{said}");
+    }
+}
+
 trait Keys {
     fn float(self, key: &str, value: f32) -> Self;
 }
