@@ -248,7 +248,7 @@ fn copies_out_of_memory_are_refused_beside_what_there_is_not_yet() {
         (&device, "recompute:out = /nowhere: activations are not copied out with device = wgpu"),
         (
             &slices,
-            "schedule:slices = 2: runs cannot do it with recompute:out = /nowhere yet; use 1, or leave",
+            "schedule:slices = 2: runs cannot do it with recompute:out = /nowhere yet; use 1",
         ),
         (&reschedule, "recompute:out = /nowhere: activations are not copied out with reschedule"),
         (&experts, "recompute:out = /nowhere: model"),

@@ -331,8 +331,8 @@ fn not_cut(job: &Job, n: usize) -> Option<String> {
     if job.slices().is_empty() {
         let most = seq / SLICE_GRID as usize;
         return Some(format!(
-            "samples of this model with {seq} tokens are not cut so; use 1 to {}, dense layers, and \
-             samples of a multiple of 256 tokens, {SAMPLE_MIN} or more",
+            "samples of this model with {seq} tokens are not cut so; use 1 to {}, dense layers, \
+             and samples of a multiple of 256 tokens, {SAMPLE_MIN} or more",
             most.max(1)
         ));
     }
