@@ -69,8 +69,9 @@ fn unit(
     // W in the order of their B: the gradient of one stage is whole, and on its way, before that of
     // the next one is begun.
     let mut left = VecDeque::new();
-    // W of slices waits no longer than the tail needs it: what it keeps is of long samples.
-    let waiting = if slices > 1 { rank } else { size };
+    // With one stage W of slices waits no longer than the tail needs it, or stashes of nearly a
+    // whole unit would be kept. With more, they are of the last one alone.
+    let waiting = if slices > 1 && last == 0 { rank } else { size };
     for (done, i) in backwards.clone().enumerate() {
         push(Compute::B, last, i);
         left.push_back((last, i));
