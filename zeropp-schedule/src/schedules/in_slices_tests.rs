@@ -3,7 +3,7 @@
 use super::*;
 use crate::check;
 use crate::exchange::{Format, csv, json};
-use crate::ir::{Action, Schedule};
+use crate::ir::{Action, Compute, Schedule};
 use crate::lower::{LowerOptions, OptimizerSync, lower};
 use crate::memory::{Ledger, MemoryBytes, StageBytes};
 use crate::metrics::Metrics;
@@ -170,6 +170,25 @@ fn rounds_hold_little_more_than_a_sample_over_the_ranks() {
     };
     assert_eq!(held("interleaved-zb"), v * n + 2 * (pp - 1));
     assert!(held("zeropp") > 6 * v * n);
+}
+
+/// What W needs of a slice is given back after as many slices as there are ranks, not after a unit.
+#[test]
+fn a_unit_s_weight_gradients_follow_their_backwards() {
+    let shape = Shape { pp: 4, virtual_stages: 1, micro_batches: 6, unit: 6 };
+    let schedule = generate_sliced("zeropp", &shape, &[256; 16]).unwrap();
+    for (rank, actions) in schedule.ranks.iter().enumerate() {
+        let (mut waiting, mut most) = (0usize, 0);
+        for action in actions {
+            match action {
+                Action::Compute { kind: Compute::B, .. } => waiting += 1,
+                Action::Compute { kind: Compute::W, .. } => waiting -= 1,
+                _ => {}
+            }
+            most = most.max(waiting);
+        }
+        assert_eq!(most, rank + 1);
+    }
 }
 
 /// Two stages at a time: each is gathered for a sample's forwards and for its backwards.

@@ -69,16 +69,21 @@ fn unit(
     // W in the order of their B: the gradient of one stage is whole, and on its way, before that of
     // the next one is begun.
     let mut left = VecDeque::new();
+    // With one stage W of slices waits no longer than the tail needs it, or stashes of nearly a
+    // whole unit would be kept. With more, they are of the last one alone.
+    let waiting = if slices > 1 && last == 0 { rank } else { size };
     for (done, i) in backwards.clone().enumerate() {
         push(Compute::B, last, i);
         left.push_back((last, i));
-        if next_f < size {
-            push(Compute::F, last, next_f);
-            next_f += 1;
-        } else if done + 1 < size
+        let has_f = next_f < size;
+        if (if has_f { left.len() > waiting } else { done + 1 < size })
             && let Some((v, i)) = left.pop_front()
         {
             push(Compute::W, v, i);
+        }
+        if has_f {
+            push(Compute::F, last, next_f);
+            next_f += 1;
         }
     }
 
