@@ -246,7 +246,7 @@ fn emulated_copies_take_their_time() {
 
 /// With a folder `auto` copies out before it computes stages again, as much as it takes.
 #[test]
-fn what_does_not_fit_is_copied_out_where_there_is_a_folder() {
+fn runs_that_do_not_fit_copy_activations_out_where_there_is_a_folder() {
     let base = Config {
         recompute: Recompute::Auto,
         hidden: 32,

@@ -317,7 +317,7 @@ fn slices_hold_less_than_whole_samples() {
 }
 
 #[test]
-fn what_slices_cannot_do_yet_is_refused_by_name() {
+fn runs_that_slices_cannot_have_yet_are_refused_by_name() {
     let refused = |config: Config| Trainer::new(config).err().expect("refused").to_string();
     let base = sliced(&small(), 4);
     let cases = [

@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_experts_have_beyond_the_mean_is_whole() {
+    fn counts_beyond_the_mean_are_whole_numbers() {
         let logits = [[0.0, 1.0, 2.0], [2.0, 0.0, 1.0], [1.0, 0.0, 2.0], [5.0, 0.0, 5.0]].concat();
         // 3, 1 and 4 choices of 8: three times each, less 8.
         let (_, choice) = routed(&logits, [3, 2]);

@@ -173,6 +173,8 @@ fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize, held: FewestHel
     let refills = layout.slices == 1 && (layout.forms().refills)(&layout.shape());
     let computing = match refills {
         true => gradients + computing,
+        // Of one micro-batch, what is kept goes piece by piece while gradients are made.
+        false if layout.micro_batches == 1 => computing,
         // The first W makes a whole gradient, when the first of the activations has gone.
         false => {
             computing.max(computing - whole.min(1) * each + least(&|s| s.state.elements * 4 / d))

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_gives_its_place_back() {
+    fn forgotten_tensors_give_their_place_back() {
         let (meter, mut file) = (Meter::new(), file());
         for stage in 0..6 {
             let vault = Vault::default();
