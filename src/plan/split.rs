@@ -48,10 +48,8 @@ pub(crate) fn planned(
             } else {
                 format!(", and its rank computes {longer:.0} % longer than the mean")
             };
-            whole
-                .plan
-                .notes
-                .push(format!("head-split = auto: the head stays whole{longer}: {why}"));
+            let note = format!("head-split = auto: the head stays whole{longer}: {why}");
+            whole.plan.notes.push(note);
         }
         return whole;
     }
@@ -73,9 +71,10 @@ pub(crate) fn planned(
         step: step_ns(made) as f64,
         fits: !memory::is_short(&made.needs()),
     };
-    let all = [even, poured].into_iter().flatten();
-    let all: Vec<_> =
-        all.map(|made| (predicted(&made), made)).map(|(of, made)| (made, of)).collect();
+    let all = [even, poured].into_iter().flatten().map(|made| {
+        let of = predicted(&made);
+        (made, of)
+    });
     let chosen = split::chosen(whole.as_ref().ok().map(predicted), all);
     let Some((mut best, gain)) = chosen else { return whole };
     best.split_chosen = true;

@@ -62,13 +62,11 @@ fn bubble_ns(layout: &Layout, stages: &[Stage], costs: &Costs) -> f64 {
     }
     // As for slices that are independent; where a unit is one sample, its last rank waits for all
     // slices of it before its first backward.
-    let slices = layout.slices as f64;
-    let (f, b, w, message) = (f / slices, b / slices, w / slices, message / slices);
+    let n = layout.slices;
+    let [f, b, w, message] = [f, b, w, message].map(|sample| sample / n as f64);
     let is_one = layout.micro_batches == 1 || layout.in_units() && layout.unit == 1;
     let turn = if is_one { (layout.pp - 1) as f64 * (f + b) } else { 0.0 };
-    let times = layout.slices;
-    let all =
-        Shape { micro_batches: times * shape.micro_batches, unit: times * shape.unit, ..shape };
+    let all = Shape { micro_batches: n * shape.micro_batches, unit: n * shape.unit, ..shape };
     turn + waits(&all, &MeanTimes { f, b, w, message })
 }
 

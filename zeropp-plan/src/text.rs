@@ -150,7 +150,7 @@ fn heads(plan: &LayoutPlan) -> Option<String> {
     let now = first.whole_head.as_ref().map(|whole| format!("; of 1, {}", held(whole)));
     ahead.then(|| {
         format!(
-            "Split heads are of the model alone: {not_run}{}. Commands keep the head whole{}.",
+            "Split heads are predictions alone: {not_run}{}. Commands keep the head whole{}.",
             if plan.is_unproven { ", and no GPU has" } else { "" },
             now.unwrap_or_default()
         )

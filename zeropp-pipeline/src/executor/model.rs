@@ -11,7 +11,7 @@ use zeropp_core::data::DataError;
 use zeropp_core::device;
 use zeropp_core::kernels::balance::RouterLosses;
 use zeropp_core::layer::{LayerCx, Part, pieces};
-use zeropp_core::meter::{MemoryKind, Meter};
+use zeropp_core::meter::Meter;
 use zeropp_core::split::ops::{SliceLogits, SplitHead, input_gradient};
 use zeropp_core::split::{
     ForwardGrads, Grads, LayerWeights, Makers, OpCx, RecordedBy, RouterCx, RouterSums,
@@ -421,14 +421,11 @@ impl Worker for ModelWorker {
         let dims = self.dims(micro_batch);
         self.begin_forward(stage, micro_batch);
         let input = x.map(|x| device::on(&self.options.device, x).reshape(dims));
-        let input = input.map(|x| Saved::new(x, MemoryKind::Activation, &self.meter));
         let (at, whole) = ((stage, micro_batch), 0..self.stages[&stage].parts.len());
         if self.evaluated.is_none() {
             self.begin_vault(at);
         }
-        if let (Some(vault), Some(input)) = (self.vault(at), &input) {
-            vault.note(input);
-        }
+        let input = input.map(|x| self.keep(at, x));
         let output = if self.evaluated.is_some() {
             let (x, op) = (input.as_ref().map(Saved::get), self.untracked(stage, micro_batch)?);
             self.run_layers(stage, micro_batch, whole, x, &op, true)?

@@ -36,11 +36,6 @@ pub(super) fn check(
     Ok(())
 }
 
-/// The place of a copy of the stage and micro-batch.
-fn at(tables: &Tables, kind: ActionKind, stage: usize, micro_batch: usize) -> Option<usize> {
-    tables.of_kind(kind, stage, micro_batch)
-}
-
 /// The same action of another kind.
 fn of(kind: ActionKind, action: &Action) -> Action {
     Action::new(kind, action.parts().1).expect("both name a micro-batch")
@@ -50,7 +45,7 @@ fn of(kind: ActionKind, action: &Action) -> Action {
 fn left_out(tables: &Tables, action: &Action) -> Vec<ActionKind> {
     let Action::Out { stage, micro_batch } = *action else { return Vec::new() };
     let mut kinds = vec![ActionKind::Gone, ActionKind::In];
-    kinds.retain(|kind| at(tables, *kind, stage, micro_batch).is_none());
+    kinds.retain(|kind| tables.of_kind(*kind, stage, micro_batch).is_none());
     kinds
 }
 
@@ -68,7 +63,7 @@ fn follows(tables: &Tables, index: usize, action: &Action) -> Result<(), Fault> 
         Action::Gone { stage, micro_batch } | Action::In { stage, micro_batch } => {
             let is_gone = matches!(action, Action::Gone { .. });
             let before = if is_gone { ActionKind::Out } else { ActionKind::Gone };
-            match is_before(at(tables, before, stage, micro_batch)) {
+            match is_before(tables.of_kind(before, stage, micro_batch)) {
                 true => Ok(()),
                 false => Err(Fault::NoActionBefore(of(before, action))),
             }
@@ -97,10 +92,10 @@ fn is_here(
     Task { kind, stage, micro_batch }: Task,
 ) -> Result<(), Fault> {
     let needs = matches!(kind, Compute::R | Compute::B | Compute::BW);
-    if !needs || at(tables, ActionKind::Out, stage, micro_batch).is_none() {
+    if !needs || tables.of_kind(ActionKind::Out, stage, micro_batch).is_none() {
         return Ok(());
     }
-    match at(tables, ActionKind::In, stage, micro_batch) {
+    match tables.of_kind(ActionKind::In, stage, micro_batch) {
         Some(at) if at < index => Ok(()),
         _ => Err(Fault::NoActionBefore(Action::In { stage, micro_batch })),
     }
@@ -123,7 +118,7 @@ fn count(
             Compute::B | Compute::BW => !redone,
             Compute::F | Compute::W => false,
         };
-        let is_out = at(tables, ActionKind::Out, stage, micro_batch).is_some();
+        let is_out = tables.of_kind(ActionKind::Out, stage, micro_batch).is_some();
         *out -= usize::from(needs && is_out && *out > 0);
     }
     match limits.out_max {

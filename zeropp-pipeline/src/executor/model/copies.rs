@@ -2,8 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
+use burn::tensor::Tensor;
 use zeropp_core::files::ScratchFile;
-use zeropp_core::split::{AwayTensors, Vault};
+use zeropp_core::meter::MemoryKind;
+use zeropp_core::split::{AwayTensors, Saved, Vault};
 
 use super::super::error::StepError;
 use super::ModelWorker;
@@ -35,6 +37,15 @@ impl ModelWorker {
         if self.offload.out.contains(&at) {
             self.offload.vaults.insert(at, Vault::default());
         }
+    }
+
+    /// Keeps what a forward was given until B needs it; noted where that is copied out.
+    pub(super) fn keep<const D: usize>(&self, at: (usize, usize), x: Tensor<D>) -> Saved<D> {
+        let kept = Saved::new(x, MemoryKind::Activation, &self.meter);
+        if let Some(vault) = self.vault(at) {
+            vault.note(&kept);
+        }
+        kept
     }
 
     pub(super) fn vault(&self, at: (usize, usize)) -> Option<&Vault> {

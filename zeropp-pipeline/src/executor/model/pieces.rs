@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use zeropp_core::meter::MemoryKind;
 use zeropp_core::split::{Recording, Saved};
 
 use super::super::error::StepError;
@@ -49,11 +48,7 @@ impl ModelWorker {
             let StageOutput::Hidden(y) = output else {
                 unreachable!("the head is in the last piece");
             };
-            let kept = Saved::new(y.clone(), MemoryKind::Activation, &self.meter);
-            if let Some(vault) = self.vault(at) {
-                vault.note(&kept);
-            }
-            inputs.push(Some(kept));
+            inputs.push(Some(self.keep(at, y.clone())));
             x = Some(y);
         }
         self.inputs.insert(at, inputs);
