@@ -268,7 +268,9 @@ class Chart {
   }
 
   name(rank, span) {
-    const micro = span[2] >= 0 ? `, micro-batch ${span[2]}` : "";
+    const n = this.answer.slices ?? 1, [sample, slice] = [Math.floor(span[2] / n), span[2] % n];
+    const what = n > 1 ? `slice ${slice} of sample ${sample}` : `micro-batch ${span[2]}`;
+    const micro = span[2] >= 0 ? `, ${what}` : "";
     // An optimizer step is of all stages of its rank.
     const stage = span[1] >= 0 ? ` of stage ${span[1]}` : "";
     return `${KINDS_OF_ACTION[span[0]]}${stage}${micro} on rank ${rank}`;

@@ -108,6 +108,8 @@ function showControls() {
   $("about").textContent = row ? row.about : "";
   $("virtual").disabled = inView.every((k) => k.only);
   $("unit").disabled = !inView.some((k) => k.units);
+  $("slices").disabled = !inView.some((k) => k.slices);
+  $("pairs").disabled = $("slices").disabled || Number(state.slices) === 1;
   $("layers").disabled = !state.per_layer;
   for (const input of $("controls").querySelectorAll("[aria-invalid]")) input.removeAttribute("aria-invalid");
 }
@@ -133,9 +135,10 @@ function drawByHand() {
 // All that is in view: the chosen kind or the schedule by hand, the others, the trace.
 function answers() {
   const byHand = editor.on && editor.csv;
-  const all = [byHand ? ["by hand", drawByHand()] : [state.kind, draw(state.kind)]];
+  const title = (kind) => (Number(state.slices) === 1 || sliced(kind) ? kind : `${kind}, whole samples`);
+  const all = [byHand ? ["by hand", drawByHand()] : [title(state.kind), draw(state.kind)]];
   const others = state.others.filter((kind) => kind !== state.kind || editor.on);
-  for (const kind of others) all.push([kind, draw(kind)]);
+  for (const kind of others) all.push([title(kind), draw(kind)]);
   if (trace) all.push([trace.trace + ", measured", trace]);
   return all;
 }
@@ -211,6 +214,8 @@ function show(shown, keepView) {
   extent = 1;
   for (const [, answer] of shown) for (const spans of answer.ranks) for (const span of spans) extent = Math.max(extent, span[4]);
   if (!keepView || !view) view = [0, extent * 1.005];
+  const inView = new Set(shown.flatMap(([, answer]) => answer.ranks.flat().map((span) => span[0])));
+  [...$("legend").children].forEach((item, i) => { item.hidden = i === 11 || i === 15 || !inView.has(i); });
   const host = $("charts");
   while (charts.length > shown.length) charts.pop().figure.remove();
   shown.forEach(([title, answer], i) => {
@@ -238,7 +243,7 @@ function faults(answer) {
 }
 
 // A schedule by hand has its own shape: another one leaves it, other prices price it anew.
-const SHAPE = ["kind", "pp", "virtual", "micro_batches", "unit"];
+const SHAPE = ["kind", "pp", "virtual", "micro_batches", "unit", "slices"];
 function changed(key) {
   notice = "";
   readControls();
@@ -387,7 +392,7 @@ function fromAddress() {
 }
 
 // About ms that a picture takes: by the last one of its kind, or by what kinds take in general.
-const sizeOf = (asked) => asked.pp * (asked.virtual ?? 2) * asked.micro_batches;
+const sizeOf = (asked) => asked.pp * (asked.virtual ?? 2) * asked.micro_batches * asked.slices;
 function expected(kind) {
   const size = sizeOf(wanted(kind)), last = soon.took.get(kind);
   const general = size * (kind === "auto" ? 1.5 : 0.01);
@@ -450,7 +455,6 @@ async function start() {
     const item = document.createElement("li"), colour = document.createElement("i");
     colour.style.background = COLOURS[i];
     item.append(colour, name);
-    item.hidden = i === 11 || i === 15;
     return item;
   }));
   for (const group of document.querySelectorAll("details.group")) group.open = innerWidth > 820;

@@ -1,8 +1,8 @@
 // What is asked for: the controls, the address, the presets.
-const FIELDS = ["kind", "pp", "virtual", "micro_batches", "unit", "layers", "t_f", "t_b", "t_w", "t_comm",
+const FIELDS = ["kind", "pp", "virtual", "micro_batches", "unit", "slices", "pairs", "layers", "t_f", "t_b", "t_w", "t_comm",
   "t_gather", "t_reduce", "t_step", "mem_f", "mem_w", "mem_input", "limit", "prefetch"];
 const SWITCHES = ["per_layer", "lower", "recompute"];
-const DEFAULTS = { kind: "zeropp", pp: "4", virtual: "", micro_batches: "14", unit: "7", layers: "", t_f: "100",
+const DEFAULTS = { kind: "zeropp", pp: "4", virtual: "", micro_batches: "14", unit: "7", slices: "1", pairs: "0", layers: "", t_f: "100",
   t_b: "100", t_w: "100", t_comm: "0", t_gather: "0", t_reduce: "0", t_step: "0", mem_f: "2", mem_w: "-1",
   mem_input: "0", limit: "", prefetch: "1", per_layer: true, lower: false, recompute: false, others: [] };
 // The papers give times of a stage of each kind.
@@ -24,6 +24,8 @@ const PRESETS = {
   "ZeroPP against ZB-V under 13 GB (sizes in MB)": { ...BIG, kind: "zeropp", pp: "4", virtual: "6", micro_batches: "24",
     unit: "8", others: ["zb-v"], per_layer: true, layers: "48", t_f: "946", t_b: "937", t_w: "678", t_gather: "750",
     t_reduce: "1500", lower: true, recompute: true, mem_f: "178", mem_w: "-89", mem_input: "10", limit: "13000" },
+  "A long sample: whole, and in 8 slices": { kind: "zeropp", pp: "4", virtual: "2", micro_batches: "2", unit: "",
+    slices: "8", pairs: "60", layers: "32", others: ["1f1b", "zb-v"] },
   "The same model for every kind": { kind: "zeropp", pp: "4", virtual: "2", micro_batches: "16", unit: "8",
     per_layer: true, layers: "24", others: ["1f1b", "interleaved", "zb-v"] },
 };
@@ -132,6 +134,11 @@ function costsOfControls() {
   return costs;
 }
 
+// Whether a kind has its samples in slices; those of the other kinds stay whole.
+function sliced(kind) {
+  return whole("slices") > 1 && kinds.find((k) => k.name === kind).slices;
+}
+
 // The request for a kind, or for the costs of a schedule by hand, which has its own P, V, B and U.
 // An error where a control has no number that it can have.
 function wanted(kind, byHand) {
@@ -141,7 +148,8 @@ function wanted(kind, byHand) {
   // A schedule by hand has the times of the one that it was made from.
   const fewest = fewestLayers(whole("pp"), perhaps("virtual") ?? 2), { lower, recompute } = state;
   const layers = state.per_layer ? whole("layers", true) ?? fewest : null;
-  return { kind, ...shape, costs: costsOfControls(), layers, limit: whole("limit", true), lower,
+  const slices = !byHand && sliced(kind) ? whole("slices") : 1;
+  return { kind, ...shape, slices, pairs: whole("pairs"), costs: costsOfControls(), layers, limit: whole("limit", true), lower,
     recompute, prefetch: whole("prefetch") };
 }
 
@@ -159,7 +167,7 @@ function fieldOf(error) {
 function command(kinds) {
   const row = kinds.find((k) => k.name === state.kind), asked = wanted(state.kind);
   const v = row.only ? row.stages : asked.virtual ?? row.stages;
-  const parts = [`zeropp run --pp ${asked.pp} --virtual ${v} --schedule ${state.kind}`];
+  const parts = [`zeropp run --pp ${asked.pp} --virtual ${v} --schedule ${state.kind}${asked.slices > 1 ? `:slices=${asked.slices}` : ""}`];
   parts.push(`--micro-batches ${asked.micro_batches}`);
   if (row.units && asked.unit !== null) parts.push(`--unit ${asked.unit}`);
   if (state.recompute) parts.push("--recompute full");

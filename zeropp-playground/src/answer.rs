@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use zeropp_schedule::check::{self, TextFault};
-use zeropp_schedule::costs::{ALONE, Table, layers_of, measured};
+use zeropp_schedule::costs::{
+    ALONE, SampleGrowth, SliceCut, Table, cut_samples, layers_of, measured, of_slices,
+};
 use zeropp_schedule::draw::kinds::KindDot;
 use zeropp_schedule::draw::{self, chart, chrome_read, svg};
 use zeropp_schedule::exchange::Format;
@@ -13,8 +15,9 @@ use zeropp_schedule::ir::{Action, Schedule};
 use zeropp_schedule::lower::{LowerOptions, lower};
 use zeropp_schedule::metrics::Metrics;
 use zeropp_schedule::report::{first_pipeline, measures, step, steps};
-use zeropp_schedule::schedules::default_unit;
-use zeropp_schedule::schedules::{self, KINDS, Limits, Shape, StagesPerRank, StepForm};
+use zeropp_schedule::schedules::{
+    self, KINDS, Limits, Shape, StagesPerRank, StepForm, default_unit, generate_sliced,
+};
 use zeropp_schedule::simulate::{Costs, StageCosts, simulate};
 use zeropp_schedule::timeline::{MemoryUnit, Span, Timeline};
 use zeropp_schedule::verify::VerifyLimits;
@@ -22,6 +25,8 @@ use zeropp_search::generate_with_costs;
 
 /// Most micro-batches times stages of a picture: beyond it a slip of the hand is likelier.
 const SIZE_MAX: usize = 1 << 17;
+/// Tokens of a sample in slices, as `zeropp schedule` has them by itself.
+const SAMPLE_TOKENS: u64 = 32768;
 /// Computes that a search may time for a row of the table.
 const TABLE_COMPUTES: usize = 2_000_000;
 /// Faults that are reported of an edited schedule.
@@ -66,6 +71,10 @@ struct WantedSchedule {
     virtual_stages: Option<usize>,
     micro_batches: usize,
     unit: Option<usize>,
+    /// Slices that every sample, which a micro-batch then is, is cut into.
+    slices: usize,
+    /// The share of pairs of tokens in the times of F and B, %.
+    pairs: f64,
     /// The keys of a file of costs.
     costs: Map<String, Value>,
     /// Costs are of one of so many layers, not of a stage.
@@ -143,6 +152,7 @@ fn kinds() -> Value {
         json!({
             "name": kind.name, "about": kind.about, "stages": stages, "only": only,
             "units": kind.step == StepForm::Units, "limit": kind.obeys_limit,
+            "slices": kind.in_slices.is_some(),
         })
     };
     json!({ "kinds": KINDS.iter().map(row).collect::<Vec<_>>() })
@@ -153,17 +163,23 @@ impl WantedSchedule {
         let row = schedules::Kind::find(kind).ok_or_else(|| format!("{kind}: no such kind"))?;
         let given = self.virtual_stages.filter(|v| row.stages.allows(*v));
         let virtual_stages = given.unwrap_or(row.stages.default_number());
-        let all = [self.pp, virtual_stages, self.micro_batches].iter().product::<usize>();
-        if self.pp > 1024 || self.micro_batches > 8192 || virtual_stages > 64 || all > SIZE_MAX {
+        let parts = [self.pp, virtual_stages, self.micro_batches, self.slices.max(1)];
+        let is_huge = parts.iter().zip([1024, 64, 8192, 256]).any(|(n, most)| *n > most);
+        if is_huge || parts.iter().product::<usize>() > SIZE_MAX {
+            let slices = match self.slices {
+                0 | 1 => String::new(),
+                n => format!(" of {n} slices"),
+            };
             return Err(format!(
-                "P {}, V {virtual_stages} and B {} make more than {SIZE_MAX} forwards: the command \
-                 `zeropp schedule` draws them",
+                "P {}, V {virtual_stages} and B {}{slices} make more than {SIZE_MAX} forwards: the \
+                 command `zeropp schedule` draws them",
                 self.pp, self.micro_batches
             ));
         }
-        let unit = self.unit.filter(|u| *u > 0);
-        let unit =
-            unit.unwrap_or_else(|| default_unit(self.pp, virtual_stages, self.micro_batches));
+        let unit = self.unit.filter(|u| *u > 0).unwrap_or_else(|| match self.slices {
+            0 | 1 => default_unit(self.pp, virtual_stages, self.micro_batches),
+            n => (2 * self.pp).saturating_sub(1).div_ceil(n),
+        });
         let micro_batches = self.micro_batches;
         Ok(Shape { pp: self.pp, virtual_stages, micro_batches, unit })
     }
@@ -192,21 +208,47 @@ impl WantedSchedule {
     ) -> Result<AnsweredSchedule, String> {
         let shape = self.shape(kind)?;
         let costs = self.costs(shape.stages())?;
+        if self.slices > 1 {
+            return self.make_sliced(kind, shape, &costs);
+        }
         let limits = Limits { evaluations, ..Limits::default() };
         let (mem_limit, costs_of) = (self.limit, schedules::OrderCosts::from(&costs));
         let weighed = schedules::OrderCosts { mem_limit, limits, ..costs_of };
-        let options = LowerOptions {
-            recompute: self.recompute,
-            prefetch: self.prefetch,
-            ..LowerOptions::default()
-        };
         let weighed = match self.lower {
-            true => weighed.with_objective(options.sync.into()),
+            true => weighed.with_objective(self.options().sync.into()),
             false => weighed,
         };
         let made = generate_with_costs(kind, &shape, &weighed).map_err(|e| e.to_string())?;
-        let schedule = if self.lower { lower(&made, &options) } else { made };
-        run(shape, schedule, costs)
+        run(shape, self.lowered(made), costs)
+    }
+
+    /// The schedule of `kind` with samples in slices, where a sample has these costs.
+    fn make_sliced(
+        &self,
+        kind: &str,
+        shape: Shape,
+        costs: &Costs,
+    ) -> Result<AnsweredSchedule, String> {
+        let pairs = [self.share_of_pairs()?; 2];
+        let (costs, tokens) =
+            cut_samples(costs, SAMPLE_TOKENS, self.slices, SliceCut::default(), pairs)?;
+        let made = generate_sliced(kind, &shape, &tokens).map_err(|e| e.to_string())?;
+        run(shape, self.lowered(made), costs)
+    }
+
+    fn share_of_pairs(&self) -> Result<f64, String> {
+        let percent = Some(self.pairs).filter(|percent| (0.0..=100.0).contains(percent));
+        let problem = || format!("pairs = {}: no share of a time in %; use 0 to 100", self.pairs);
+        Ok(percent.ok_or_else(problem)? / 100.0)
+    }
+
+    fn options(&self) -> LowerOptions {
+        let (recompute, prefetch) = (self.recompute, self.prefetch);
+        LowerOptions { recompute, prefetch, ..LowerOptions::default() }
+    }
+
+    fn lowered(&self, made: Schedule) -> Schedule {
+        if self.lower { lower(&made, &self.options()) } else { made }
     }
 }
 
@@ -228,6 +270,13 @@ fn edited(text: &str, wanted: &WantedSchedule) -> Result<AnsweredSchedule, Strin
         unit: schedule.units.first().copied().unwrap_or(1),
     };
     let costs = wanted.costs(schedule.stages())?;
+    let costs = match schedule.sample_slices.as_slice() {
+        [] => costs,
+        tokens => {
+            let share = wanted.share_of_pairs()?;
+            of_slices(&costs, &SampleGrowth::of_pairs(share, share), tokens)
+        }
+    };
     run(shape, schedule, costs)
 }
 
@@ -298,7 +347,8 @@ fn traced(trace: &Timeline) -> Value {
     let micro_batches = all.iter().filter_map(|span| span.action.micro_batch()).max();
     let units = all.iter().filter(|s| s.action == Action::ReduceScatter { stage: 0 }).count();
     let micro_batches = micro_batches.map_or(1, |last| last + 1);
-    let kind = one.title.split(" · ").next().and_then(schedules::Kind::find);
+    // The title of a run, or of a simulation.
+    let kind = one.title.split([' ', ',']).next().and_then(schedules::Kind::find);
     let which = if number > 1 { format!(", step {number} of {number}") } else { String::new() };
     json!({
         "trace": format!("{}{which}", one.title), "facts": one.facts, "ranks": spans(&one),
@@ -404,7 +454,8 @@ fn drawn(made: &AnsweredSchedule) -> Value {
         .collect();
     json!({
         "kind": made.schedule.kind, "placement": made.schedule.placement,
-        "units": made.schedule.units, "ranks": spans(&made.timeline), "memory": memory,
+        "units": made.schedule.units, "slices": made.schedule.slices_per_sample(),
+        "ranks": spans(&made.timeline), "memory": memory,
         "numbers": numbers(made), "bubbles": made.timeline.bubbles(),
         "csv": as_csv(&made.schedule).unwrap_or_default(),
     })

@@ -1,8 +1,6 @@
 //! From the flags for costs to what generators, simulator and files take.
 
-use zeropp::pipeline::costs::{
-    ACTIONS_EACH_MAX, SampleGrowth, TimeGrowth, layers_of, of_slices, slices_of,
-};
+use zeropp::pipeline::costs::{ACTIONS_EACH_MAX, cut_samples, layers_of};
 use zeropp::pipeline::exchange::json;
 use zeropp::pipeline::memory::StageBytes;
 use zeropp::pipeline::schedules;
@@ -159,18 +157,9 @@ impl ScheduleCosts {
         if number == 1 {
             return Ok(Vec::new());
         }
-        let of = |pairs| TimeGrowth { pairs, each: 0.0 };
-        let [f, b] = pairs.map(of);
-        let growth = SampleGrowth { f, b, r: f, ..SampleGrowth::default() };
-        let stages = &self.simulator.stages;
-        let sum = |of: fn(&StageCosts) -> u64| {
-            let times = stages.iter().map(|stage| u128::from(of(stage)));
-            u64::try_from(times.sum::<u128>()).unwrap_or(u64::MAX)
-        };
-        let times = [sum(|s| s.f_ns), sum(|s| s.b_ns), sum(|s| s.w_ns)];
-        let sample_slices =
-            slices_of(tokens, number, cut, times, &growth).map_err(Failure::bad_input)?;
-        self.simulator = of_slices(&self.simulator, &growth, &sample_slices);
+        let (costs, sample_slices) =
+            cut_samples(&self.simulator, tokens, number, cut, pairs).map_err(Failure::bad_input)?;
+        self.simulator = costs;
         self.is_of_file = true;
         Ok(sample_slices)
     }

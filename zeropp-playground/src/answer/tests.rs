@@ -10,6 +10,7 @@ fn ask(request: Value) -> Value {
 fn wanted(kind: &str) -> Value {
     json!({
         "kind": kind, "pp": 4, "virtual": null, "micro_batches": 8, "unit": null,
+        "slices": 1, "pairs": 0,
         "costs": { "t_f": 1, "t_b": 1, "t_w": 1, "mem_f": 2, "mem_b": -1, "mem_w": -1 },
         "layers": null, "limit": null, "lower": false, "recompute": false, "prefetch": 1,
     })
@@ -49,6 +50,29 @@ fn an_edited_schedule_is_proven_at_once() {
 }
 
 #[test]
+fn samples_in_slices_are_drawn_edited_and_priced_alike() {
+    let mut asked = wanted("zeropp");
+    (asked["slices"], asked["pairs"]) = (4.into(), 60.into());
+    asked["micro_batches"] = 2.into();
+    asked["costs"] = json!({ "t_f": 100, "t_b": 120, "t_w": 80 });
+    let sliced = ask(json!({ "ask": "draw", "wanted": asked }));
+    assert_eq!(sliced["slices"], 4, "{sliced}");
+    let mut whole = asked.clone();
+    whole["slices"] = 1.into();
+    let whole = ask(json!({ "ask": "draw", "wanted": whole }));
+    let bubble = |drawn: &Value| drawn["numbers"]["bubble"].as_f64().unwrap();
+    assert!(bubble(&sliced) < bubble(&whole), "{} {}", bubble(&sliced), bubble(&whole));
+    let edited = ask(json!({ "ask": "edit", "csv": sliced["csv"], "wanted": asked }));
+    assert_eq!(edited["numbers"]["makespan"], sliced["numbers"]["makespan"], "{edited}");
+    assert_eq!(edited["slices"], 4);
+    asked["pairs"] = 101.into();
+    let error = ask(json!({ "ask": "draw", "wanted": asked }))["error"].clone();
+    assert_eq!(error, "pairs = 101: no share of a time in %; use 0 to 100");
+    let error = drawing("zb-v", "slices", 4.into())["error"].clone();
+    assert!(error.as_str().unwrap().contains("slices"), "{error}");
+}
+
+#[test]
 fn a_fault_of_an_edited_schedule_reads_as_the_command_says_it() {
     let csv = "0F0,1F0,0B0,1B0\n";
     let mut one = wanted("1f1b");
@@ -71,7 +95,10 @@ fn the_last_step_of_a_trace_gives_its_shape_and_its_times() {
     let mut text = Vec::new();
     chrome::write(&run, &mut text).unwrap();
     let text = String::from_utf8(text).unwrap();
+    let simulated = text.replacen("zb-v · pp 4 x zero3 1 x dp 1", "zb-v, simulated", 1);
+    let simulated = ask(json!({ "ask": "read", "text": simulated, "name": "run.json" }));
     let read = ask(json!({ "ask": "read", "text": text, "name": "run.json" }));
+    assert_eq!(simulated["shape"], read["shape"], "{simulated}");
     let shape = json!({ "kind": "zb-v", "pp": 4, "virtual": 2, "micro_batches": 8, "unit": 8,
         "lower": true });
     assert_eq!(read["shape"], shape, "{read}");

@@ -49,7 +49,9 @@ pub use blocks::{BlockTimes, head};
 pub use layers::layers_of;
 pub use machine::Machine;
 pub use measured::{measured, scaled_to};
-pub use slices::{SLICE_GRID, SampleGrowth, SliceCut, TimeGrowth, of_slices, slices_of};
+pub use slices::{
+    SLICE_GRID, SampleGrowth, SliceCut, TimeGrowth, cut_samples, of_slices, slices_of,
+};
 pub use split_head::with_slices;
 
 /// Keys that have an entry for every stage; one number stands for all stages.

@@ -89,7 +89,7 @@ pub struct SampleGrowth {
 
 impl SampleGrowth {
     /// These shares of F, which R does again, and of B grow by pairs of tokens, all else by tokens.
-    pub(super) fn of_pairs(f: f64, b: f64) -> SampleGrowth {
+    pub fn of_pairs(f: f64, b: f64) -> SampleGrowth {
         let of = |pairs| TimeGrowth { pairs, each: 0.0 };
         SampleGrowth { f: of(f), b: of(b), w: of(0.0), r: of(f) }
     }
@@ -203,6 +203,29 @@ fn first_in(mut least: u64, mut most: u64, is_enough: impl Fn(u64) -> bool) -> u
         }
     }
     least
+}
+
+/// Costs of samples of so many tokens in as many slices as are asked for, and the tokens of each
+/// slice. `pairs` is the share of pairs of tokens in the times of F, which R does again, and of B;
+/// all else grows by tokens.
+///
+/// # Errors
+/// As [`slices_of`].
+pub fn cut_samples(
+    whole: &Costs,
+    tokens: u64,
+    slices: usize,
+    cut: SliceCut,
+    [f, b]: [f64; 2],
+) -> Result<(Costs, Vec<u64>), String> {
+    let growth = SampleGrowth::of_pairs(f, b);
+    let sum = |of: fn(&StageCosts) -> u64| {
+        let times = whole.stages.iter().map(|stage| u128::from(of(stage)));
+        u64::try_from(times.sum::<u128>()).unwrap_or(u64::MAX)
+    };
+    let times = [sum(|s| s.f_ns), sum(|s| s.b_ns), sum(|s| s.w_ns)];
+    let tokens = slices_of(tokens, slices, cut, times, &growth)?;
+    Ok((of_slices(whole, &growth, &tokens), tokens))
 }
 
 /// The costs of every stage and slice, in the order of
