@@ -16,7 +16,7 @@ const GAIN: f64 = 0.03;
 
 /// The run of these settings; where they leave the number of slices open, with the one of which a
 /// step is shortest, or that fits where fewer do not. Of more slices it has to be shorter by
-/// [`GAIN`]. No bit depends on it. A note says what was chosen.
+/// [`GAIN`]. No bit depends on it: where whole samples run, slices have their units. A note says what was chosen.
 ///
 /// # Errors
 /// What is wrong with the settings.
@@ -36,11 +36,20 @@ pub(crate) fn planned(
         Ok(whole) => is_short(whole).then(|| "whole samples need more memory".to_string()),
     };
     let before = whole.as_ref().map_or(u64::MAX, step_ns);
+    // Sums follow from units of samples, which some kinds have others of for slices.
+    let units = |made: &Blueprint| {
+        let (slices, units) = (made.schedule().slices_per_sample(), &made.schedule().units);
+        units.iter().map(|unit| unit / slices).collect::<Vec<_>>()
+    };
+    let units_before = whole.as_ref().ok().map(units);
     let (mut best, mut least) = (whole, before);
     for n in numbers(config.seq) {
         let sliced = Config { slices: SliceCount::Of(n), ..config.clone() };
         // Those that cannot be are none, such as beyond a limit on memory.
         let Ok(made) = Blueprint::new(&sliced, model.clone(), own) else { continue };
+        if units_before.as_ref().is_some_and(|before| *before != units(&made)) {
+            continue;
+        }
         let ns = step_ns(&made);
         let is_better = match best.as_ref().map(|best| (is_short(best), is_short(&made))) {
             Err(_) | Ok((true, false)) => true,
