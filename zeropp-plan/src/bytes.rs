@@ -28,6 +28,14 @@ impl LayerSizes {
         LayerSizes { cost, parameters, role, padded }
     }
 
+    /// Whether the other one takes and keeps the same.
+    pub(crate) fn is_like(&self, other: &LayerSizes) -> bool {
+        let (mine, others) = (&self.parameters, &other.parameters);
+        let is_same = |(a, b): (&ParamSpec, &ParamSpec)| a.shape == b.shape && a.trains == b.trains;
+        let are_same = mine.len() == others.len() && mine.iter().zip(others).all(is_same);
+        are_same && self.role == other.role && self.cost == other.cost
+    }
+
     /// Bytes of its parameters in fp32 with what trains of them has beside: a gradient, and what
     /// the optimizer keeps.
     pub(crate) fn fixed(&self, rule: &StateRule) -> u64 {
@@ -91,7 +99,7 @@ impl RunState {
 }
 
 /// How a stage is shared and what it keeps.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageForm {
     /// The ranks that share it.
     pub cut: Cut,

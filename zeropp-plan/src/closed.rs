@@ -3,7 +3,7 @@
 use crate::layout::Layout;
 use crate::stages::Stage;
 use zeropp_schedule::schedules::{MeanTimes, Shape};
-use zeropp_schedule::simulate::Costs;
+use zeropp_schedule::simulate::LinkCosts;
 
 /// Seconds of a step, about; while all ranks compute, all take `slowdown` times as long, and beside
 /// collectives compute loses `contention` of its time; slices take `overhead` times as long as
@@ -11,19 +11,19 @@ use zeropp_schedule::simulate::Costs;
 pub(crate) fn step_s(
     layout: &Layout,
     stages: &[Stage],
-    costs: &Costs,
+    (link, step_ns): (&LinkCosts, u64),
     [slowdown, contention, overhead]: [f64; 3],
     shared: f64,
 ) -> f64 {
     let work = overhead * work_ns(layout, stages, shared * 1e9);
-    let bubble = bubble_ns(layout, stages, costs);
+    let bubble = bubble_ns(layout, stages, link);
     let queue = queue_ns(layout, stages);
     let replicas: u64 =
         stages.iter().map(|s| s.costs.replica_reduce_ns).sum::<u64>() / layout.pp as u64;
     // Gathers and reductions run beside the work, but for the first and the last.
     let ends = stages[0].costs.all_gather_ns + stages[0].costs.reduce_scatter_ns;
     let hidden = (work + bubble).max(queue) + ends as f64;
-    let update = costs.step_ns as f64;
+    let update = step_ns as f64;
     let contended = contention * (queue + 0.5 * replicas as f64).min(work);
     let alone = hidden + contended + 0.5 * replicas as f64 + update;
     alone.max(slowdown * (work + update)) / 1e9
@@ -49,12 +49,11 @@ fn work_ns(layout: &Layout, stages: &[Stage], shared: f64) -> f64 {
 }
 
 /// What a rank waits for others in a step, ns: the published forms, with a stage's mean times.
-fn bubble_ns(layout: &Layout, stages: &[Stage], costs: &Costs) -> f64 {
+fn bubble_ns(layout: &Layout, stages: &[Stage], link: &LinkCosts) -> f64 {
     let n = stages.len() as f64;
     let mean = |of: fn(&Stage) -> u64| stages.iter().map(of).sum::<u64>() as f64 / n;
     let (f, b, w) = (mean(|s| s.costs.f_ns), mean(|s| s.costs.b_ns), mean(|s| s.costs.w_ns));
-    let message = costs.link.latency_ns as f64
-        + costs.memory.first().map_or(0.0, |m| costs.link.transfer_ns(m.message) as f64);
+    let message = link.latency_ns as f64 + link.transfer_ns(stages[0].bytes.message) as f64;
     let waits = |shape: &Shape, times: &MeanTimes| (layout.forms().waits)(shape, times);
     let shape = layout.shape();
     if layout.slices == 1 {

@@ -104,6 +104,13 @@ impl LayerWork {
         matches!(self.kind, PartKind::Block(_))
     }
 
+    /// Whether the other one is a block, too, which takes and keeps the same.
+    pub(crate) fn is_like(&self, other: &LayerWork) -> bool {
+        let work = |of: &LayerWork| (of.flops, of.again, of.traffic);
+        let is_same = work(self) == work(other) && self.sizes.is_like(&other.sizes);
+        self.is_block() && other.is_block() && is_same
+    }
+
     /// Seconds that B takes longer with selective recomputation: a pass over what it makes again,
     /// and attention's probabilities where they were kept.
     pub(crate) fn again_s(&self, job: &Job) -> f64 {

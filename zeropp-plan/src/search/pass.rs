@@ -14,7 +14,7 @@ use crate::exact::{self, Planned, Simulation};
 use crate::layout::{Job, Layout};
 use crate::memory;
 use crate::shared::Crowd;
-use crate::stages::simulator;
+use crate::stages::{link, step_ns};
 
 /// Layouts that are simulated in the order of their closed form, at most.
 const SIMULATED_MAX: usize = 40;
@@ -316,14 +316,14 @@ impl<'a> Pass<'a> {
         // A sample's stages are enough here, and slices have many.
         let whole = Layout { slices: 1, ..layout.clone() };
         let (stages, _) = self.models.stages(job, &whole)?;
-        let costs = simulator(job, &whole, &stages);
+        let ends = (&link(job, &whole), step_ns(job, &whole, &stages));
         let crowd = Crowd::new(&job.machine, &layout);
         let contention = job.machine.contention;
         let slowdown = crowd.map_or(1.0, |crowd| crowd.slowdown([1.0, 0.0]));
         let slowed = [slowdown, contention, self.models.overhead(job, &layout)];
         let splits = job.may_split_head(&layout);
         let shared = if splits { self.models.head_s(job, &layout) } else { 0.0 };
-        let step_s = closed::step_s(&layout, &stages, &costs, slowed, shared);
+        let step_s = closed::step_s(&layout, &stages, ends, slowed, shared);
         let mut at_least = memory::at_least(&layout, &stages, splits);
         if splits {
             let (even, _) = self.models.stages_but_head(job, &layout)?;
