@@ -19,7 +19,7 @@ impl Pass<'_> {
     ///
     /// [`Recut`]: crate::recut::Recut
     pub(super) fn cut_again(&mut self, memory: u64) {
-        let mut budget = if self.is_short || self.again { RECUT_AGAIN } else { RECUT_BUDGET };
+        let mut budget = if self.again { RECUT_AGAIN } else { RECUT_BUDGET };
         let Some(best_s) = self.fitting(memory).map(|p| p.step_s).min_by(f64::total_cmp) else {
             return;
         };
