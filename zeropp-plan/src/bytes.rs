@@ -1,6 +1,8 @@
 //! What stages and ranks hold, from what their layers say: the one count that a run predicts its
 //! memory by and that layouts are compared with.
 
+use std::sync::Arc;
+
 use zeropp_model::layer::{BackwardPeak, LayerCost, pieces};
 use zeropp_model::optimizer::{Cut, Role, Shares, StateRule};
 use zeropp_model::params::{BLOCK, FlatLayout, ParamSpec};
@@ -11,7 +13,7 @@ use zeropp_schedule::memory::{LayerwiseBytes, MemoryBytes, StageBytes};
 pub struct LayerSizes {
     /// What it costs a micro-batch.
     pub cost: LayerCost,
-    parameters: Vec<ParamSpec>,
+    parameters: Arc<[ParamSpec]>,
     role: Role,
     /// Elements of what trains and of what does not, each parameter padded as in a flat buffer.
     padded: [usize; 2],
@@ -25,15 +27,7 @@ impl LayerSizes {
             FlatLayout::new(those, 1).len
         };
         let padded = [of(true), of(false)];
-        LayerSizes { cost, parameters, role, padded }
-    }
-
-    /// Whether the other one takes and keeps the same.
-    pub(crate) fn is_like(&self, other: &LayerSizes) -> bool {
-        let (mine, others) = (&self.parameters, &other.parameters);
-        let is_same = |(a, b): (&ParamSpec, &ParamSpec)| a.shape == b.shape && a.trains == b.trains;
-        let are_same = mine.len() == others.len() && mine.iter().zip(others).all(is_same);
-        are_same && self.role == other.role && self.cost == other.cost
+        LayerSizes { cost, parameters: parameters.into(), role, padded }
     }
 
     /// Bytes of its parameters in fp32 with what trains of them has beside: a gradient, and what

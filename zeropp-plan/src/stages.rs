@@ -20,7 +20,7 @@ use crate::matrices::OfBlock;
 use crate::parts::Parts;
 use crate::recut::Recut;
 use crate::split::{of_rank, slice_bytes, slice_sizes, slice_state};
-use crate::work::LayerWork;
+use crate::work::{LayerWork, of_parts};
 
 use slices::OfSlices;
 
@@ -44,14 +44,11 @@ impl ModelCosts {
         let parts = job.model.decoder.parts();
         let batch = job.batch(samples);
         let layer = |part: &DecoderPart| LayerWork::new(part, batch, &job.compute);
-        let layers: Vec<LayerWork> = parts.iter().map(layer).collect();
+        let layers = of_parts(&parts, layer);
+        let first = |i: usize| (0..i).find(|j| parts[*j].is_like(&parts[i]));
+        let alike = (0..parts.len()).map(|i| first(i).unwrap_or(i)).collect();
         let sizes = layers.iter().map(|layer| (layer.sizes.clone(), layer.is_block())).collect();
         let parts = Parts::new(sizes, job.model.decoder.tied, batch.tokens());
-        let mut alike: Vec<usize> = Vec::new();
-        for (i, layer) in layers.iter().enumerate() {
-            let like = (0..i).find(|j| alike[*j] == *j && layers[*j].is_like(layer));
-            alike.push(like.unwrap_or(i));
-        }
         let of_slices = OfSlices::default();
         ModelCosts { layers, alike, parts, samples, shares: HashMap::new(), of_slices }
     }

@@ -57,6 +57,19 @@ impl MatrixWork {
     }
 }
 
+/// What `of` says of each part of a model; most blocks are like the one before.
+pub(crate) fn of_parts<T: Clone>(
+    parts: &[DecoderPart],
+    of: impl Fn(&DecoderPart) -> T,
+) -> Vec<T> {
+    let mut all: Vec<T> = Vec::with_capacity(parts.len());
+    for (i, part) in parts.iter().enumerate() {
+        let before = i.checked_sub(1).filter(|before| parts[*before].is_like(part));
+        all.push(before.map_or_else(|| of(part), |before| all[before].clone()));
+    }
+    all
+}
+
 impl LayerWork {
     pub(crate) fn new(
         part: &DecoderPart,
@@ -102,13 +115,6 @@ impl LayerWork {
 
     pub(crate) fn is_block(&self) -> bool {
         matches!(self.kind, PartKind::Block(_))
-    }
-
-    /// Whether the other one is a block, too, which takes and keeps the same.
-    pub(crate) fn is_like(&self, other: &LayerWork) -> bool {
-        let work = |of: &LayerWork| (of.flops, of.again, of.traffic);
-        let is_same = work(self) == work(other) && self.sizes.is_like(&other.sizes);
-        self.is_block() && other.is_block() && is_same
     }
 
     /// Seconds that B takes longer with selective recomputation: a pass over what it makes again,

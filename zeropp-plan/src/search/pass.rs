@@ -41,6 +41,8 @@ const LEAN_MAX: usize = 24;
 const LEAN_ALIKE: usize = 1;
 /// Of neighbours, where the search has been asked for another limit before.
 const AGAIN_BUDGET: usize = 60_000;
+/// Of layouts in slices that a short search begins at.
+const NAMED_BUDGET: usize = 240_000;
 /// Neighbours whose closed form is so much above the best step are left.
 const TOO_SLOW: f64 = 1.5;
 /// Samples in slices have so many times as many actions, of which more are simulated, too.
@@ -108,7 +110,8 @@ impl<'a> Pass<'a> {
         let mut pass = Pass::of(job, sort, |layout| meshes.contains(&mesh(layout)))?;
         pass.again = true;
         pass.splits = named.iter().any(|named| named.is_split);
-        pass.simulate(named.iter().map(|named| named.layout.clone()).collect());
+        let most = if sort == Sort::Sliced { NAMED_BUDGET } else { usize::MAX };
+        pass.simulate_some(named.iter().map(|named| named.layout.clone()), most);
         // What is cut for a split head is cut so again.
         for Named { layout, blocks, .. } in named.iter().copied().filter(|named| !named.is_split) {
             let first = pass.known.get(layout).cloned().flatten();
