@@ -8,7 +8,7 @@ mod space;
 use std::collections::HashSet;
 
 use crate::PlanError;
-use crate::exact::{Planned, Simulation};
+use crate::exact::{MadePrograms, Planned, Simulation};
 use crate::layout::{Job, Layout, Slices};
 
 pub use models::Models;
@@ -82,6 +82,11 @@ impl<'a> Search<'a> {
         };
         let passes = [Sort::Whole, Sort::Sliced].into_iter().filter_map(of).collect();
         Search { job, passes, left: None }
+    }
+
+    /// The programs that were made.
+    pub(crate) fn made(&self) -> MadePrograms {
+        self.passes.first().map(|pass| pass.made()).unwrap_or_default()
     }
 
     /// Whether some layout holds no more than the job's memory, as far as a short search tells.

@@ -11,7 +11,7 @@ use super::Named;
 use super::space::{self, Sort};
 use crate::closed;
 use crate::cores;
-use crate::exact::{self, Planned, Simulation};
+use crate::exact::{self, MadePrograms, Planned, Simulation};
 use crate::layout::{Job, Layout};
 use crate::memory;
 use crate::shared::Crowd;
@@ -46,7 +46,7 @@ const NAMED_BUDGET: usize = 240_000;
 /// Neighbours whose closed form is so much above the best step are left.
 const TOO_SLOW: f64 = 1.5;
 /// Samples in slices have so many times as many actions, of which more are simulated, too.
-const SLICED: usize = 4;
+const SLICED: usize = 2;
 /// Layouts whose closed form is so much above the best step of another sort are left.
 const MUCH_SLOWER: f64 = 1.1;
 /// Where the closed form of all layouts is so much above the memory, none fits.
@@ -210,6 +210,11 @@ impl<'a> Pass<'a> {
     pub(super) fn ranked(&self, memory: u64) -> [usize; 2] {
         let above = self.candidates.iter().filter(|c| c.at_least > memory);
         [self.candidates.len(), above.count()]
+    }
+
+    /// The programs that were made.
+    pub(super) fn made(&self) -> MadePrograms {
+        self.models.made.clone()
     }
 
     /// What was simulated.
@@ -403,9 +408,10 @@ impl<'a> Pass<'a> {
         let job = self.job;
         let mut cut = |layout: Layout| (self.models.stages(job, &layout), layout);
         let cut: Vec<_> = layouts.into_iter().map(&mut cut).collect();
+        let made = &self.models.made;
         let planned = cores::map(&cut, |(cut, layout)| {
             let (stages, blocks) = cut.as_ref()?;
-            Some(Simulation::new(job, layout, stages).ok()?.planned(blocks))
+            Some(Simulation::of(job, layout, stages, made).ok()?.planned(blocks))
         });
         cut.into_iter().map(|(_, layout)| layout).zip(planned).collect()
     }
