@@ -15,7 +15,7 @@ use zeropp_plan::{PlanError, machines};
 /// step.
 type Row = (&'static str, &'static str, usize, isize, usize);
 
-const ROWS: [Row; 11] = [
+const ROWS: [Row; 14] = [
     ("14.6b", "a100", 0, 32, 192),
     ("28.3b", "a100", 0, 64, 192),
     ("175b", "a100", 0, 64, 512),
@@ -27,6 +27,9 @@ const ROWS: [Row; 11] = [
     ("llama3-70b", "h100", 8192, 64, 256),
     ("llama3-70b", "h100", 1 << 17, 128, 64),
     ("llama3-70b", "h100", 1 << 17, -128, 64),
+    ("llama2-70b", "h100", 4096, -128, 512),
+    ("llama3-70b", "h100", 8192, -128, 512),
+    ("qwen3-8b", "h100", 8192, -8, 32),
 ];
 
 fn job(&(name, machine, seq, gpus, global_batch): &Row) -> Result<Job, PlanError> {

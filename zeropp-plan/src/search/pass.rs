@@ -149,11 +149,18 @@ impl<'a> Pass<'a> {
         let all = all.map(|c| (c.layout.clone(), c.step_s, c.at_least));
         let (fit, over): (Vec<_>, Vec<_>) = all.partition(|c| c.2 <= memory);
         self.simulate_first(memory, fit.iter().map(|c| (&c.0, c.1)));
-        let enough = if self.again { 1 } else { SHOWN };
-        if best_s.is_infinite() && self.fitting(memory).count() < enough {
+        let enough = if self.again || best_s.is_finite() { 1 } else { SHOWN };
+        if self.fitting(memory).count() < enough {
             let leanest = self.leanest_first(fit, over);
-            let climb = self.times(if self.again { AGAIN_BUDGET } else { LEAN_CLIMB_BUDGET });
-            self.climb_to_less_memory(leanest, LEAN_BUDGET, climb, |_| false);
+            let (first, climb) = match self.again {
+                true => (AGAIN_BUDGET, AGAIN_BUDGET),
+                false => (LEAN_BUDGET, self.times(LEAN_CLIMB_BUDGET)),
+            };
+            // Of whole samples the fastest that fit may well be behind the leanest.
+            let is_sliced = self.sort == Sort::Sliced;
+            let is_enough =
+                |pass: &Pass<'_>| is_sliced && pass.fitting(memory).count() >= enough;
+            self.climb_to_less_memory(leanest, first, climb, is_enough);
         }
         let budget = if self.again { AGAIN_BUDGET } else { CLIMB_BUDGET };
         if self.fitting(memory).next().is_some() {
