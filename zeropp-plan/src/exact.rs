@@ -415,7 +415,8 @@ impl<'a> Simulation<'a> {
                     (bytes as f64, share(to.is_some_and(|to| links.leaves_node(rank, to))))
                 }
                 Action::SendHead { message, peer, .. } => {
-                    let edge = tree.as_ref().and_then(|t| Some(&t.edges[t.edge(message, rank, peer)?]));
+                    let edge =
+                        tree.as_ref().and_then(|t| Some(&t.edges[t.edge(message, rank, peer)?]));
                     let head = self.stages[program.cell(rank, program.stages())].bytes.head;
                     let bytes = edge.map_or(0, |edge| head.message(message, edge.tensors));
                     (bytes as f64, share(links.leaves_node(rank, peer)))

@@ -5,9 +5,9 @@ mod splits;
 
 use std::collections::{HashMap, HashSet};
 
+use super::Named;
 use super::models::Models;
 use super::order::{SHOWN, by_memory, in_order};
-use super::Named;
 use super::space::{self, Sort};
 use crate::closed;
 use crate::cores;
@@ -46,7 +46,7 @@ const NAMED_BUDGET: usize = 240_000;
 /// Neighbours whose closed form is so much above the best step are left.
 const TOO_SLOW: f64 = 1.5;
 /// Samples in slices have so many times as many actions, of which more are simulated, too.
-const SLICED: usize = 2;
+const SLICED: usize = 4;
 /// Layouts whose closed form is so much above the best step of another sort are left.
 const MUCH_SLOWER: f64 = 1.1;
 /// Where the closed form of all layouts is so much above the memory, none fits.
@@ -158,8 +158,7 @@ impl<'a> Pass<'a> {
             };
             // Of whole samples the fastest that fit may well be behind the leanest.
             let is_sliced = self.sort == Sort::Sliced;
-            let is_enough =
-                |pass: &Pass<'_>| is_sliced && pass.fitting(memory).count() >= enough;
+            let is_enough = |pass: &Pass<'_>| is_sliced && pass.fitting(memory).count() >= enough;
             self.climb_to_less_memory(leanest, first, climb, is_enough);
         }
         let budget = if self.again { AGAIN_BUDGET } else { CLIMB_BUDGET };
