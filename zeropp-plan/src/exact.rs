@@ -15,7 +15,7 @@ use zeropp_schedule::timeline::Timeline;
 use zeropp_search::generate_with_costs;
 
 use crate::PlanError;
-use crate::layout::{HeadSplit, Job, Layout};
+use crate::layout::{HeadSplit, Job, Layout, OutPlace};
 use crate::links::{Links, Sent};
 use crate::memory;
 use crate::programs::generator_costs;
@@ -44,6 +44,8 @@ pub struct Terms {
     pub imbalance: f64,
     /// Waiting for other ranks where messages take no time.
     pub bubble: f64,
+    /// What copies of activations add that are put out and come in again.
+    pub copies: f64,
     /// What messages add.
     pub messages: f64,
     /// What the bytes of a split head's messages add.
@@ -60,13 +62,14 @@ pub struct Terms {
 
 impl Terms {
     /// By what they are called.
-    pub fn all(&self) -> [(&'static str, f64); 11] {
+    pub fn all(&self) -> [(&'static str, f64); 12] {
         [
             ("forwards and backwards", self.compute),
             ("recomputation of whole stages", self.recompute),
             ("recomputation of what is cheap", self.selective),
             ("uneven stages", self.imbalance),
             ("pipeline bubble", self.bubble),
+            ("copies not hidden", self.copies),
             ("messages not hidden", self.messages),
             ("head's messages", self.head_messages),
             ("gathers", self.gathers),
@@ -84,6 +87,7 @@ impl Terms {
             selective: at(self.selective, other.selective),
             imbalance: at(self.imbalance, other.imbalance),
             bubble: at(self.bubble, other.bubble),
+            copies: at(self.copies, other.copies),
             messages: at(self.messages, other.messages),
             head_messages: at(self.head_messages, other.head_messages),
             gathers: at(self.gathers, other.gathers),
@@ -125,6 +129,9 @@ pub struct Planned {
     /// Whether a run might cut its samples by itself, which its flags decide then.
     #[serde(skip)]
     pub may_slice: bool,
+    /// The folder that activations are put out to, which a run's flag says.
+    #[serde(skip)]
+    pub out_to: Option<String>,
     /// Seconds of a step.
     pub step_s: f64,
     /// Idle share of all ranks from the first to the last compute.
@@ -146,6 +153,11 @@ impl Planned {
         ranks.max_by_key(|(_, bytes)| bytes.total()).unwrap_or_default()
     }
 
+    /// Bytes that a rank has out of its memory at once, at most.
+    pub fn outside(&self) -> u64 {
+        self.peaks.iter().map(|rank| rank.host_activation).max().unwrap_or(0)
+    }
+
     /// The flags of `zeropp run` that it is, but those of the model: with the cut, unless a run
     /// `cuts_alike` by itself.
     pub fn flags(&self, cuts_alike: bool) -> Vec<String> {
@@ -158,7 +170,13 @@ impl Planned {
             let split = if blocks.is_empty() { "off".into() } else { blocks.join(",") };
             values.push(format!("head-split={split}"));
         }
-        self.layout.flags(if cuts_alike { &[] } else { &self.blocks }, &values)
+        let out = self.out_to.as_ref().filter(|_| self.layout.out > 0);
+        let out = out.map(|folder| {
+            let colon = if self.layout.redone.is_some() { "," } else { ":" };
+            format!("{colon}out={folder},out-first={}", self.layout.out)
+        });
+        let blocks: &[usize] = if cuts_alike { &[] } else { &self.blocks };
+        self.layout.flags(blocks, &values, &out.unwrap_or_default())
     }
 }
 
@@ -282,6 +300,10 @@ impl<'a> Simulation<'a> {
             head_blocks: head_blocks(self.layout, self.stages),
             may_slice: self.job.may_slice(self.layout),
             may_split_head: !self.job.compute.on_gpu && self.job.can_split_head(self.layout),
+            out_to: match &self.job.fixed.out {
+                Some(OutPlace::File(folder)) => Some(folder.clone()),
+                _ => None,
+            },
             step_s,
             bubble: (1.0 - work / computed).max(0.0),
             memory: held.iter().map(|rank| rank.at_once).collect(),
@@ -346,6 +368,7 @@ impl<'a> Simulation<'a> {
         let replicas = without(&|c| c.stages.iter_mut().for_each(|s| s.replica_reduce_ns = 0));
         let reductions = without(&|c| c.stages.iter_mut().for_each(|s| s.reduce_scatter_ns = 0));
         let gathers = without(&|c| c.stages.iter_mut().for_each(|s| s.all_gather_ns = 0));
+        let copies = without(&|c| c.file_bytes_per_s = None);
         let head_messages =
             without(&|c| c.memory.iter_mut().for_each(|s| s.head = HeadBytes::default()));
         let messages = without(&|c| c.link = LinkCosts::default());
@@ -358,6 +381,7 @@ impl<'a> Simulation<'a> {
             selective,
             imbalance: most - mean,
             bubble: (self.step_s(program, &costs, &bare) - most).max(0.0),
+            copies,
             messages,
             head_messages,
             gathers,

@@ -164,6 +164,9 @@ fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize, held: FewestHel
     // Stage 0 keeps no input: tokens are not counted.
     let inputs = mine.iter().map(|s| s.bytes.input).filter(|n| *n > 0).min().unwrap_or(0);
     let (whole, inputs_kept) = (held.whole as u64, held.inputs as u64);
+    // What is out is no longer known to be here, but for what is at work.
+    let (whole, inputs_kept) =
+        if layout.out > 0 { (whole.min(1), 0) } else { (whole, inputs_kept) };
     let full = layout.recompute == Recompute::Full;
     let again = |s: &Stage| s.bytes.layerwise.filter(|_| full);
     let each = least(&|s| again(s).map_or(s.bytes.activation, |layers| layers.inside));

@@ -14,7 +14,7 @@ use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
 
 use crate::bytes::{StageForm, StageState};
 use crate::cut::GroupTimes;
-use crate::layout::{Job, Layout, Recompute};
+use crate::layout::{Job, Layout, OutPlace, Recompute};
 use crate::links::{Links, Sent};
 use crate::matrices::OfBlock;
 use crate::parts::Parts;
@@ -370,11 +370,16 @@ fn ns(seconds: f64) -> u64 {
 
 /// Everything that the simulator takes for these stages.
 pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
+    let is_host = layout.out > 0 && job.fixed.out == Some(OutPlace::Host);
+    let machine = &job.machine;
+    let rate = if is_host { machine.host_bytes_per_s } else { machine.file_bytes_per_s };
+    let rate = rate.filter(|_| layout.out > 0);
     Costs {
         stages: times_of(stages),
         memory: bytes_of(stages),
         link: link(job, layout),
-        file_bytes_per_s: job.machine.file_bytes_per_s.map(|rate| rate as u64),
+        file_bytes_per_s: rate.map(|rate| rate as u64),
+        copies_apart: is_host,
         overlap_ns: None,
         step_ns: step_ns(job, layout, stages),
     }

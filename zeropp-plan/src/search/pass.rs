@@ -235,7 +235,8 @@ impl<'a> Pass<'a> {
 
     /// What was simulated and fits, each with the cut that is shortest.
     pub(super) fn fitting(&self, memory: u64) -> impl Iterator<Item = &Planned> {
-        let fits = move |p: &&Planned| p.worst().1.total() <= memory;
+        let room = self.job.room_outside();
+        let fits = move |p: &&Planned| p.worst().1.total() <= memory && p.outside() <= room;
         self.known.iter().filter_map(move |(layout, planned)| {
             let others = self.recut.get(layout).into_iter().flatten();
             let others = others.chain(self.split.get(layout).into_iter().flatten());
