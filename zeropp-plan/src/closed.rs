@@ -1,7 +1,7 @@
 //! The time of a step in closed form: what layouts are ranked by before the best are simulated.
 
-use crate::layout::Layout;
-use crate::stages::Stage;
+use crate::layout::{Layout, Recompute};
+use crate::stages::{CopyRate, Stage};
 use zeropp_schedule::schedules::{MeanTimes, Shape};
 use zeropp_schedule::simulate::LinkCosts;
 
@@ -14,6 +14,7 @@ pub(crate) fn step_s(
     (link, step_ns): (&LinkCosts, u64),
     [slowdown, contention, overhead]: [f64; 3],
     shared: f64,
+    copies: CopyRate,
 ) -> f64 {
     let work = overhead * work_ns(layout, stages, shared * 1e9);
     let bubble = bubble_ns(layout, stages, link);
@@ -22,7 +23,7 @@ pub(crate) fn step_s(
         stages.iter().map(|s| s.costs.replica_reduce_ns).sum::<u64>() / layout.pp as u64;
     // Gathers and reductions run beside the work, but for the first and the last.
     let ends = stages[0].costs.all_gather_ns + stages[0].costs.reduce_scatter_ns;
-    let hidden = (work + bubble).max(queue) + ends as f64;
+    let hidden = (work + bubble).max(queue) + ends as f64 + copies_ns(layout, stages, copies);
     let update = step_ns as f64;
     let contended = contention * (queue + 0.5 * replicas as f64).min(work);
     let alone = hidden + contended + 0.5 * replicas as f64 + update;
@@ -46,6 +47,29 @@ fn work_ns(layout: &Layout, stages: &[Stage], shared: f64) -> f64 {
     // Rows of the head go where there is least to do.
     let least = if shared > 0.0 { mean } else { 0.0 };
     ranks.into_iter().fold(least, f64::max) * layout.micro_batches as f64
+}
+
+/// What a rank waits for copies of activations in a step, ns: those of a unit go out while its
+/// forwards run, or, where one queue has both ways, come in again before its last backwards do.
+fn copies_ns(layout: &Layout, stages: &[Stage], (rate, apart): CopyRate) -> f64 {
+    let Some(rate) = rate.filter(|_| layout.out > 0) else { return 0.0 };
+    let redone = match layout.recompute {
+        Recompute::Full => layout.redone.unwrap_or(layout.unit).min(layout.out),
+        _ => 0,
+    };
+    let (mut bytes, mut beside) = (0.0, 0.0);
+    for (stage, of) in stages.iter().enumerate() {
+        let again = if stage < layout.recomputed() { redone } else { 0 };
+        let [all, inputs] = [false, true].map(|again| of.bytes.kept(again) as f64);
+        bytes += (layout.out - again) as f64 * all + again as f64 * inputs;
+        let c = &of.costs;
+        beside += (c.f_ns + if apart { 0 } else { c.b_ns + c.w_ns }) as f64;
+    }
+    let ways = if apart { 1.0 } else { 2.0 };
+    let units = (layout.micro_batches as f64 / layout.unit as f64).ceil();
+    let takes = 1e9 * ways * bytes / rate;
+    let waits = (takes - layout.unit as f64 * beside).max(0.0);
+    units * waits / layout.pp as f64
 }
 
 /// What a rank waits for others in a step, ns: the published forms, with a stage's mean times.

@@ -370,18 +370,29 @@ fn ns(seconds: f64) -> u64 {
 
 /// Everything that the simulator takes for these stages.
 pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
-    let is_host = layout.out > 0 && job.fixed.out == Some(OutPlace::Host);
-    let machine = &job.machine;
-    let rate = if is_host { machine.host_bytes_per_s } else { machine.file_bytes_per_s };
-    let rate = rate.filter(|_| layout.out > 0);
+    let (rate, copies_apart) = copies(job, layout);
     Costs {
         stages: times_of(stages),
         memory: bytes_of(stages),
         link: link(job, layout),
         file_bytes_per_s: rate.map(|rate| rate as u64),
-        copies_apart: is_host,
+        copies_apart,
         overlap_ns: None,
         step_ns: step_ns(job, layout, stages),
+    }
+}
+
+/// Bytes in a second of copies of activations, and whether those out and those in go at once.
+pub(crate) type CopyRate = (Option<f64>, bool);
+
+/// How fast copies of activations are, where there are some.
+pub(crate) fn copies(job: &Job, layout: &Layout) -> CopyRate {
+    let machine = &job.machine;
+    match &job.fixed.out {
+        Some(_) if layout.out == 0 => (None, false),
+        Some(OutPlace::Host) => (machine.host_bytes_per_s, true),
+        Some(OutPlace::File(_)) => (machine.file_bytes_per_s, false),
+        None => (None, false),
     }
 }
 

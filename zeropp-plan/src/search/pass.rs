@@ -15,7 +15,7 @@ use crate::exact::{self, MadePrograms, Planned, Simulation};
 use crate::layout::{Job, Layout};
 use crate::memory;
 use crate::shared::Crowd;
-use crate::stages::{link, step_ns};
+use crate::stages::{copies, link, step_ns};
 
 /// Layouts that are simulated in the order of their closed form, at most.
 const SIMULATED_MAX: usize = 40;
@@ -392,7 +392,7 @@ impl<'a> Pass<'a> {
         let slowed = [slowdown, contention, self.models.overhead(job, &layout)];
         let splits = job.may_split_head(&layout);
         let shared = if splits { self.models.head_s(job, &layout) } else { 0.0 };
-        let step_s = closed::step_s(&layout, &stages, ends, slowed, shared);
+        let step_s = closed::step_s(&layout, &stages, ends, slowed, shared, copies(job, &layout));
         let mut at_least = memory::at_least(&layout, &stages, splits);
         if splits {
             let (even, _) = self.models.stages_but_head(job, &layout)?;

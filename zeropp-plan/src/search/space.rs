@@ -78,7 +78,8 @@ fn of_all_kinds(job: &Job, layout: &Layout, all: &mut Vec<Layout>) {
         for unit in units(job, &layout) {
             all.push(Layout { unit, ..layout.clone() });
             if job.may_put_out() && layout.slices == 1 {
-                all.push(Layout { unit, out: unit, ..layout.clone() });
+                let some = [unit.div_ceil(2), unit];
+                all.extend(some.map(|out| Layout { unit, out, ..layout.clone() }));
             }
         }
     }
@@ -97,7 +98,12 @@ pub(super) fn beside(job: &Job, layout: &Layout) -> Vec<Layout> {
         add(Layout { recompute, redone: None, ..layout.clone() });
     }
     for redone in redone_beside(job, layout) {
-        add(Layout { recompute: Recompute::Full, redone: Some(redone), ..layout.clone() });
+        let layout = Layout { recompute: Recompute::Full, redone: Some(redone), ..layout.clone() };
+        add(layout.clone());
+        // Inputs alone go out of what is recomputed: one goes with the other.
+        if layout.out > 0 {
+            [1, 2].into_iter().for_each(|by| add(Layout { out: redone + by, ..layout.clone() }));
+        }
     }
     for out in out_beside(job, layout) {
         add(Layout { out, ..layout.clone() });
