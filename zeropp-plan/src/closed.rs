@@ -5,26 +5,33 @@ use crate::stages::{CopyRate, Stage};
 use zeropp_schedule::schedules::{MeanTimes, Shape};
 use zeropp_schedule::simulate::LinkCosts;
 
+/// What a layout's costs have beside its stages.
+pub(crate) struct FixedCosts {
+    pub(crate) link: LinkCosts,
+    pub(crate) copies: CopyRate,
+    /// The end of a step.
+    pub(crate) step_ns: u64,
+}
+
 /// Seconds of a step, about; while all ranks compute, all take `slowdown` times as long, and beside
 /// collectives compute loses `contention` of its time; slices take `overhead` times as long as
 /// their samples. Ranks may share a head that takes `shared` seconds of a micro-batch.
 pub(crate) fn step_s(
     layout: &Layout,
     stages: &[Stage],
-    (link, step_ns): (&LinkCosts, u64),
+    fixed: &FixedCosts,
     [slowdown, contention, overhead]: [f64; 3],
     shared: f64,
-    copies: CopyRate,
 ) -> f64 {
     let work = overhead * work_ns(layout, stages, shared * 1e9);
-    let bubble = bubble_ns(layout, stages, link);
+    let bubble = bubble_ns(layout, stages, &fixed.link);
     let queue = queue_ns(layout, stages);
     let replicas: u64 =
         stages.iter().map(|s| s.costs.replica_reduce_ns).sum::<u64>() / layout.pp as u64;
     // Gathers and reductions run beside the work, but for the first and the last.
     let ends = stages[0].costs.all_gather_ns + stages[0].costs.reduce_scatter_ns;
-    let hidden = (work + bubble).max(queue) + ends as f64 + copies_ns(layout, stages, copies);
-    let update = step_ns as f64;
+    let hidden = (work + bubble).max(queue) + ends as f64 + copies_ns(layout, stages, fixed.copies);
+    let update = fixed.step_ns as f64;
     let contended = contention * (queue + 0.5 * replicas as f64).min(work);
     let alone = hidden + contended + 0.5 * replicas as f64 + update;
     alone.max(slowdown * (work + update)) / 1e9
@@ -51,8 +58,9 @@ fn work_ns(layout: &Layout, stages: &[Stage], shared: f64) -> f64 {
 
 /// What a rank waits for copies of activations in a step, ns: those of a unit go out while its
 /// forwards run, or, where one queue has both ways, come in again before its last backwards do.
-fn copies_ns(layout: &Layout, stages: &[Stage], (rate, apart): CopyRate) -> f64 {
-    let Some(rate) = rate.filter(|_| layout.out > 0) else { return 0.0 };
+fn copies_ns(layout: &Layout, stages: &[Stage], copies: CopyRate) -> f64 {
+    let Some(rate) = copies.bytes_per_s else { return 0.0 };
+    let apart = copies.apart;
     let redone = match layout.recompute {
         Recompute::Full => layout.redone.unwrap_or(layout.unit).min(layout.out),
         _ => 0,

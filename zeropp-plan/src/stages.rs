@@ -127,7 +127,7 @@ impl ModelCosts {
             Stage { state, kept, matrices_ns, ..stage }
         };
         let ranges = self.parts.groups().stages(blocks.iter().copied());
-        // Most stages are like the one before: thousands of layouts are cut before one is simulated.
+        // Most are like the one before: thousands of layouts are cut before one is simulated.
         let likeness = |s: usize| (&self.alike[ranges[s].clone()], self.form(job, layout, s));
         let mut stages: Vec<Stage> = Vec::with_capacity(ranges.len());
         for (s, range) in ranges.iter().enumerate() {
@@ -370,30 +370,36 @@ fn ns(seconds: f64) -> u64 {
 
 /// Everything that the simulator takes for these stages.
 pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
-    let (rate, copies_apart) = copies(job, layout);
+    let copies = copies(job, layout);
     Costs {
         stages: times_of(stages),
         memory: bytes_of(stages),
         link: link(job, layout),
-        file_bytes_per_s: rate.map(|rate| rate as u64),
-        copies_apart,
+        file_bytes_per_s: copies.bytes_per_s.map(|rate| rate as u64),
+        copies_apart: copies.apart,
         overlap_ns: None,
         step_ns: step_ns(job, layout, stages),
     }
 }
 
-/// Bytes in a second of copies of activations, and whether those out and those in go at once.
-pub(crate) type CopyRate = (Option<f64>, bool);
+/// How fast copies of activations are.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct CopyRate {
+    /// None is infinite.
+    pub(crate) bytes_per_s: Option<f64>,
+    /// Whether those out and those in go at once.
+    pub(crate) apart: bool,
+}
 
 /// How fast copies of activations are, where there are some.
 pub(crate) fn copies(job: &Job, layout: &Layout) -> CopyRate {
     let machine = &job.machine;
-    match &job.fixed.out {
-        Some(_) if layout.out == 0 => (None, false),
-        Some(OutPlace::Host) => (machine.host_bytes_per_s, true),
-        Some(OutPlace::File(_)) => (machine.file_bytes_per_s, false),
-        None => (None, false),
-    }
+    let (bytes_per_s, apart) = match &job.fixed.out {
+        Some(OutPlace::Host) if layout.out > 0 => (machine.host_bytes_per_s, true),
+        Some(OutPlace::File(_)) if layout.out > 0 => (machine.file_bytes_per_s, false),
+        _ => (None, false),
+    };
+    CopyRate { bytes_per_s, apart }
 }
 
 /// What a message takes.

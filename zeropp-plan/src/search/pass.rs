@@ -9,7 +9,7 @@ use super::Named;
 use super::models::Models;
 use super::order::{SHOWN, by_memory, in_order};
 use super::space::{self, Sort};
-use crate::closed;
+use crate::closed::{self, FixedCosts};
 use crate::cores;
 use crate::exact::{self, MadePrograms, Planned, Simulation};
 use crate::layout::{Job, Layout};
@@ -207,7 +207,7 @@ impl<'a> Pass<'a> {
         near.into_iter().map(|(layout, ..)| layout).take(LEAN_MAX).collect()
     }
 
-    /// Seconds of the fastest layout that holds no more than `memory`; infinite where there is none.
+    /// Seconds of the fastest layout within `memory`; infinite where there is none.
     pub(super) fn best_s(&self, memory: u64) -> f64 {
         self.fitting(memory).map(|p| p.step_s).fold(f64::INFINITY, f64::min)
     }
@@ -385,14 +385,18 @@ impl<'a> Pass<'a> {
         // A sample's stages are enough here, and slices have many.
         let whole = Layout { slices: 1, ..layout.clone() };
         let (stages, _) = self.models.stages(job, &whole)?;
-        let ends = (&link(job, &whole), step_ns(job, &whole, &stages));
+        let fixed = FixedCosts {
+            link: link(job, &whole),
+            copies: copies(job, &whole),
+            step_ns: step_ns(job, &whole, &stages),
+        };
         let crowd = Crowd::new(&job.machine, &layout);
         let contention = job.machine.contention;
         let slowdown = crowd.map_or(1.0, |crowd| crowd.slowdown([1.0, 0.0]));
         let slowed = [slowdown, contention, self.models.overhead(job, &layout)];
         let splits = job.may_split_head(&layout);
         let shared = if splits { self.models.head_s(job, &layout) } else { 0.0 };
-        let step_s = closed::step_s(&layout, &stages, ends, slowed, shared, copies(job, &layout));
+        let step_s = closed::step_s(&layout, &stages, &fixed, slowed, shared);
         let mut at_least = memory::at_least(&layout, &stages, splits);
         if splits {
             let (even, _) = self.models.stages_but_head(job, &layout)?;

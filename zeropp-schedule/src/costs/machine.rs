@@ -150,7 +150,7 @@ pub struct Machine {
     pub file_bytes_per_s: Option<f64>,
     /// Bytes of a node's memory for activations that its devices put out; none where there is none.
     pub host_bytes: Option<f64>,
-    /// Bytes in a second between the host and a device, each way, while all devices of the link copy.
+    /// Bytes in a second between the host and a device, each way, while all of its link copy.
     pub host_bytes_per_s: Option<f64>,
     /// Latency of a message, in seconds.
     pub message_s: f64,
