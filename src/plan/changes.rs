@@ -23,6 +23,7 @@ pub(crate) fn layout(config: &Config) -> Layout {
         schedule: config.kind().map_or("", |kind| kind.name),
         prefetch: config.prefetch,
         slices: config.slices(),
+        out: 0,
     }
 }
 

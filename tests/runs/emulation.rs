@@ -45,6 +45,7 @@ fn costs(stages: usize) -> Costs {
             parallel_max: Some(1),
         },
         file_bytes_per_s: None,
+        copies_apart: false,
         overlap_ns: None,
         step_ns: us(500),
     }

@@ -19,7 +19,7 @@ use crate::output::{keep_inputs, write};
 use crate::values::whole;
 use crate::{Failure, args, trial};
 
-use job::{PlanRequest, job, schedule};
+use job::{PlanRequest, job, recompute, schedule};
 pub(crate) use job::{flag, head_split, machine_called, searched_slices};
 
 const ABOUT: &str = "Plan before a run: the fastest layouts of a model on some machines\n\n\
@@ -143,9 +143,9 @@ fn fixed_args() -> Vec<Arg> {
         number("micro-batch-size", "N", "Samples of a micro-batch"),
         Arg::new("recompute")
             .long("recompute")
-            .value_name("WHAT")
-            .value_parser(["none", "selective", "full"])
-            .help("What B computes again"),
+            .value_name("WHAT[:out=host|DIR]")
+            .value_parser(|text: &str| recompute(text).map(|_| text.to_string()))
+            .help("What B computes again (none, selective, full, auto), and where F may put out"),
         Arg::new("schedule")
             .long("schedule")
             .value_name("KIND[:slices=N]")

@@ -50,6 +50,19 @@ impl Decoder {
 }
 
 impl DecoderPart {
+    /// Whether both are blocks that take and keep the same.
+    pub fn is_like(&self, other: &DecoderPart) -> bool {
+        let of = |part: &DecoderPart| match part.kind {
+            PartKind::Block(index) => {
+                let d = &part.decoder;
+                Some((d.window_of(index), d.moe_of(index).is_some()))
+            }
+            _ => None,
+        };
+        let are_blocks = of(self).is_some() && of(self) == of(other);
+        are_blocks && self.tuning == other.tuning && self.decoder == other.decoder
+    }
+
     /// Its parameters; a tied head has the embedding's.
     pub fn tensors(&self) -> Vec<DecoderTensor> {
         self.tuning.applied(self.base_tensors(), self.decoder.names())

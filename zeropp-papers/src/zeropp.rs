@@ -283,6 +283,7 @@ fn nearest(
         redone: None,
         prefetch: 1,
         slices: 1,
+        out: 0,
     };
     Ok((ours, layout))
 }

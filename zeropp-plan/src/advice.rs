@@ -7,7 +7,7 @@ use zeropp_data::files::in_words;
 use crate::PlanError;
 use crate::exact::Planned;
 use crate::layout::{Fixed, Job, Layout, Slices};
-use crate::search::Search;
+use crate::search::{Named, Search};
 
 /// Times as many GPUs, and parts of a batch or of a sample, that are tried.
 const MORE_GPUS: [usize; 4] = [2, 4, 8, 16];
@@ -55,22 +55,18 @@ pub(crate) fn larger_batches(job: &Job, now: &[Planned]) -> Vec<LargerBatch> {
             let layout = &planned.layout;
             let micro_batches = times * layout.micro_batches;
             let unit = if layout.in_units() { layout.unit } else { micro_batches };
-            // What is cut for a split head is cut so again.
-            let is_whole = planned.head_blocks.is_empty();
-            let blocks = if is_whole { planned.blocks.clone() } else { Vec::new() };
-            (Layout { micro_batches, unit, ..layout.clone() }, blocks)
+            Named {
+                layout: Layout { micro_batches, unit, ..layout.clone() },
+                blocks: planned.blocks.clone(),
+                is_split: !planned.head_blocks.is_empty(),
+            }
         };
         let larger = Job { global_batch, ..job.clone() };
-        let best = best_of(&larger, now.iter().map(longer).collect());
+        let named: Vec<Named> = now.iter().map(longer).collect();
+        let best = fastest(Search::near(&larger, &named).within(job.memory).best);
         LargerBatch { times, tokens_per_s: best.map(|best| tokens / best.step_s) }
     };
     LARGER_BATCHES.map(of).into()
-}
-
-/// The fastest layout of a job that a short search finds within its memory, beside those that are
-/// named.
-fn best_of(job: &Job, named: Vec<(Layout, Vec<usize>)>) -> Option<Planned> {
-    fastest(Search::new(job).ok()?.short(named).within(job.memory).best)
 }
 
 /// A job that differs in one thing from one that no layout fits, in words, and that one fits.
@@ -106,10 +102,26 @@ pub(crate) fn remedies(job: &Job) -> Vec<FittingChange> {
     levers.extend(given(&job.fixed).into_iter().map(|(key, without)| {
         vec![with(format!("no {key} given"), &|job| job.fixed = without.clone())]
     }));
-    let first = |lever: Vec<FittingChange>| {
-        lever.into_iter().find(|r| best_of(&r.job, Vec::new()).is_some())
-    };
-    levers.into_iter().filter_map(first).collect()
+    levers.into_iter().filter_map(least_that_fits).collect()
+}
+
+/// The least change of a lever that lets a layout fit: none where the two greatest ones do not of
+/// those that leave a layout at all.
+fn least_that_fits(mut lever: Vec<FittingChange>) -> Option<FittingChange> {
+    let fits = |change: &FittingChange| Search::new(&change.job).ok().map(Search::any_fits);
+    let mut failed = 0;
+    let mut known = lever.len();
+    while known > 0 && failed < 2 {
+        match fits(&lever[known - 1]) {
+            Some(true) => break,
+            Some(false) => failed += 1,
+            None => {}
+        }
+        known -= 1;
+    }
+    let known = known.checked_sub(1).filter(|_| failed < 2)?;
+    let first = lever[..known].iter().position(|change| fits(change) == Some(true));
+    Some(lever.swap_remove(first.unwrap_or(known)))
 }
 
 /// What is given, and all else that is.

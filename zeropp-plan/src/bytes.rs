@@ -1,6 +1,8 @@
 //! What stages and ranks hold, from what their layers say: the one count that a run predicts its
 //! memory by and that layouts are compared with.
 
+use std::sync::Arc;
+
 use zeropp_model::layer::{BackwardPeak, LayerCost, pieces};
 use zeropp_model::optimizer::{Cut, Role, Shares, StateRule};
 use zeropp_model::params::{BLOCK, FlatLayout, ParamSpec};
@@ -11,7 +13,7 @@ use zeropp_schedule::memory::{LayerwiseBytes, MemoryBytes, StageBytes};
 pub struct LayerSizes {
     /// What it costs a micro-batch.
     pub cost: LayerCost,
-    parameters: Vec<ParamSpec>,
+    parameters: Arc<[ParamSpec]>,
     role: Role,
     /// Elements of what trains and of what does not, each parameter padded as in a flat buffer.
     padded: [usize; 2],
@@ -25,7 +27,7 @@ impl LayerSizes {
             FlatLayout::new(those, 1).len
         };
         let padded = [of(true), of(false)];
-        LayerSizes { cost, parameters, role, padded }
+        LayerSizes { cost, parameters: parameters.into(), role, padded }
     }
 
     /// Bytes of its parameters in fp32 with what trains of them has beside: a gradient, and what
@@ -91,7 +93,7 @@ impl RunState {
 }
 
 /// How a stage is shared and what it keeps.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageForm {
     /// The ranks that share it.
     pub cut: Cut,

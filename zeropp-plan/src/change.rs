@@ -273,6 +273,7 @@ mod tests {
             schedule: "zeropp",
             prefetch: 1,
             slices: 1,
+            out: 0,
         };
         let deal = Deal::even(14, 1);
         let unit = None;

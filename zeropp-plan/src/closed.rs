@@ -1,9 +1,17 @@
 //! The time of a step in closed form: what layouts are ranked by before the best are simulated.
 
-use crate::layout::Layout;
-use crate::stages::Stage;
+use crate::layout::{Layout, Recompute};
+use crate::stages::{CopyRate, Stage};
 use zeropp_schedule::schedules::{MeanTimes, Shape};
-use zeropp_schedule::simulate::Costs;
+use zeropp_schedule::simulate::LinkCosts;
+
+/// What a layout's costs have beside its stages.
+pub(crate) struct FixedCosts {
+    pub(crate) link: LinkCosts,
+    pub(crate) copies: CopyRate,
+    /// The end of a step.
+    pub(crate) step_ns: u64,
+}
 
 /// Seconds of a step, about; while all ranks compute, all take `slowdown` times as long, and beside
 /// collectives compute loses `contention` of its time; slices take `overhead` times as long as
@@ -11,19 +19,19 @@ use zeropp_schedule::simulate::Costs;
 pub(crate) fn step_s(
     layout: &Layout,
     stages: &[Stage],
-    costs: &Costs,
+    fixed: &FixedCosts,
     [slowdown, contention, overhead]: [f64; 3],
     shared: f64,
 ) -> f64 {
     let work = overhead * work_ns(layout, stages, shared * 1e9);
-    let bubble = bubble_ns(layout, stages, costs);
+    let bubble = bubble_ns(layout, stages, &fixed.link);
     let queue = queue_ns(layout, stages);
     let replicas: u64 =
         stages.iter().map(|s| s.costs.replica_reduce_ns).sum::<u64>() / layout.pp as u64;
     // Gathers and reductions run beside the work, but for the first and the last.
     let ends = stages[0].costs.all_gather_ns + stages[0].costs.reduce_scatter_ns;
-    let hidden = (work + bubble).max(queue) + ends as f64;
-    let update = costs.step_ns as f64;
+    let hidden = (work + bubble).max(queue) + ends as f64 + copies_ns(layout, stages, fixed.copies);
+    let update = fixed.step_ns as f64;
     let contended = contention * (queue + 0.5 * replicas as f64).min(work);
     let alone = hidden + contended + 0.5 * replicas as f64 + update;
     alone.max(slowdown * (work + update)) / 1e9
@@ -48,13 +56,36 @@ fn work_ns(layout: &Layout, stages: &[Stage], shared: f64) -> f64 {
     ranks.into_iter().fold(least, f64::max) * layout.micro_batches as f64
 }
 
+/// What a rank waits for copies of activations in a step, ns: those of a unit go out while its
+/// forwards run, or, where one queue has both ways, come in again before its last backwards do.
+fn copies_ns(layout: &Layout, stages: &[Stage], copies: CopyRate) -> f64 {
+    let Some(rate) = copies.bytes_per_s else { return 0.0 };
+    let apart = copies.apart;
+    let redone = match layout.recompute {
+        Recompute::Full => layout.redone.unwrap_or(layout.unit).min(layout.out),
+        _ => 0,
+    };
+    let (mut bytes, mut beside) = (0.0, 0.0);
+    for (stage, of) in stages.iter().enumerate() {
+        let again = if stage < layout.recomputed() { redone } else { 0 };
+        let [all, inputs] = [false, true].map(|again| of.bytes.kept(again) as f64);
+        bytes += (layout.out - again) as f64 * all + again as f64 * inputs;
+        let c = &of.costs;
+        beside += (c.f_ns + if apart { 0 } else { c.b_ns + c.w_ns }) as f64;
+    }
+    let ways = if apart { 1.0 } else { 2.0 };
+    let units = (layout.micro_batches as f64 / layout.unit as f64).ceil();
+    let takes = 1e9 * ways * bytes / rate;
+    let waits = (takes - layout.unit as f64 * beside).max(0.0);
+    units * waits / layout.pp as f64
+}
+
 /// What a rank waits for others in a step, ns: the published forms, with a stage's mean times.
-fn bubble_ns(layout: &Layout, stages: &[Stage], costs: &Costs) -> f64 {
+fn bubble_ns(layout: &Layout, stages: &[Stage], link: &LinkCosts) -> f64 {
     let n = stages.len() as f64;
     let mean = |of: fn(&Stage) -> u64| stages.iter().map(of).sum::<u64>() as f64 / n;
     let (f, b, w) = (mean(|s| s.costs.f_ns), mean(|s| s.costs.b_ns), mean(|s| s.costs.w_ns));
-    let message = costs.link.latency_ns as f64
-        + costs.memory.first().map_or(0.0, |m| costs.link.transfer_ns(m.message) as f64);
+    let message = link.latency_ns as f64 + link.transfer_ns(stages[0].bytes.message) as f64;
     let waits = |shape: &Shape, times: &MeanTimes| (layout.forms().waits)(shape, times);
     let shape = layout.shape();
     if layout.slices == 1 {

@@ -1,9 +1,9 @@
 //! A layout simulated: the time of its step, what that is made of, and what its ranks hold.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use serde::Serialize;
-use zeropp_schedule::action::Cost;
 use zeropp_schedule::costs::check_sums;
 use zeropp_schedule::head::HeadTree;
 use zeropp_schedule::ir::{Action, Compute, Schedule, Task};
@@ -15,12 +15,17 @@ use zeropp_schedule::timeline::Timeline;
 use zeropp_search::generate_with_costs;
 
 use crate::PlanError;
-use crate::layout::{HeadSplit, Job, Layout};
+use crate::layout::{HeadSplit, Job, Layout, OutPlace};
 use crate::links::{Links, Sent};
 use crate::memory;
 use crate::programs::generator_costs;
 use crate::shared::{Crowd, contended};
 use crate::stages::{Stage, simulator};
+
+mod made;
+
+pub(crate) use made::MadePrograms;
+use made::Recipe;
 
 /// Actions of a program above which a shorter step is simulated twice, and the rest follows.
 const ACTIONS_MAX: usize = 40_000;
@@ -39,6 +44,8 @@ pub struct Terms {
     pub imbalance: f64,
     /// Waiting for other ranks where messages take no time.
     pub bubble: f64,
+    /// What copies of activations add that are put out and come in again.
+    pub copies: f64,
     /// What messages add.
     pub messages: f64,
     /// What the bytes of a split head's messages add.
@@ -55,13 +62,14 @@ pub struct Terms {
 
 impl Terms {
     /// By what they are called.
-    pub fn all(&self) -> [(&'static str, f64); 11] {
+    pub fn all(&self) -> [(&'static str, f64); 12] {
         [
             ("forwards and backwards", self.compute),
             ("recomputation of whole stages", self.recompute),
             ("recomputation of what is cheap", self.selective),
             ("uneven stages", self.imbalance),
             ("pipeline bubble", self.bubble),
+            ("copies not hidden", self.copies),
             ("messages not hidden", self.messages),
             ("head's messages", self.head_messages),
             ("gathers", self.gathers),
@@ -79,6 +87,7 @@ impl Terms {
             selective: at(self.selective, other.selective),
             imbalance: at(self.imbalance, other.imbalance),
             bubble: at(self.bubble, other.bubble),
+            copies: at(self.copies, other.copies),
             messages: at(self.messages, other.messages),
             head_messages: at(self.head_messages, other.head_messages),
             gathers: at(self.gathers, other.gathers),
@@ -120,6 +129,9 @@ pub struct Planned {
     /// Whether a run might cut its samples by itself, which its flags decide then.
     #[serde(skip)]
     pub may_slice: bool,
+    /// The folder that activations are put out to, which a run's flag says.
+    #[serde(skip)]
+    pub out_to: Option<String>,
     /// Seconds of a step.
     pub step_s: f64,
     /// Idle share of all ranks from the first to the last compute.
@@ -141,6 +153,11 @@ impl Planned {
         ranks.max_by_key(|(_, bytes)| bytes.total()).unwrap_or_default()
     }
 
+    /// Bytes that a rank has out of its memory at once, at most.
+    pub fn outside(&self) -> u64 {
+        self.peaks.iter().map(|rank| rank.host_activation).max().unwrap_or(0)
+    }
+
     /// The flags of `zeropp run` that it is, but those of the model: with the cut, unless a run
     /// `cuts_alike` by itself.
     pub fn flags(&self, cuts_alike: bool) -> Vec<String> {
@@ -153,7 +170,13 @@ impl Planned {
             let split = if blocks.is_empty() { "off".into() } else { blocks.join(",") };
             values.push(format!("head-split={split}"));
         }
-        self.layout.flags(if cuts_alike { &[] } else { &self.blocks }, &values)
+        let out = self.out_to.as_ref().filter(|_| self.layout.out > 0);
+        let out = out.map(|folder| {
+            let colon = if self.layout.redone.is_some() { "," } else { ":" };
+            format!("{colon}out={folder},out-first={}", self.layout.out)
+        });
+        let blocks: &[usize] = if cuts_alike { &[] } else { &self.blocks };
+        self.layout.flags(blocks, &values, &out.unwrap_or_default())
     }
 }
 
@@ -165,7 +188,7 @@ pub struct Simulation<'a> {
     costs: Costs,
     crowd: Option<Crowd>,
     /// One program, or two of shorter steps, with their shares of what follows from both.
-    programs: Vec<Schedule>,
+    programs: Vec<Arc<Schedule>>,
     along: f64,
 }
 
@@ -179,18 +202,32 @@ impl<'a> Simulation<'a> {
         layout: &'a Layout,
         stages: &'a [Stage],
     ) -> Result<Simulation<'a>, PlanError> {
-        Simulation::with(job, layout, stages, job.fixed.sync)
+        Simulation::with(job, layout, stages, job.fixed.sync, &MadePrograms::default())
+    }
+
+    /// The same, of programs of which some are made.
+    ///
+    /// # Errors
+    /// A shape that its schedule does not have.
+    pub(crate) fn of(
+        job: &'a Job,
+        layout: &'a Layout,
+        stages: &'a [Stage],
+        made: &MadePrograms,
+    ) -> Result<Simulation<'a>, PlanError> {
+        Simulation::with(job, layout, stages, job.fixed.sync, made)
     }
 
     /// The same, with updates that are validated late or not.
     ///
     /// # Errors
     /// A shape that its schedule does not have.
-    pub fn with(
+    pub(crate) fn with(
         job: &'a Job,
         layout: &'a Layout,
         stages: &'a [Stage],
         sync: OptimizerSync,
+        made: &MadePrograms,
     ) -> Result<Simulation<'a>, PlanError> {
         let costs = simulator(job, layout, stages);
         check_sums(&costs, layout.shape().micro_batches).map_err(|e| {
@@ -216,24 +253,23 @@ impl<'a> Simulation<'a> {
         let program = |micro_batches: usize| {
             let shape = Shape { micro_batches, ..layout.shape() };
             let shape = Shape { unit: shape.unit.min(micro_batches), ..shape };
-            let made = match (layout.slices, head_blocks.is_empty()) {
-                (1, true) => generate_with_costs(layout.schedule, &shape, &weighed),
-                (1, false) => generate_split(layout.schedule, &shape, &head_blocks, Some(&weighed)),
-                _ => generate_sliced(layout.schedule, &shape, &tokens),
-            };
-            let made = made.map_err(|e| PlanError::new(e.to_string()))?;
-            Ok::<_, PlanError>(lower(&made, &LowerOptions { sync, ..layout.lowering() }))
+            let options = LowerOptions { sync, ..layout.lowering() };
+            let recipe = Recipe::new(layout, shape, &tokens, options);
+            made.of(recipe.filter(|_| head_blocks.is_empty()), || {
+                let kind = layout.schedule;
+                let made = match (layout.slices, head_blocks.is_empty()) {
+                    (1, true) => generate_with_costs(kind, &shape, &weighed),
+                    (1, false) => generate_split(kind, &shape, &head_blocks, Some(&weighed)),
+                    _ => generate_sliced(kind, &shape, &tokens),
+                };
+                let made = made.map_err(|e| PlanError::new(e.to_string()))?;
+                Ok::<_, PlanError>(lower(&made, &options))
+            })
         };
         let (sizes, along) = sizes(layout);
         let programs = sizes.into_iter().map(program).collect::<Result<_, _>>()?;
         let crowd = Crowd::new(&job.machine, layout);
         Ok(Simulation { job, layout, stages, costs, crowd, programs, along })
-    }
-
-    /// A value of the whole step, from those of its programs.
-    fn whole(&self, of: impl Fn(&Schedule) -> f64) -> f64 {
-        let first = of(&self.programs[0]);
-        self.programs.get(1).map_or(first, |second| first + self.along * (of(second) - first))
     }
 
     /// The times of a program that its generator's tests verify; those that are shown are verified.
@@ -249,7 +285,7 @@ impl<'a> Simulation<'a> {
     /// What the layout comes to, cut into `blocks`.
     pub fn planned(&self, blocks: &[usize]) -> Planned {
         let runs: Vec<(&Schedule, Timeline)> =
-            self.programs.iter().map(|p| (p, self.timeline(p, &self.costs))).collect();
+            self.programs.iter().map(|p| (&**p, self.timeline(p, &self.costs))).collect();
         let line = |of: &dyn Fn(&Schedule, &Timeline) -> f64| {
             let first = of(runs[0].0, &runs[0].1);
             runs.get(1).map_or(first, |(p, t)| first + self.along * (of(p, t) - first))
@@ -264,6 +300,10 @@ impl<'a> Simulation<'a> {
             head_blocks: head_blocks(self.layout, self.stages),
             may_slice: self.job.may_slice(self.layout),
             may_split_head: !self.job.compute.on_gpu && self.job.can_split_head(self.layout),
+            out_to: match &self.job.fixed.out {
+                Some(OutPlace::File(folder)) => Some(folder.clone()),
+                _ => None,
+            },
             step_s,
             bubble: (1.0 - work / computed).max(0.0),
             memory: held.iter().map(|rank| rank.at_once).collect(),
@@ -286,9 +326,9 @@ impl<'a> Simulation<'a> {
 
     /// What its ranks hold; of a longer step than the simulated ones, what grows with it, grows on.
     pub fn held(&self) -> Vec<HeldBytes> {
-        let of = |program| memory::exact(self.job, self.layout, program, self.stages);
+        let of = |program: &Schedule| memory::exact(self.job, self.layout, program, self.stages);
         let first = of(&self.programs[0]);
-        let Some(second) = self.programs.get(1).map(of) else { return first };
+        let Some(second) = self.programs.get(1).map(|program| of(program)) else { return first };
         let both = first.iter().zip(&second);
         let on = |a: MemoryBytes, b: MemoryBytes| {
             let (from, to) = (a.activation as f64, b.activation as f64);
@@ -328,6 +368,7 @@ impl<'a> Simulation<'a> {
         let replicas = without(&|c| c.stages.iter_mut().for_each(|s| s.replica_reduce_ns = 0));
         let reductions = without(&|c| c.stages.iter_mut().for_each(|s| s.reduce_scatter_ns = 0));
         let gathers = without(&|c| c.stages.iter_mut().for_each(|s| s.all_gather_ns = 0));
+        let copies = without(&|c| c.file_bytes_per_s = None);
         let head_messages =
             without(&|c| c.memory.iter_mut().for_each(|s| s.head = HeadBytes::default()));
         let messages = without(&|c| c.link = LinkCosts::default());
@@ -340,6 +381,7 @@ impl<'a> Simulation<'a> {
             selective,
             imbalance: most - mean,
             bubble: (self.step_s(program, &costs, &bare) - most).max(0.0),
+            copies,
             messages,
             head_messages,
             gathers,
@@ -376,49 +418,55 @@ impl<'a> Simulation<'a> {
     fn traffic(&self) -> RankTraffic {
         let links = Links::new(&self.job.machine, self.layout);
         let sent: Vec<Sent> = self.stages.iter().map(|s| s.sent(self.layout)).collect();
-        let tree = self.programs.first().and_then(HeadTree::of);
+        let tree = self.programs.first().and_then(|program| HeadTree::of(program));
+        let share = |leaves: bool| f64::from(u8::from(leaves));
         let of_action = |program: &Schedule, rank: usize, action: &Action| {
-            let Some(stage) = action.stage() else { return RankTraffic::default() };
-            let cell = program.cell(rank, stage);
-            match action.row().cost {
-                Cost::Gather => RankTraffic::shared(sent[cell].gather, links.zero3_between),
-                Cost::Reduce => RankTraffic::shared(sent[cell].reduce, links.zero3_between),
-                Cost::ReplicaReduce => {
-                    RankTraffic::shared(sent[cell].replicas, links.replicas_between)
+            let (bytes, between) = match *action {
+                Action::AllGather { stage } => {
+                    (sent[program.cell(rank, stage)].gather, links.zero3_between)
                 }
-                Cost::Message => {
-                    let (to, bytes) = match *action {
-                        Action::Send { message, micro_batch, .. } => {
-                            let of = &self.stages[stage];
-                            let slice = of.slices.get(micro_batch % self.layout.slices);
-                            let bytes = slice.map_or(of.bytes, |slice| slice.bytes).message;
-                            (program.destination(message, stage), bytes)
-                        }
-                        Action::SendHead { message, peer, .. } => {
-                            let tensors = tree
-                                .as_ref()
-                                .and_then(|t| Some(t.edges[t.edge(message, rank, peer)?].tensors));
-                            let head = self.stages[cell].bytes.head;
-                            (Some(peer), tensors.map_or(0, |n| head.message(message, n)))
-                        }
-                        _ => return RankTraffic::default(),
-                    };
-                    let leaves = to.is_some_and(|to| links.leaves_node(rank, to));
-                    let bytes = bytes as f64;
-                    RankTraffic::shared(bytes, f64::from(u8::from(leaves)))
+                Action::ReduceScatter { stage } => {
+                    (sent[program.cell(rank, stage)].reduce, links.zero3_between)
                 }
-                _ => RankTraffic::default(),
+                Action::ReplicaReduce { stage } => {
+                    (sent[program.cell(rank, stage)].replicas, links.replicas_between)
+                }
+                Action::Send { message, stage, micro_batch } => {
+                    let of = &self.stages[stage];
+                    let slice = of.slices.get(micro_batch % self.layout.slices);
+                    let bytes = slice.map_or(of.bytes, |slice| slice.bytes).message;
+                    let to = program.destination(message, stage);
+                    (bytes as f64, share(to.is_some_and(|to| links.leaves_node(rank, to))))
+                }
+                Action::SendHead { message, peer, .. } => {
+                    let edge =
+                        tree.as_ref().and_then(|t| Some(&t.edges[t.edge(message, rank, peer)?]));
+                    let head = self.stages[program.cell(rank, program.stages())].bytes.head;
+                    let bytes = edge.map_or(0, |edge| head.message(message, edge.tensors));
+                    (bytes as f64, share(links.leaves_node(rank, peer)))
+                }
+                _ => return RankTraffic::default(),
+            };
+            RankTraffic::shared(bytes, between)
+        };
+        let of = |program: &Schedule| {
+            let mut all = RankTraffic::default();
+            for (rank, actions) in program.ranks.iter().enumerate() {
+                for action in actions {
+                    let RankTraffic { inside, between } = of_action(program, rank, action);
+                    all.inside += inside;
+                    all.between += between;
+                }
             }
+            all
         };
-        let of = |program: &Schedule, part: fn(&RankTraffic) -> f64| {
-            let ranks = program.ranks.iter().enumerate();
-            let all = ranks.flat_map(|(rank, actions)| actions.iter().map(move |a| (rank, a)));
-            all.map(|(rank, action)| part(&of_action(program, rank, action))).sum::<f64>()
-        };
+        let all: Vec<RankTraffic> = self.programs.iter().map(|program| of(program)).collect();
         let update = sent.iter().map(|sent| sent.update).sum();
         let update = RankTraffic::shared(update, links.replicas_between);
         let mean = |part: fn(&RankTraffic) -> f64| {
-            (self.whole(|program| of(program, part)) + part(&update)) / self.layout.pp as f64
+            let first = part(&all[0]);
+            let more = all.get(1).map_or(0.0, |second| self.along * (part(second) - first));
+            (first + more + part(&update)) / self.layout.pp as f64
         };
         RankTraffic { inside: mean(|t| t.inside), between: mean(|t| t.between) }
     }
@@ -426,7 +474,7 @@ impl<'a> Simulation<'a> {
     /// The program that is simulated, and its run: the whole step, or the longer of the two.
     pub fn run(&self) -> (Schedule, Timeline, Costs) {
         let program = self.programs.last().expect("one or two");
-        (program.clone(), self.whole_timeline(program), self.costs.clone())
+        (Schedule::clone(program), self.whole_timeline(program), self.costs.clone())
     }
 }
 

@@ -128,6 +128,17 @@ pub struct Fixed {
     pub sync: OptimizerSync,
     /// Whether ranks may share the head.
     pub head: HeadSplit,
+    /// Where activations may be put out.
+    pub out: Option<OutPlace>,
+}
+
+/// A place outside a rank's memory for what its forwards keep.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OutPlace {
+    /// The memory of the device's host. No run can have that today.
+    Host,
+    /// A file of each rank in this folder, as runs on CPUs have it.
+    File(String),
 }
 
 /// What a plan makes of a head that ranks could share.
@@ -191,6 +202,7 @@ impl Job {
         if self.memory == 0 {
             return refuse("memory", &0, "a rank holds something; use bytes, such as 80G".into());
         }
+        self.check_out()?;
         let given = self.fixed.schedule.as_deref();
         let why = given.and_then(Kind::find).and_then(|kind| match &kind.planning {
             Planning::With(_) => None,
@@ -202,6 +214,35 @@ impl Job {
             return refuse("schedule", &name, format!("{why}; plans are made for {planned}"));
         }
         Ok(())
+    }
+
+    /// Refuses a place for activations of which the machine does not say how fast it is.
+    fn check_out(&self) -> Result<(), PlanError> {
+        let (place, known, key) = match &self.fixed.out {
+            None => return Ok(()),
+            Some(OutPlace::Host) => ("host", self.machine.host_bytes_per_s, "host_bytes_per_s"),
+            Some(OutPlace::File(_)) => {
+                ("a folder", self.machine.file_bytes_per_s, "file_bytes_per_s")
+            }
+        };
+        match known {
+            Some(_) => Ok(()),
+            None => Err(PlanError::new(format!(
+                "recompute:out = {place}: the machine's file has no {key}; add it, such as {key} = \
+                 12e9"
+            ))),
+        }
+    }
+
+    /// Bytes that may be out of each rank's memory.
+    pub(crate) fn room_outside(&self) -> u64 {
+        let host = self.machine.host_bytes.filter(|_| self.fixed.out == Some(OutPlace::Host));
+        host.map_or(u64::MAX, |bytes| (bytes / self.machine.per_node as f64) as u64)
+    }
+
+    /// Whether layouts may put activations out.
+    pub(crate) fn may_put_out(&self) -> bool {
+        self.fixed.out.is_some() && self.model.decoder.moe.is_none()
     }
 
     /// Whether the ranks of a layout could share the head.
@@ -294,6 +335,8 @@ pub struct Layout {
     pub prefetch: usize,
     /// Slices of a sample; 1 where samples are whole.
     pub slices: usize,
+    /// Of each unit the first so many micro-batches of which what F keeps is put out.
+    pub out: usize,
 }
 
 impl Layout {
@@ -337,6 +380,7 @@ impl Layout {
             prefetch: self.prefetch,
             recompute: self.recompute == Recompute::Full,
             redone: self.redone,
+            out: self.out,
             replicas: self.dp > 1,
             ..LowerOptions::default()
         }
@@ -388,7 +432,7 @@ impl Layout {
     /// on kind and unit, too ([`Layout::packed_bytes`]).
     pub(crate) fn of_stages(&self) -> (Layout, bool) {
         let redone = self.redone.map(|_| 0);
-        let same = Layout { schedule: "", unit: 0, prefetch: 0, redone, ..self.clone() };
+        let same = Layout { schedule: "", unit: 0, prefetch: 0, redone, out: 0, ..self.clone() };
         (same, self.splits())
     }
 
@@ -398,8 +442,9 @@ impl Layout {
     }
 
     /// The flags of `zeropp run` that it is, but those of the model; `stages` are the blocks of
-    /// each stage, empty where a run cuts as well by itself, and `values` those of its schedule.
-    pub fn flags(&self, stages: &[usize], values: &[String]) -> Vec<String> {
+    /// each stage, empty where a run cuts as well by itself, `values` those of its schedule, and
+    /// `out` what follows what is recomputed.
+    pub fn flags(&self, stages: &[usize], values: &[String], out: &str) -> Vec<String> {
         let colon = if values.is_empty() { "" } else { ":" };
         let mut flags = vec![
             format!("--pp {}", self.pp),
@@ -414,7 +459,7 @@ impl Layout {
             flags.push(format!("--unit {}", self.unit));
         }
         // Also where it is none: a run's default follows from the machine that it is on.
-        flags.push(format!("--recompute {}", self.recomputation()));
+        flags.push(format!("--recompute {}{out}", self.recomputation()));
         if self.zero1 {
             flags.push("--zero1".into());
         }
@@ -459,6 +504,9 @@ impl fmt::Display for Layout {
             if let Some(first) = self.redone {
                 write!(f, " for {first} of each unit")?;
             }
+        }
+        if self.out > 0 {
+            write!(f, ", {} of each unit out", self.out)?;
         }
         if self.zero1 {
             write!(f, ", ZeRO-1")?;

@@ -161,6 +161,7 @@ mod tests {
             redone: None,
             prefetch: 1,
             slices: 1,
+            out: 0,
         }
     }
 
@@ -239,6 +240,7 @@ mod tests {
                     redone: None,
                     prefetch: 1,
                     slices: 1,
+                    out: 0,
                 };
                 let (stages, blocks) = Models::new(&job).stages(&job, &layout).unwrap();
                 let simulation = Simulation::new(&job, &layout, &stages).unwrap();

@@ -164,6 +164,10 @@ fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize, held: FewestHel
     // Stage 0 keeps no input: tokens are not counted.
     let inputs = mine.iter().map(|s| s.bytes.input).filter(|n| *n > 0).min().unwrap_or(0);
     let (whole, inputs_kept) = (held.whole as u64, held.inputs as u64);
+    // Of every stage so many may be out, but what is at work is here.
+    let out = (layout.out * layout.virtual_stages) as u64;
+    let (whole, inputs_kept) =
+        (whole.saturating_sub(out).max(whole.min(1)), inputs_kept.saturating_sub(out));
     let full = layout.recompute == Recompute::Full;
     let again = |s: &Stage| s.bytes.layerwise.filter(|_| full);
     let each = least(&|s| again(s).map_or(s.bytes.activation, |layers| layers.inside));

@@ -7,7 +7,7 @@ use zeropp_schedule::lower::OptimizerSync;
 use crate::PlanError;
 use crate::advice::{LargerBatch, MoreMemory, impossible, larger_batches, more_memory};
 use crate::cores;
-use crate::exact::{Planned, Simulation, Terms};
+use crate::exact::{MadePrograms, Planned, Simulation, Terms};
 use crate::layout::{Fixed, HeadSplit, Job};
 use crate::race::Tried;
 use crate::search::{Models, SHOWN, Search};
@@ -163,6 +163,8 @@ impl LayoutPlan {
         found.best.truncate(SHOWN);
         let larger_batches = larger_batches(job, &found.best);
         let mut models = Models::new(job);
+        models.made = search.made();
+        let made = models.made.clone();
         let cut = found.best.into_iter().map(|p| {
             let whole = run_whole(job, &mut models, &p);
             let cuts_alike = models.is_cut_of_run(job, whole.as_ref().unwrap_or(&p));
@@ -174,7 +176,7 @@ impl LayoutPlan {
             words.extend((!model_flags.is_empty()).then(|| model_flags.to_string()));
             words.extend(whole.as_ref().unwrap_or(planned).flags(*cuts_alike));
             let whole_head = whole.as_ref().map(OtherHead::of);
-            Ranked { whole_head, ..ranked(job, stages, planned, words.join(" ")) }
+            Ranked { whole_head, ..ranked(job, stages, &made, planned, words.join(" ")) }
         });
         for (ranked, tried) in layouts.iter_mut().zip(took) {
             ranked.tried = tried;
@@ -227,9 +229,15 @@ impl LayoutPlan {
     }
 }
 
-fn ranked(job: &Job, stages: &[Stage], planned: &Planned, command: String) -> Ranked {
+fn ranked(
+    job: &Job,
+    stages: &[Stage],
+    made: &MadePrograms,
+    planned: &Planned,
+    command: String,
+) -> Ranked {
     let layout = &planned.layout;
-    let simulation = Simulation::new(job, layout, stages).ok();
+    let simulation = Simulation::of(job, layout, stages, made).ok();
     let terms = simulation.as_ref().map(Simulation::terms).unwrap_or_default();
     let (worst_rank, worst) = planned.worst();
     let tokens = (job.global_batch * job.model.seq) as f64;
@@ -331,7 +339,7 @@ fn late(job: &Job, models: &mut Models, first: &Ranked) -> Option<LateUpdates> {
     let layout = &first.planned.layout;
     let blocks = &first.planned.blocks;
     let stages = models.stages_of(job, &first.planned);
-    let late = Simulation::with(job, layout, &stages, OptimizerSync::Late).ok()?;
+    let late = Simulation::with(job, layout, &stages, OptimizerSync::Late, &models.made).ok()?;
     let late = late.planned(blocks);
     let worst_bytes = late.worst().1.total();
     let pays = late.step_s < first.planned.step_s * 0.999 && worst_bytes <= job.memory;

@@ -8,7 +8,7 @@ mod space;
 use std::collections::HashSet;
 
 use crate::PlanError;
-use crate::exact::{Planned, Simulation};
+use crate::exact::{MadePrograms, Planned, Simulation};
 use crate::layout::{Job, Layout, Slices};
 
 pub use models::Models;
@@ -42,8 +42,15 @@ pub struct Search<'a> {
     passes: Vec<Pass<'a>>,
     /// A sort that is looked at only where nothing else fits.
     left: Option<Sort>,
-    /// Whether any layout that fits will do.
-    is_short: bool,
+}
+
+/// A layout that a short search begins at.
+pub(crate) struct Named {
+    pub(crate) layout: Layout,
+    /// Blocks of each stage.
+    pub(crate) blocks: Vec<usize>,
+    /// Whether its head is split.
+    pub(crate) is_split: bool,
 }
 
 impl<'a> Search<'a> {
@@ -63,26 +70,43 @@ impl<'a> Search<'a> {
         if passes.is_empty() {
             return Err(space::nothing(job));
         }
-        Ok(Search { job, passes, left, is_short: false })
+        Ok(Search { job, passes, left })
     }
 
-    /// The same search in less time, which climbs a little way only, also from these layouts, cut
-    /// into stages with so many blocks; without blocks, as they are cut first.
-    pub(crate) fn short(self, named: Vec<(Layout, Vec<usize>)>) -> Search<'a> {
-        let passes = self.passes.into_iter().map(|pass| pass.short(&named)).collect();
-        Search { passes, is_short: true, ..self }
+    /// A search in less time, which climbs a little way only, among layouts that are like these,
+    /// and from them.
+    pub(crate) fn near(job: &'a Job, named: &[Named]) -> Search<'a> {
+        let of = |sort: Sort| {
+            let mine = named.iter().filter(|named| Sort::of(&named.layout) == sort);
+            Pass::near(job, sort, &mine.collect::<Vec<_>>())
+        };
+        let passes = [Sort::Whole, Sort::Sliced].into_iter().filter_map(of).collect();
+        Search { job, passes, left: None }
+    }
+
+    /// The programs that were made.
+    pub(crate) fn made(&self) -> MadePrograms {
+        self.passes.first().map(|pass| pass.made()).unwrap_or_default()
+    }
+
+    /// Whether some layout holds no more than the job's memory, as far as a short search tells.
+    pub(crate) fn any_fits(mut self) -> bool {
+        self.passes.extend(self.left.and_then(|sort| Pass::new(self.job, sort)));
+        self.passes.iter_mut().any(|pass| pass.any_fits(self.job.memory))
     }
 
     /// The best layouts that hold no more than `memory` bytes on any rank: in the order of their
     /// times, but for ties.
     pub fn within(&mut self, memory: u64) -> SearchedLayouts {
-        self.passes.iter_mut().for_each(|pass| pass.search(memory));
-        let fits = self.passes.iter().any(|pass| pass.fitting(memory).next().is_some());
-        if let Some(sort) = self.left.filter(|_| !fits && !self.is_short) {
-            self.left = None;
+        let mut best_s = f64::INFINITY;
+        for pass in &mut self.passes {
+            pass.search(memory, best_s);
+            best_s = best_s.min(pass.best_s(memory));
+        }
+        if let Some(sort) = self.left.take_if(|_| best_s.is_infinite()) {
             let pass = Pass::new(self.job, sort);
             self.passes.extend(pass.map(|mut pass| {
-                pass.search(memory);
+                pass.search(memory, best_s);
                 pass
             }));
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use zeropp_model::head::SliceShape;
 use zeropp_model::optimizer::{Cut, Shares};
-use zeropp_model::parts::{DecoderPart, PartKind};
+use zeropp_model::parts::DecoderPart;
 use zeropp_schedule::costs::Machine;
 use zeropp_schedule::head::HeadTree;
 use zeropp_schedule::memory::StageBytes;
@@ -14,13 +14,13 @@ use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
 
 use crate::bytes::{StageForm, StageState};
 use crate::cut::GroupTimes;
-use crate::layout::{Job, Layout, Recompute};
+use crate::layout::{Job, Layout, OutPlace, Recompute};
 use crate::links::{Links, Sent};
 use crate::matrices::OfBlock;
 use crate::parts::Parts;
 use crate::recut::Recut;
 use crate::split::{of_rank, slice_bytes, slice_sizes, slice_state};
-use crate::work::LayerWork;
+use crate::work::{LayerWork, of_parts};
 
 use slices::OfSlices;
 
@@ -29,6 +29,8 @@ use slices::OfSlices;
 #[derive(Clone, Debug)]
 pub struct ModelCosts {
     layers: Vec<LayerWork>,
+    /// Of each layer the first one that is like it.
+    alike: Vec<usize>,
     parts: Parts,
     samples: usize,
     /// What optimizers take of each layer, by how it is cut; blocks are alike.
@@ -42,25 +44,25 @@ impl ModelCosts {
         let parts = job.model.decoder.parts();
         let batch = job.batch(samples);
         let layer = |part: &DecoderPart| LayerWork::new(part, batch, &job.compute);
-        let layers: Vec<LayerWork> = parts.iter().map(layer).collect();
+        let layers = of_parts(&parts, layer);
+        let first = |i: usize| (0..i).find(|j| parts[*j].is_like(&parts[i]));
+        let alike = (0..parts.len()).map(|i| first(i).unwrap_or(i)).collect();
         let sizes = layers.iter().map(|layer| (layer.sizes.clone(), layer.is_block())).collect();
         let parts = Parts::new(sizes, job.model.decoder.tied, batch.tokens());
         let of_slices = OfSlices::default();
-        ModelCosts { layers, parts, samples, shares: HashMap::new(), of_slices }
+        ModelCosts { layers, alike, parts, samples, shares: HashMap::new(), of_slices }
     }
 
     /// What the optimizer takes of each layer.
     fn shares(&mut self, job: &Job, cut: Cut) -> Arc<[Shares]> {
-        let (layers, parts) = (&self.layers, &self.parts);
+        let (layers, alike, parts) = (&self.layers, &self.alike, &self.parts);
         let made = || {
-            let mut of_block = None;
-            let of = |(i, layer): (usize, &LayerWork)| match layer.kind {
-                PartKind::Block(_) => of_block
-                    .get_or_insert_with(|| layer.sizes.shares(&job.state, cut, false))
-                    .clone(),
-                _ => layer.sizes.shares(&job.state, cut, parts.is_tied_head(i)),
-            };
-            layers.iter().enumerate().map(of).collect()
+            let mut all: Vec<Shares> = Vec::new();
+            for (i, layer) in layers.iter().enumerate() {
+                let new = || layer.sizes.shares(&job.state, cut, parts.is_tied_head(i));
+                all.push(if alike[i] < i { all[alike[i]].clone() } else { new() });
+            }
+            all.into()
         };
         self.shares.entry(cut).or_insert_with(made).clone()
     }
@@ -116,7 +118,7 @@ impl ModelCosts {
         let matrices = block.and_then(|block| OfBlock::new(&block.sizes, &job.state.rule, cut));
         let matrices =
             matrices.map_or(0, |of| ns(of.seconds(&job.machine, links.zero3, links.replica)));
-        let stage = |(s, range): (usize, Range<usize>)| {
+        let stage = |s: usize, range: Range<usize>| {
             let state = self.parts.stage_state(range.clone(), cut, |part| shares[part].clone());
             let kept = shares[range.clone()].iter().map(|of| of.state_of_all(cut.pieces())).sum();
             let blocks = self.layers[range.clone()].iter().filter(|layer| layer.is_block());
@@ -125,7 +127,14 @@ impl ModelCosts {
             Stage { state, kept, matrices_ns, ..stage }
         };
         let ranges = self.parts.groups().stages(blocks.iter().copied());
-        let mut stages: Vec<Stage> = ranges.iter().cloned().enumerate().map(stage).collect();
+        // Most are like the one before: thousands of layouts are cut before one is simulated.
+        let likeness = |s: usize| (&self.alike[ranges[s].clone()], self.form(job, layout, s));
+        let mut stages: Vec<Stage> = Vec::with_capacity(ranges.len());
+        for (s, range) in ranges.iter().enumerate() {
+            let before = s.checked_sub(1).filter(|before| likeness(*before) == likeness(s));
+            let made = before.map_or_else(|| stage(s, range.clone()), |at| stages[at].clone());
+            stages.push(made);
+        }
         if layout.slices > 1 {
             self.cut_samples(job, layout, &ranges, &mut stages);
         }
@@ -361,6 +370,49 @@ fn ns(seconds: f64) -> u64 {
 
 /// Everything that the simulator takes for these stages.
 pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
+    let copies = copies(job, layout);
+    Costs {
+        stages: times_of(stages),
+        memory: bytes_of(stages),
+        link: link(job, layout),
+        file_bytes_per_s: copies.bytes_per_s.map(|rate| rate as u64),
+        copies_apart: copies.apart,
+        overlap_ns: None,
+        step_ns: step_ns(job, layout, stages),
+    }
+}
+
+/// How fast copies of activations are.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct CopyRate {
+    /// None is infinite.
+    pub(crate) bytes_per_s: Option<f64>,
+    /// Whether those out and those in go at once.
+    pub(crate) apart: bool,
+}
+
+/// How fast copies of activations are, where there are some.
+pub(crate) fn copies(job: &Job, layout: &Layout) -> CopyRate {
+    let machine = &job.machine;
+    let (bytes_per_s, apart) = match &job.fixed.out {
+        Some(OutPlace::Host) if layout.out > 0 => (machine.host_bytes_per_s, true),
+        Some(OutPlace::File(_)) if layout.out > 0 => (machine.file_bytes_per_s, false),
+        _ => (None, false),
+    };
+    CopyRate { bytes_per_s, apart }
+}
+
+/// What a message takes.
+pub(crate) fn link(job: &Job, layout: &Layout) -> LinkCosts {
+    LinkCosts {
+        latency_ns: ns(job.machine.message_s),
+        bytes_per_s: Some(Links::new(&job.machine, layout).message.max(1.0) as u64),
+        parallel_max: Some(2),
+    }
+}
+
+/// What a step's end takes, the update before all.
+pub(crate) fn step_ns(job: &Job, layout: &Layout, stages: &[Stage]) -> u64 {
     let links = Links::new(&job.machine, layout);
     let owners = if layout.zero1 { layout.dp } else { 1 };
     // Parameter, gradient and what is kept are read, all but the gradient written.
@@ -375,18 +427,7 @@ pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
         Some(_) => update + gather,
         None => update.max(gather),
     };
-    Costs {
-        stages: times_of(stages),
-        memory: bytes_of(stages),
-        link: LinkCosts {
-            latency_ns: ns(job.machine.message_s),
-            bytes_per_s: Some(links.message.max(1.0) as u64),
-            parallel_max: Some(2),
-        },
-        file_bytes_per_s: job.machine.file_bytes_per_s.map(|rate| rate as u64),
-        overlap_ns: None,
-        step_ns: ns(update + job.machine.step_end_s) + matrices,
-    }
+    ns(update + job.machine.step_end_s) + matrices
 }
 
 /// Seconds of the gathers of updated parameters over replicas, of the rank that has most of them.

@@ -220,6 +220,7 @@ fn a_long_step_follows_from_two_shorter_ones() {
             redone: None,
             prefetch: 1,
             slices: 1,
+            out: 0,
         };
         let (short, _, is_whole) = whole(&layout(480), &job);
         let (middle, held, _) = whole(&layout(560), &job);
@@ -332,6 +333,7 @@ fn packed_weights_are_counted_where_memory_has_room_for_them() {
         redone: None,
         prefetch: 1,
         slices: 1,
+        out: 0,
     };
     let worst = |job: &Job, layout: &Layout| {
         held(job, layout).1.into_iter().max_by_key(|rank| rank.total()).unwrap()
@@ -404,6 +406,7 @@ fn full_recomputation_takes_at_most_a_quarter_longer() {
         redone: None,
         prefetch: 3,
         slices: 1,
+        out: 0,
     };
     let alone = Layout { pp: 1, zero3: 32, dp: 2, virtual_stages: 40, unit: 4, ..layout.clone() };
     let alone = Layout { micro_batches: 4, zero1: true, prefetch: 1, ..alone };
@@ -439,6 +442,7 @@ fn full_recomputation_is_of_the_stages_that_the_program_does_again() {
             redone: None,
             prefetch: 1,
             slices: 1,
+            out: 0,
         };
         let (stages, _) = Models::new(&job).stages(&job, &layout).unwrap();
         let (program, ..) = Simulation::new(&job, &layout, &stages).unwrap().run();
@@ -472,6 +476,7 @@ fn a_smaller_last_unit_is_not_held_to_be_a_full_one() {
         redone: None,
         prefetch: 1,
         slices: 1,
+        out: 0,
     };
     let (stages, _) = Models::new(&job).stages(&job, &layout).unwrap();
     let most = held(&job, &layout).1.iter().map(|rank| rank.total()).max().unwrap();
@@ -511,6 +516,7 @@ proptest! {
             redone: None,
             prefetch: 1,
             slices: 1,
+            out: 0,
         };
         let mut models = Models::new(&job);
         let Some((stages, _)) = models.stages(&job, &layout) else { return Ok(()) };
@@ -560,7 +566,7 @@ fn commands_have_no_cut_that_is_the_default() {
     let fixed = Fixed { pp: Some(4), virtual_stages: Some(2), ..Fixed::default() };
     let plan = LayoutPlan::new(&Job { fixed, ..job }, "").unwrap();
     assert!(!plan.layouts[0].command.contains("--stages"), "{}", plan.layouts[0].command);
-    let flags = plan.layouts[0].planned.layout.flags(&[1, 2, 2, 2, 2, 2, 2, 1], &[]);
+    let flags = plan.layouts[0].planned.layout.flags(&[1, 2, 2, 2, 2, 2, 2, 1], &[], "");
     assert_eq!(flags.last().unwrap(), "--stages 1,6x2,1");
 }
 
@@ -619,6 +625,7 @@ fn the_update_of_a_rank_is_of_the_stages_that_its_kind_places_there() {
             schedule,
             prefetch: 1,
             slices: 1,
+            out: 0,
         };
         let (stages, _) = Models::new(&job).stages(&job, &layout).unwrap();
         let moved = |s: usize| 12 * stages[s].state.elements + 2 * stages[s].kept;

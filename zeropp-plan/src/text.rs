@@ -14,7 +14,7 @@ const WIDTHS: (usize, usize) = (60, 200);
 /// never), and what its head stands for where that is not plain.
 type Column = (&'static str, fn(&Ranked) -> String, u8, &'static str);
 
-const COLUMNS: [Column; 20] = [
+const COLUMNS: [Column; 21] = [
     (TOOK, took, 0, ""),
     ("step s", |r| figure(r.planned.step_s), 0, ""),
     ("tokens/s", |r| grouped(r.tokens_per_s), 0, ""),
@@ -30,6 +30,7 @@ const COLUMNS: [Column; 20] = [
     ("b", |r| r.planned.layout.micro_batch_size.to_string(), 7, "samples in each"),
     (SLICES, |r| r.planned.layout.slices.to_string(), 3, "slices of a sample"),
     ("again", again, 8, "computed twice to save memory"),
+    (OUT, |r| r.planned.layout.out.to_string(), 4, "of a unit put out of memory"),
     ("zero1", |r| if r.planned.layout.zero1 { "yes" } else { "-" }.into(), 10, SHARED),
     ("inside", |r| in_words(r.planned.traffic.inside as u64), 12, "sent by a rank in its node"),
     ("between", |r| in_words(r.planned.traffic.between as u64), 11, "to other nodes"),
@@ -59,6 +60,7 @@ fn has_column(column: &Column, layouts: &[Ranked]) -> bool {
     match column.0 {
         TOOK => layouts.iter().any(|ranked| ranked.tried.is_some()),
         HEAD => layouts.iter().any(|ranked| !ranked.planned.head_blocks.is_empty()),
+        OUT => layouts.iter().any(|ranked| ranked.planned.layout.out > 0),
         SLICES => layouts.iter().any(|ranked| ranked.planned.layout.slices > 1),
         _ => true,
     }
@@ -69,6 +71,9 @@ const TOOK: &str = "took s";
 
 /// The head of the column of slices, which a plan of whole samples has not.
 const SLICES: &str = "n";
+
+/// The head of the column of micro-batches that are put out, which most plans have not.
+const OUT: &str = "out";
 
 fn took(ranked: &Ranked) -> String {
     ranked.tried.map_or_else(|| "failed".into(), |tried| figure(tried.step_s))
@@ -175,6 +180,7 @@ fn numbers(plan: &LayoutPlan) -> String {
         );
     }
     lines.extend(not_on_gpus(plan));
+    lines.extend(put_out(plan));
     lines.extend([
         format!("1 has {least} to {most} tokens/s: the model was off by {margin:.0} % at worst."),
         format!(
@@ -196,6 +202,28 @@ fn not_on_gpus(plan: &LayoutPlan) -> Option<String> {
         format!(
             "Runs on GPUs refuse {}: samples in slices (n above 1) run on CPUs only today.",
             those.join(", ")
+        )
+    })
+}
+
+/// What the rows that put activations out are, where runs refuse that.
+fn put_out(plan: &LayoutPlan) -> Option<String> {
+    let first = &plan.layouts[0];
+    let is_ahead =
+        |ranked: &&Ranked| ranked.planned.layout.out > 0 && ranked.planned.out_to.is_none();
+    let those: Vec<String> = (plan.layouts.iter().enumerate())
+        .filter(|(_, ranked)| is_ahead(ranked))
+        .map(|(i, _)| (i + 1).to_string())
+        .collect();
+    let held = is_ahead(&first).then(|| {
+        format!(" 1 puts {} of each rank on the host.", in_words(first.planned.outside()))
+    });
+    (!those.is_empty()).then(|| {
+        format!(
+            "Runs on GPUs cannot put activations out yet: {} are predictions alone, no GPU has \
+             copied so, and commands, which leave it out, hold more.{}",
+            those.join(", "),
+            held.unwrap_or_default()
         )
     })
 }
@@ -343,6 +371,8 @@ pub fn explain(plan: &LayoutPlan, index: usize, width: usize) -> Option<String> 
     lines.push(String::new());
     lines.extend(cut(planned));
     lines.push(format!("A rank sends {} in a step", sent(ranked)));
+    let outside = planned.outside();
+    lines.extend((outside > 0).then(|| format!("Of a rank at most {} are out", in_words(outside))));
     lines.extend([String::new(), "Memory of each pipeline rank, when it holds most".into()]);
     for (rank, bytes) in planned.memory.iter().enumerate().take(16) {
         lines.push(format!("  {rank:>3}  {}: {}", in_words(bytes.total()), kinds(bytes)));

@@ -57,6 +57,16 @@ impl MatrixWork {
     }
 }
 
+/// What `of` says of each part of a model; most blocks are like the one before.
+pub(crate) fn of_parts<T: Clone>(parts: &[DecoderPart], of: impl Fn(&DecoderPart) -> T) -> Vec<T> {
+    let mut all: Vec<T> = Vec::with_capacity(parts.len());
+    for (i, part) in parts.iter().enumerate() {
+        let before = i.checked_sub(1).filter(|before| parts[*before].is_like(part));
+        all.push(before.map_or_else(|| of(part), |before| all[before].clone()));
+    }
+    all
+}
+
 impl LayerWork {
     pub(crate) fn new(
         part: &DecoderPart,

@@ -56,6 +56,8 @@ fn job(seed: u64, largest: usize) -> (Job, Draw) {
         replica_bytes_per_s: between,
         bytes_per_s: between,
         file_bytes_per_s: None,
+        host_bytes: None,
+        host_bytes_per_s: None,
         message_s: draw.rate(1e-6, 1e-4),
         collective_s: draw.rate(1e-6, 1e-4),
         layer_s: 0.0,
@@ -119,6 +121,7 @@ fn all(job: &Job) -> Vec<Layout> {
                                 redone: None,
                                 prefetch: 1,
                                 slices: 1,
+                                out: 0,
                             };
                             variants(&layout, &mut all);
                         }

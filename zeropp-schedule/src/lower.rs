@@ -24,7 +24,7 @@ pub use recompute::recomputed;
 pub use replicas::with_sums_in_order_of;
 
 /// How lowering treats weights and memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LowerOptions {
     /// Stages gathered ahead of the one in use; at most 1 + prefetch are resident at once, or two
     /// while an overlapped pair of two stages runs.
@@ -103,7 +103,7 @@ impl Default for LowerOptions {
 
 /// When a stage's gathered weights are dropped. A *visit* is a longest run of weight-needing
 /// actions of one stage and unit on a rank; W needs no weights and does not end a visit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Residency {
     /// Gathers and frees stay where the schedule has them, if it has any. Else `PerVisit` where a
     /// rank has at most 2V − 1 visits in every unit, `LookAhead` otherwise.

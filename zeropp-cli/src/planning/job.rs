@@ -11,7 +11,7 @@ use zeropp::config::{
 use zeropp::pipeline::costs::Machine;
 use zeropp::pipeline::schedules::Kind;
 use zeropp::{Config, read_costs};
-use zeropp_plan::layout::{Fixed, HeadSplit, Job, Layout, Slices};
+use zeropp_plan::layout::{Fixed, HeadSplit, Job, Layout, OutPlace, Slices};
 use zeropp_plan::machines;
 use zeropp_plan::model::ModelSizes;
 
@@ -148,8 +148,9 @@ fn fixed(
     let size = |name: &str, of_file: usize| {
         matches.get_one::<usize>(name).copied().or_else(|| has(name).then_some(of_file))
     };
-    let asked = matches.get_one::<String>("recompute");
-    let asked = asked.and_then(|word| Recompute::ALL.iter().find(|r| r.name() == word).copied());
+    let asked = matches.get_one::<String>("recompute").map(|text| recompute(text));
+    let (asked, out) = asked.transpose().map_err(Failure::bad_input)?.unzip();
+    let out = out.flatten().map(|place| out_place(place, config, matches.get_flag("cpu")));
     let given = matches.get_one::<String>("schedule").map(|text| schedule(text));
     let (kind, slices) = given.transpose().map_err(Failure::bad_input)?.unwrap_or_default();
     Ok(Fixed {
@@ -166,7 +167,42 @@ fn fixed(
         slices: searched_slices(config, slices)?,
         sync: config.optimizer_sync,
         head: HeadSplit::Whole,
+        out: out.transpose()?,
     })
+}
+
+/// What is recomputed, and where activations may be put out, in a text of `--recompute`.
+///
+/// # Errors
+/// Anything else, in a sentence.
+pub(super) fn recompute(text: &str) -> Result<(Recompute, Option<&str>), String> {
+    let (word, out) = match text.split_once(":out=") {
+        Some((word, place)) if !place.is_empty() && !place.contains(',') => (word, Some(place)),
+        Some(_) => ("", None),
+        None => (text, None),
+    };
+    let known = Recompute::ALL.iter().find(|r| r.name() == word);
+    known.map(|known| (*known, out)).ok_or_else(|| {
+        "does not work; use none, selective, full or auto, and :out=host or :out=DIR, as in \
+         auto:out=host"
+            .into()
+    })
+}
+
+/// The place that is called so, for ranks on GPUs or CPUs.
+fn out_place(place: &str, config: &Config, on_cpu: bool) -> Result<OutPlace, Failure> {
+    let on_cpu = on_cpu || config.file.is_some() && config.device == DeviceKind::Cpu;
+    match (place, on_cpu) {
+        ("host", false) => Ok(OutPlace::Host),
+        ("host", true) => Err(Failure::bad_input(
+            "recompute:out = host: ranks on CPUs have no other memory; use a folder, as in \
+             auto:out=/scratch",
+        )),
+        (folder, true) => Ok(OutPlace::File(crate::shell::quoted(folder))),
+        (folder, false) => Err(Failure::bad_input(format!(
+            "recompute:out = {folder}: GPUs put out to their host; use auto:out=host, or --cpu"
+        ))),
+    }
 }
 
 /// The kind and the number of slices in a text of `--schedule`.

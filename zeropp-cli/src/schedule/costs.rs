@@ -231,6 +231,7 @@ fn simulator(
         memory: stages.map(memory).collect(),
         link: LinkCosts { latency_ns: costs.send, ..LinkCosts::default() },
         file_bytes_per_s: None,
+        copies_apart: false,
         overlap_ns: overlap,
         step_ns: 0,
     }

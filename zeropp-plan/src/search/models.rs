@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::exact::Planned;
+use crate::exact::{MadePrograms, Planned};
 use crate::layout::{Job, Layout};
 use crate::stages::{ModelCosts, Stage};
 
@@ -15,6 +15,8 @@ pub struct Models {
     /// The last stages, which many layouts in a row have: those of all kinds and units. Cut without
     /// the head, and with it.
     last: [Option<(Alike, Arc<[Stage]>)>; 2],
+    /// Programs that were made.
+    pub(crate) made: MadePrograms,
 }
 
 /// What all layouts with the same stages share: one that stands for them, and bytes of an element
@@ -25,7 +27,8 @@ impl Models {
     /// None yet.
     pub fn new(job: &Job) -> Models {
         let of_samples = HashMap::from([(1, ModelCosts::new(job, 1))]);
-        Models { of_samples, cuts: HashMap::new(), last: [None, None] }
+        let (cuts, made) = (HashMap::new(), MadePrograms::default());
+        Models { of_samples, cuts, last: [None, None], made }
     }
 
     /// Whether a run cuts by itself as `planned` is cut, where that is known.

@@ -34,7 +34,8 @@ pub(super) fn distinct(all: Vec<Planned>, margin: f64) -> Vec<Planned> {
         let l = &p.layout;
         (l.pp, l.zero3, l.dp, l.zero1)
     };
-    let strategy = |p: &Planned| (mesh(p), p.layout.micro_batch_size, p.layout.recompute);
+    let strategy =
+        |p: &Planned| (mesh(p), p.layout.micro_batch_size, p.layout.recompute, p.layout.out > 0);
     let held = |p: &Planned| p.worst().1.total() as f64;
     let stands_for = |better: &Planned, other: &Planned| {
         let is = |time: f64, memory: f64| {

@@ -5,16 +5,17 @@ mod splits;
 
 use std::collections::{HashMap, HashSet};
 
+use super::Named;
 use super::models::Models;
 use super::order::{SHOWN, by_memory, in_order};
 use super::space::{self, Sort};
-use crate::closed;
+use crate::closed::{self, FixedCosts};
 use crate::cores;
-use crate::exact::{self, Planned, Simulation};
+use crate::exact::{self, MadePrograms, Planned, Simulation};
 use crate::layout::{Job, Layout};
 use crate::memory;
 use crate::shared::Crowd;
-use crate::stages::simulator;
+use crate::stages::{copies, link, step_ns};
 
 /// Layouts that are simulated in the order of their closed form, at most.
 const SIMULATED_MAX: usize = 40;
@@ -40,10 +41,16 @@ const LEAN_MAX: usize = 24;
 const LEAN_ALIKE: usize = 1;
 /// Of neighbours, where the search has been asked for another limit before.
 const AGAIN_BUDGET: usize = 60_000;
+/// Of layouts in slices that a short search begins at.
+const NAMED_BUDGET: usize = 240_000;
 /// Neighbours whose closed form is so much above the best step are left.
 const TOO_SLOW: f64 = 1.5;
 /// Samples in slices have so many times as many actions, of which more are simulated, too.
-const SLICED: usize = 8;
+const SLICED: usize = 4;
+/// Layouts whose closed form is so much above the best step of another sort are left.
+const MUCH_SLOWER: f64 = 1.1;
+/// Where the closed form of all layouts is so much above the memory, none fits.
+const FAR_ABOVE: f64 = 1.25;
 
 /// The first of those that have not been climbed from, of the best `most` of all and then of each
 /// mesh.
@@ -56,6 +63,13 @@ fn next(best: &[&Planned], most: usize, climbed: &HashSet<Layout>) -> Option<Lay
     let of_all = best.iter().take(most).find(is_new);
     of_all.or_else(|| of_mesh.find(is_new)).map(|p| p.layout.clone())
 }
+
+fn mesh(layout: &Layout) -> (usize, usize, usize) {
+    (layout.pp, layout.zero3, layout.dp)
+}
+
+/// A layout with its seconds of a step and the fewest bytes of a rank in closed form.
+type Known = (Layout, f64, u64);
 
 /// A layout with its time in closed form.
 struct Candidate {
@@ -77,15 +91,39 @@ pub(super) struct Pass<'a> {
     recut: HashMap<Layout, Vec<Planned>>,
     /// Those of them whose heads were split, where that is worth it.
     split: HashMap<Layout, Option<Planned>>,
-    /// Whether it was asked before.
+    /// Whether heads may be split.
+    splits: bool,
+    /// Whether it was asked before, or has only a little way to go.
     again: bool,
-    /// Whether any layout that fits will do.
-    is_short: bool,
 }
 
 impl<'a> Pass<'a> {
     /// All layouts of this sort, in closed form; none where there are none, whatever the memory.
     pub(super) fn new(job: &'a Job, sort: Sort) -> Option<Pass<'a>> {
+        Pass::of(job, sort, |_| true)
+    }
+
+    /// Those of the meshes that these have, which are there beside them; a search that climbs a
+    /// little way only. None where there are none of these.
+    pub(super) fn near(job: &'a Job, sort: Sort, named: &[&Named]) -> Option<Pass<'a>> {
+        let meshes: HashSet<_> = named.iter().map(|named| mesh(&named.layout)).collect();
+        let mut pass = Pass::of(job, sort, |layout| meshes.contains(&mesh(layout)))?;
+        pass.again = true;
+        pass.splits = named.iter().any(|named| named.is_split);
+        let most = if sort == Sort::Sliced { NAMED_BUDGET } else { usize::MAX };
+        pass.simulate_some(named.iter().map(|named| named.layout.clone()), most);
+        // What is cut for a split head is cut so again.
+        for Named { layout, blocks, .. } in named.iter().copied().filter(|named| !named.is_split) {
+            let first = pass.known.get(layout).cloned().flatten();
+            if let Some(first) = first.filter(|p| p.blocks != *blocks) {
+                let found = pass.recuts_of(&first, vec![blocks.clone()]);
+                pass.recut.insert(layout.clone(), found);
+            }
+        }
+        Some(pass)
+    }
+
+    fn of(job: &'a Job, sort: Sort, is_one: impl Fn(&Layout) -> bool) -> Option<Pass<'a>> {
         let mut pass = Pass {
             sort,
             job,
@@ -94,72 +132,95 @@ impl<'a> Pass<'a> {
             known: HashMap::new(),
             recut: HashMap::new(),
             split: HashMap::new(),
+            splits: true,
             again: false,
-            is_short: false,
         };
-        let all = space::first(job, sort).into_iter().filter_map(|l| pass.in_closed_form(l));
-        let mut candidates: Vec<Candidate> = all.collect();
+        let all = space::first(job, sort).into_iter().filter(is_one);
+        let mut candidates: Vec<Candidate> = all.filter_map(|l| pass.in_closed_form(l)).collect();
         candidates.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
         pass.candidates = candidates;
         (!pass.candidates.is_empty()).then_some(pass)
     }
 
-    /// The same search in less time, which climbs a little way only, also from these layouts, cut
-    /// into stages with so many blocks; without blocks, as they are cut first.
-    pub(super) fn short(mut self, named: &[(Layout, Vec<usize>)]) -> Pass<'a> {
-        let mine = |(layout, _): &&(Layout, Vec<usize>)| Sort::of(layout) == self.sort;
-        let named: Vec<_> = named.iter().filter(mine).cloned().collect();
-        (self.again, self.is_short) = (true, true);
-        self.simulate(named.iter().map(|(layout, _)| layout.clone()).collect());
-        for (layout, blocks) in named {
-            let first = self.known.get(&layout).cloned().flatten();
-            if let Some(first) = first.filter(|p| !blocks.is_empty() && p.blocks != blocks) {
-                let found = self.recuts_of(&first, vec![blocks]);
-                self.recut.insert(layout, found);
-            }
-        }
-        self
-    }
-
-    /// Looks for the best layouts that hold no more than `memory` bytes on any rank.
-    pub(super) fn search(&mut self, memory: u64) {
-        let all = self.candidates.iter().map(|c| (c.layout.clone(), c.step_s, c.at_least));
-        let (fit, mut over): (Vec<_>, Vec<_>) = all.partition(|c| c.2 <= memory);
+    /// Looks for the best layouts that hold no more than `memory` bytes on any rank, where another
+    /// sort has one that takes `best_s`.
+    pub(super) fn search(&mut self, memory: u64, best_s: f64) {
+        let all = self.candidates.iter().filter(|c| c.step_s < MUCH_SLOWER * best_s);
+        let all = all.map(|c| (c.layout.clone(), c.step_s, c.at_least));
+        let (fit, over): (Vec<_>, Vec<_>) = all.partition(|c| c.2 <= memory);
         self.simulate_first(memory, fit.iter().map(|c| (&c.0, c.1)));
-        let enough = if self.is_short { 1 } else { SHOWN };
+        let enough = if self.again || best_s.is_finite() { 1 } else { SHOWN };
         if self.fitting(memory).count() < enough {
-            // What holds least may be anywhere among those that might fit, and else above.
-            let mut near = fit;
-            near.sort_by_key(|c| c.2);
-            over.sort_by_key(|c| c.2);
-            near.extend(over);
-            // Closed forms are further below for some kinds and meshes than for others.
-            let mut alike: HashMap<(&str, usize, usize), usize> = HashMap::new();
-            near.retain(|(layout, ..)| {
-                let count = alike.entry((layout.schedule, layout.pp, layout.zero3)).or_default();
-                *count += 1;
-                *count <= LEAN_ALIKE
-            });
-            let near = near.into_iter().map(|(layout, ..)| layout).take(LEAN_MAX).collect();
-            self.climb_to_less_memory(near);
+            let leanest = self.leanest_first(fit, over);
+            let (first, climb) = match self.again {
+                true => (AGAIN_BUDGET, AGAIN_BUDGET),
+                false => (LEAN_BUDGET, self.times(LEAN_CLIMB_BUDGET)),
+            };
+            // Of whole samples the fastest that fit may well be behind the leanest.
+            let is_sliced = self.sort == Sort::Sliced;
+            let is_enough = |pass: &Pass<'_>| is_sliced && pass.fitting(memory).count() >= enough;
+            self.climb_to_less_memory(leanest, first, climb, is_enough);
         }
         let budget = if self.again { AGAIN_BUDGET } else { CLIMB_BUDGET };
         if self.fitting(memory).next().is_some() {
-            self.climb(memory, budget);
+            self.climb(memory, budget, best_s);
         }
         // Beside one with a split head there may be a better one.
-        if self.split_heads(memory) && !self.again {
-            self.climb(memory, AGAIN_BUDGET);
+        if self.splits && self.split_heads(memory) && !self.again {
+            self.climb(memory, AGAIN_BUDGET, best_s);
             self.split_heads(memory);
         }
         self.cut_again(memory);
         self.again = true;
     }
 
+    /// Whether some layout holds no more than `memory`, as far as a short search finds one: of what
+    /// may hold least the first, and what is beside that.
+    pub(super) fn any_fits(&mut self, memory: u64) -> bool {
+        let all = self.candidates.iter().map(|c| (c.layout.clone(), c.step_s, c.at_least));
+        let (fit, over): (Vec<_>, Vec<_>) = all.partition(|c| c.2 <= memory);
+        let least = self.candidates.iter().map(|c| c.at_least).min();
+        if least.is_some_and(|least| least as f64 > FAR_ABOVE * memory as f64) {
+            return false;
+        }
+        let fits = |pass: &Pass<'_>| pass.fitting(memory).next().is_some();
+        let leanest = self.leanest_first(fit, over);
+        self.climb_to_less_memory(leanest, AGAIN_BUDGET, AGAIN_BUDGET, fits);
+        fits(self) || self.split_heads(memory) && fits(self)
+    }
+
+    /// The layouts of which closed forms say that they hold least, of those that might `fit` and
+    /// then of those above.
+    fn leanest_first(&self, fit: Vec<Known>, mut over: Vec<Known>) -> Vec<Layout> {
+        // What holds least may be anywhere among those that might fit, and else above.
+        let mut near = fit;
+        near.sort_by_key(|c| c.2);
+        over.sort_by_key(|c| c.2);
+        near.extend(over);
+        // Closed forms are further below for some kinds and meshes than for others.
+        let mut alike: HashMap<(&str, usize, usize), usize> = HashMap::new();
+        near.retain(|(layout, ..)| {
+            let count = alike.entry((layout.schedule, layout.pp, layout.zero3)).or_default();
+            *count += 1;
+            *count <= LEAN_ALIKE
+        });
+        near.into_iter().map(|(layout, ..)| layout).take(LEAN_MAX).collect()
+    }
+
+    /// Seconds of the fastest layout within `memory`; infinite where there is none.
+    pub(super) fn best_s(&self, memory: u64) -> f64 {
+        self.fitting(memory).map(|p| p.step_s).fold(f64::INFINITY, f64::min)
+    }
+
     /// Layouts that were ranked in closed form, and those of them that are above `memory`.
     pub(super) fn ranked(&self, memory: u64) -> [usize; 2] {
         let above = self.candidates.iter().filter(|c| c.at_least > memory);
         [self.candidates.len(), above.count()]
+    }
+
+    /// The programs that were made.
+    pub(super) fn made(&self) -> MadePrograms {
+        self.models.made.clone()
     }
 
     /// What was simulated.
@@ -174,7 +235,8 @@ impl<'a> Pass<'a> {
 
     /// What was simulated and fits, each with the cut that is shortest.
     pub(super) fn fitting(&self, memory: u64) -> impl Iterator<Item = &Planned> {
-        let fits = move |p: &&Planned| p.worst().1.total() <= memory;
+        let room = self.job.room_outside();
+        let fits = move |p: &&Planned| p.worst().1.total() <= memory && p.outside() <= room;
         self.known.iter().filter_map(move |(layout, planned)| {
             let others = self.recut.get(layout).into_iter().flatten();
             let others = others.chain(self.split.get(layout).into_iter().flatten());
@@ -190,8 +252,8 @@ impl<'a> Pass<'a> {
         in_order: impl Iterator<Item = (&'b Layout, f64)>,
     ) {
         let in_order: Vec<_> = in_order.collect();
-        let (all, mut budget) = match self.is_short {
-            true => (0, self.times(AGAIN_BUDGET)),
+        let (all, mut budget) = match self.again {
+            true => (0, AGAIN_BUDGET),
             false => (ALL_BUDGET, self.times(ACTIONS_BUDGET)),
         };
         if in_order.iter().map(|(layout, _)| exact::actions(layout)).sum::<usize>() <= all {
@@ -232,14 +294,14 @@ impl<'a> Pass<'a> {
 
     /// Simulates what is beside the fastest layouts that fit, and beside those that are faster,
     /// until nothing is.
-    fn climb(&mut self, memory: u64, budget: usize) {
+    fn climb(&mut self, memory: u64, budget: usize, best_s: f64) {
         let mut climbed: HashSet<Layout> = HashSet::new();
         let mut budget = self.times(budget);
         while budget > 0 {
             let mut best: Vec<&Planned> = self.fitting(memory).collect();
             best.sort_by(|a, b| in_order(a, b));
             let Some(first) = best.first() else { return };
-            let too_slow = TOO_SLOW * first.step_s;
+            let too_slow = (TOO_SLOW * first.step_s).min(MUCH_SLOWER * best_s);
             let Some(from) = next(&best, CLIMBED, &climbed) else { return };
             let mut new = self.new_beside(&from);
             new.retain(|c| c.step_s < too_slow && c.at_least <= memory);
@@ -252,16 +314,23 @@ impl<'a> Pass<'a> {
     /// Simulates these layouts, and what is beside those that hold least of them and of what is
     /// found so, whether they fit or not. What was simulated before changes nothing: so a plan with
     /// as much memory as the leanest needs finds it again.
-    fn climb_to_less_memory(&mut self, near: Vec<Layout>) {
-        let (first, mut budget) = match (self.is_short, self.again) {
-            (true, _) => (self.times(AGAIN_BUDGET), self.times(AGAIN_BUDGET)),
-            (false, true) => (LEAN_BUDGET, self.times(AGAIN_BUDGET)),
-            (false, false) => (LEAN_BUDGET, LEAN_CLIMB_BUDGET),
-        };
-        self.simulate_some(near.iter().cloned(), first);
+    fn climb_to_less_memory(
+        &mut self,
+        near: Vec<Layout>,
+        first: usize,
+        mut budget: usize,
+        is_enough: impl Fn(&Self) -> bool,
+    ) {
+        let mut left = first;
+        for some in near.chunks(2 * LEAN_CLIMBED) {
+            left -= self.simulate_some(some.iter().cloned(), left);
+            if is_enough(self) {
+                return;
+            }
+        }
         let mut lean: HashSet<Layout> = near.into_iter().collect();
         let mut climbed: HashSet<Layout> = HashSet::new();
-        while budget > 0 {
+        while budget > 0 && !is_enough(self) {
             let planned = |layout| self.known.get(layout).and_then(Option::as_ref);
             let mut best: Vec<&Planned> = lean.iter().filter_map(planned).collect();
             if best.is_empty() {
@@ -316,14 +385,18 @@ impl<'a> Pass<'a> {
         // A sample's stages are enough here, and slices have many.
         let whole = Layout { slices: 1, ..layout.clone() };
         let (stages, _) = self.models.stages(job, &whole)?;
-        let costs = simulator(job, &whole, &stages);
+        let fixed = FixedCosts {
+            link: link(job, &whole),
+            copies: copies(job, &whole),
+            step_ns: step_ns(job, &whole, &stages),
+        };
         let crowd = Crowd::new(&job.machine, &layout);
         let contention = job.machine.contention;
         let slowdown = crowd.map_or(1.0, |crowd| crowd.slowdown([1.0, 0.0]));
         let slowed = [slowdown, contention, self.models.overhead(job, &layout)];
         let splits = job.may_split_head(&layout);
         let shared = if splits { self.models.head_s(job, &layout) } else { 0.0 };
-        let step_s = closed::step_s(&layout, &stages, &costs, slowed, shared);
+        let step_s = closed::step_s(&layout, &stages, &fixed, slowed, shared);
         let mut at_least = memory::at_least(&layout, &stages, splits);
         if splits {
             let (even, _) = self.models.stages_but_head(job, &layout)?;
@@ -346,9 +419,10 @@ impl<'a> Pass<'a> {
         let job = self.job;
         let mut cut = |layout: Layout| (self.models.stages(job, &layout), layout);
         let cut: Vec<_> = layouts.into_iter().map(&mut cut).collect();
+        let made = &self.models.made;
         let planned = cores::map(&cut, |(cut, layout)| {
             let (stages, blocks) = cut.as_ref()?;
-            Some(Simulation::new(job, layout, stages).ok()?.planned(blocks))
+            Some(Simulation::of(job, layout, stages, made).ok()?.planned(blocks))
         });
         cut.into_iter().map(|(_, layout)| layout).zip(planned).collect()
     }

@@ -58,6 +58,7 @@ pub(super) fn first(job: &Job, sort: Sort) -> Vec<Layout> {
                             schedule: DEFAULT,
                             prefetch: 1,
                             slices: 1,
+                            out: 0,
                         };
                         for slices in &slices {
                             let layout = Layout { slices: *slices, ..layout.clone() };
@@ -76,6 +77,10 @@ fn of_all_kinds(job: &Job, layout: &Layout, all: &mut Vec<Layout>) {
         let layout = Layout { schedule, ..layout.clone() };
         for unit in units(job, &layout) {
             all.push(Layout { unit, ..layout.clone() });
+            if job.may_put_out() && layout.slices == 1 {
+                let some = [unit.div_ceil(2), unit];
+                all.extend(some.map(|out| Layout { unit, out, ..layout.clone() }));
+            }
         }
     }
 }
@@ -93,7 +98,15 @@ pub(super) fn beside(job: &Job, layout: &Layout) -> Vec<Layout> {
         add(Layout { recompute, redone: None, ..layout.clone() });
     }
     for redone in redone_beside(job, layout) {
-        add(Layout { recompute: Recompute::Full, redone: Some(redone), ..layout.clone() });
+        let layout = Layout { recompute: Recompute::Full, redone: Some(redone), ..layout.clone() };
+        add(layout.clone());
+        // Inputs alone go out of what is recomputed: one goes with the other.
+        if layout.out > 0 {
+            [1, 2].into_iter().for_each(|by| add(Layout { out: redone + by, ..layout.clone() }));
+        }
+    }
+    for out in out_beside(job, layout) {
+        add(Layout { out, ..layout.clone() });
     }
     add(Layout { zero1: !layout.zero1, ..layout.clone() });
     if layout.slices > 1 {
@@ -151,6 +164,7 @@ fn whole(job: &Job, mut layout: Layout) -> Option<Layout> {
         false => batches,
     };
     layout.redone = layout.redone.filter(|first| *first < layout.unit);
+    layout.out = layout.out.min(layout.unit);
     layout.zero1 &= layout.dp > 1;
     if layout.zero3 == 1 {
         layout.prefetch = 1;
@@ -268,6 +282,21 @@ fn redone_beside(job: &Job, layout: &Layout) -> Vec<usize> {
     let parts = (1..4).map(|quarters| quarters * unit / 4);
     let mut all: Vec<usize> = near.into_iter().chain(parts).collect();
     all.retain(|first| (1..unit).contains(first) && *first != now);
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// Numbers of micro-batches of a unit that may be put out: near the number at hand, and none, a
+/// quarter, a half, three quarters and all of the unit.
+fn out_beside(job: &Job, layout: &Layout) -> Vec<usize> {
+    if !job.may_put_out() || layout.slices > 1 {
+        return Vec::new();
+    }
+    let near = [layout.out.saturating_sub(1), layout.out + 1];
+    let parts = (0..=4).map(|quarters| quarters * layout.unit / 4);
+    let mut all: Vec<usize> = near.into_iter().chain(parts).collect();
+    all.retain(|out| *out <= layout.unit && *out != layout.out);
     all.sort_unstable();
     all.dedup();
     all

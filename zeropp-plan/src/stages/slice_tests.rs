@@ -1,5 +1,6 @@
 //! Samples in slices, with the costs that plans have: bubbles and memory of long samples.
 
+use zeropp_model::parts::PartKind;
 use zeropp_model::presets::Preset;
 use zeropp_schedule::costs::{SampleGrowth, SliceCut, TimeGrowth, of_slices, slices_of};
 use zeropp_schedule::ir::Schedule;

@@ -13,7 +13,7 @@ use crate::bytes::LayerSizes;
 use crate::layout::{Job, Layout};
 use crate::parts::Parts;
 use crate::slices::SampleSlices;
-use crate::work::LayerWork;
+use crate::work::{LayerWork, of_parts};
 
 /// What is known of a model's slices.
 #[derive(Clone, Debug, Default)]
@@ -54,8 +54,7 @@ impl ModelCosts {
         let seconds = |seq: usize| -> Vec<[f64; 4]> {
             let batch = job.compute.batch(1, seq);
             let parts = job.model.decoder.parts();
-            let each = parts.iter().map(|part| LayerWork::new(part, batch, &job.compute));
-            each.map(|layer| layer.seconds(machine)).collect()
+            of_parts(&parts, |part| LayerWork::new(part, batch, &job.compute).seconds(machine))
         };
         let seq = job.model.seq;
         let made = || {
@@ -145,9 +144,9 @@ fn growth(layers: &[LayerGrowth], costs: &StageCosts) -> SampleGrowth {
 fn parts(job: &Job, batch: BatchShape) -> Parts {
     let decoder = &job.model.decoder;
     let all = decoder.parts();
-    let sizes = all.iter().map(|part| {
+    let sizes = of_parts(&all, |part| {
         let sizes = LayerSizes::new(part.parameters(), part.role(), part.cost(batch));
         (sizes, part.is_block())
     });
-    Parts::new(sizes.collect(), decoder.tied, batch.tokens())
+    Parts::new(sizes, decoder.tied, batch.tokens())
 }

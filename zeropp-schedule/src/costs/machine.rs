@@ -12,6 +12,9 @@
 //! replica_bytes_per_s = 20e9  # collectives between nodes; missing: those inside
 //! bytes_per_s = 20e9          # messages between nodes; missing: collectives between nodes
 //! file_bytes_per_s = 2e9      # a rank's file of activations, both ways; missing: infinite
+//! host_bytes = 1e12           # of a node, for activations that devices put out; missing: none
+//! host_bytes_per_s = 24e9     # between host and devices, each way of a link; missing: none
+//! host_share = 2              # devices on such a link; missing: one
 //! t_comm = 10                 # us, latency of a message
 //! t_collective = 20           # us, latency of a collective
 //! t_layer = 400               # us of a block's F or R beside products and passes; twice in B
@@ -38,7 +41,7 @@ use super::{CostsError, Table};
 
 /// Keys that only a machine has. `zero3_bytes_per_s`, `replica_bytes_per_s`, `bytes_per_s`,
 /// `file_bytes_per_s` and `t_comm` are those of stages, too.
-const KEYS: [&str; 18] = [
+const KEYS: [&str; 21] = [
     "source",
     "flops_per_s",
     "flops_share",
@@ -57,6 +60,9 @@ const KEYS: [&str; 18] = [
     "update_bytes_per_s",
     "t_step_end",
     "reduce_bytes_per_s",
+    "host_bytes",
+    "host_bytes_per_s",
+    "host_share",
 ];
 const SHARED: [&str; 6] = [
     "zero3_bytes_per_s",
@@ -142,6 +148,10 @@ pub struct Machine {
     /// Bytes in a second of the file that a rank's activations are copied out to, both ways
     /// together; none where it is not known.
     pub file_bytes_per_s: Option<f64>,
+    /// Bytes of a node's memory for activations that its devices put out; none where there is none.
+    pub host_bytes: Option<f64>,
+    /// Bytes in a second between the host and a device, each way, while all of its link copy.
+    pub host_bytes_per_s: Option<f64>,
     /// Latency of a message, in seconds.
     pub message_s: f64,
     /// Latency of a collective, in seconds.
@@ -206,8 +216,8 @@ impl Table {
         let memory = self.number("memory_bytes", None, MEMORY)?;
         let what = "bytes, less than half of memory_bytes: 6 GB is 6e9";
         let reserve = Range { least: 0.0, most: 0.5 * memory, what };
-        let head = self.keys.contains_key("head_flops_per_s");
-        let at_once = self.keys.contains_key("ranks_at_once");
+        let has = |key: &str| self.keys.contains_key(key);
+        let (head, at_once) = (has("head_flops_per_s"), has("ranks_at_once"));
         let ranks = || self.number("ranks_at_once", None, OF_NODE);
         Ok(Machine {
             source: source.unwrap_or_else(|| "given by hand".into()),
@@ -220,8 +230,18 @@ impl Table {
             reduce_bytes_per_s: bytes("reduce_bytes_per_s", Some(inside))?,
             replica_bytes_per_s: between,
             bytes_per_s: bytes("bytes_per_s", Some(between))?,
-            file_bytes_per_s: match self.keys.contains_key("file_bytes_per_s") {
+            file_bytes_per_s: match has("file_bytes_per_s") {
                 true => Some(bytes("file_bytes_per_s", None)?),
+                false => None,
+            },
+            host_bytes: has("host_bytes")
+                .then(|| self.number("host_bytes", None, MEMORY))
+                .transpose()?,
+            host_bytes_per_s: match has("host_bytes_per_s") {
+                true => Some(
+                    bytes("host_bytes_per_s", None)?
+                        / self.number("host_share", Some(1.0), OF_NODE)?,
+                ),
                 false => None,
             },
             message_s: latency("t_comm")?,
@@ -281,7 +301,9 @@ mod tests {
         let m = machine(GOOD).unwrap();
         assert_eq!((m.flops_share, m.per_node), (1.0, 8));
         assert_eq!((m.replica_bytes_per_s, m.bytes_per_s), (5e9, 5e9));
-        assert_eq!(m.file_bytes_per_s, None);
+        assert_eq!((m.file_bytes_per_s, m.host_bytes, m.host_bytes_per_s), (None, None, None));
+        let shared = machine(&format!("{GOOD}host_bytes_per_s = 24e9\nhost_share = 2\n")).unwrap();
+        assert_eq!(shared.host_bytes_per_s, Some(12e9));
         assert_eq!((m.message_s, m.collective_s, m.layer_s), (7e-6, 0.0, 0.0));
         assert_eq!((m.reduce_bytes_per_s, m.update_bytes_per_s), (5e9, 1e10));
         let measured = (m.block_flops_per_s, m.head_flops_per_s, m.ranks_at_once);
@@ -324,6 +346,9 @@ mod tests {
             ("head_flops_per_s = 312", "head_flops_per_s: found 312; a rate in FLOP/s, from 1e6"),
             ("replica_bytes_per_s = 300", "replica_bytes_per_s: found 300; a rate in bytes/s"),
             ("ranks_at_once = 0", "ranks_at_once: found 0"),
+            ("host_bytes = 64", "host_bytes: found 64; bytes"),
+            ("host_bytes_per_s = 24", "host_bytes_per_s: found 24; a rate in bytes/s"),
+            ("host_bytes_per_s = 24e9\nhost_share = 0", "host_share: found 0"),
         ] {
             let text = format!("{}{line}", GOOD.replace("t_comm = 7\n", ""));
             let said = machine(&text).unwrap_err().to_string();

@@ -59,6 +59,7 @@ pub fn measured(timeline: &Timeline) -> Result<Costs, CostsError> {
         stages: of_all,
         link: LinkCosts { latency_ns: seen.message_ns(), ..LinkCosts::default() },
         file_bytes_per_s: None,
+        copies_apart: false,
         overlap_ns: None,
         step_ns: median(seen.steps.values().copied().collect()).unwrap_or(0),
     })
@@ -218,6 +219,7 @@ pub fn scaled_to(costs: &Costs, planned: &Timeline, measured: &Timeline) -> Opti
             ..costs.link
         },
         file_bytes_per_s: costs.file_bytes_per_s.map(rate),
+        copies_apart: costs.copies_apart,
         overlap_ns: costs.overlap_ns.map(scale),
         step_ns: scale(costs.step_ns),
     })
@@ -246,6 +248,7 @@ mod tests {
             memory: vec![StageBytes::default(); stages],
             link: LinkCosts { latency_ns: 70, ..LinkCosts::default() },
             file_bytes_per_s: None,
+            copies_apart: false,
             overlap_ns: None,
             step_ns: 500,
         }

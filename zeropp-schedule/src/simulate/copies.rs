@@ -6,14 +6,16 @@ use crate::ir::{Action, Compute, Schedule};
 
 use super::Costs;
 
-/// The copies of one rank: they go one after the other, in the order of its program.
+/// The copies of one rank: they go one after the other, in the order of its program; those out and
+/// those in by themselves where a place takes both at once.
 pub struct CopyQueue {
     /// What each takes, by stage and micro-batch.
     takes: HashMap<(usize, usize), u64>,
     /// When the last copy of each is done.
     ends: HashMap<(usize, usize), u64>,
-    /// When all are.
-    free: u64,
+    /// When all are, those out and those in.
+    free: [u64; 2],
+    apart: bool,
 }
 
 impl CopyQueue {
@@ -40,16 +42,18 @@ impl CopyQueue {
                 *takes = costs.copy_ns(costs.memory[entry].kept(redone.contains(at))) as u64;
             }
         }
-        CopyQueue { takes, ends: HashMap::new(), free: 0 }
+        CopyQueue { takes, ends: HashMap::new(), free: [0; 2], apart: costs.copies_apart }
     }
 
     /// Starts one of a stage and micro-batch at `now`, or when those before it are done: when it
     /// begins and ends.
     pub fn start(&mut self, at: (usize, usize), now: u64) -> (u64, u64) {
-        let start = now.max(self.free);
-        self.free = start + self.takes.get(&at).copied().unwrap_or(0);
-        self.ends.insert(at, self.free);
-        (start, self.free)
+        // The second one of a stage and micro-batch is the one in.
+        let way = usize::from(self.apart && self.ends.contains_key(&at));
+        let start = now.max(self.free[way]);
+        self.free[way] = start + self.takes.get(&at).copied().unwrap_or(0);
+        self.ends.insert(at, self.free[way]);
+        (start, self.free[way])
     }
 
     /// When the last one of this stage and micro-batch is done; 0 where there is none.

@@ -75,9 +75,12 @@ pub struct Costs {
     pub memory: Vec<StageBytes>,
     /// Times of messages between ranks.
     pub link: LinkCosts,
-    /// Bandwidth of the file that a rank's activations are copied out to, both ways together; none
-    /// is infinite.
+    /// Bandwidth of the place that a rank's activations are copied out to, both ways together or
+    /// each; none is infinite.
     pub file_bytes_per_s: Option<u64>,
+    /// Whether copies out and in go beside each other, at that rate each, as between a device and
+    /// its host.
+    pub copies_apart: bool,
     /// An overlapped F and BW; none is one after the other.
     pub overlap_ns: Option<u64>,
     /// The optimizer step, once all ranks have come to it, or, where it is validated late, once the

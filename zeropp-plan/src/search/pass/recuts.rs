@@ -19,7 +19,7 @@ impl Pass<'_> {
     ///
     /// [`Recut`]: crate::recut::Recut
     pub(super) fn cut_again(&mut self, memory: u64) {
-        let mut budget = if self.is_short || self.again { RECUT_AGAIN } else { RECUT_BUDGET };
+        let mut budget = if self.again { RECUT_AGAIN } else { RECUT_BUDGET };
         let Some(best_s) = self.fitting(memory).map(|p| p.step_s).min_by(f64::total_cmp) else {
             return;
         };
@@ -54,10 +54,9 @@ impl Pass<'_> {
         let with_stages =
             |blocks: Vec<usize>| (self.models.stages_with(self.job, layout, &blocks, &[]), blocks);
         let cuts: Vec<_> = cuts.into_iter().map(with_stages).collect();
-        let job = self.job;
+        let (job, made) = (self.job, &self.models.made);
         let found = cores::map(&cuts, |(stages, blocks)| {
-            let planned = Simulation::new(job, layout, stages).ok()?.planned(blocks);
-            Some(planned)
+            Some(Simulation::of(job, layout, stages, made).ok()?.planned(blocks))
         });
         let is_shorter = |p: &Planned| p.step_s < SHORTER * planned.step_s;
         found.into_iter().flatten().filter(is_shorter).collect()

@@ -45,7 +45,7 @@ impl Pass<'_> {
             pass.fitting(memory).map(|p| p.step_s).min_by(f64::total_cmp).unwrap_or(f64::INFINITY)
         };
         let before = best_s(self);
-        all.truncate(if self.again || self.is_short { AT_ONCE } else { SPLIT_MAX });
+        all.truncate(if self.again { AT_ONCE } else { SPLIT_MAX });
         for some in all.chunks(AT_ONCE) {
             if some[0].0 >= best_s(self) {
                 break;

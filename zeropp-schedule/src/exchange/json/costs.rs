@@ -192,6 +192,7 @@ impl JsonCosts {
                 parallel_max: self.links,
             },
             file_bytes_per_s: self.file_bytes_per_s,
+            copies_apart: false,
             overlap_ns: self.t_overlap.map(nanos),
             step_ns: nanos(self.t_step),
         }

@@ -191,7 +191,15 @@ fn any_simulator_costs(stages: usize) -> impl Strategy<Value = simulate::Costs> 
             let (latency_ns, bytes_per_s, parallel_max) = link;
             let (stages, memory) = all.into_iter().unzip();
             let link = simulate::LinkCosts { latency_ns, bytes_per_s, parallel_max };
-            simulate::Costs { stages, memory, link, file_bytes_per_s, overlap_ns, step_ns }
+            simulate::Costs {
+                stages,
+                memory,
+                link,
+                file_bytes_per_s,
+                copies_apart: false,
+                overlap_ns,
+                step_ns,
+            }
         },
     )
 }
