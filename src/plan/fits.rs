@@ -9,18 +9,20 @@ use zeropp_plan::change::Fit;
 use crate::Error;
 use crate::config::DeviceKind;
 use crate::plan::blueprint::Blueprint;
-use crate::plan::changes;
 use crate::plan::memory::{needed, tightest};
+use crate::plan::{changes, disk};
 use crate::refusal::TooLittleMemory;
 
 /// How long is looked for more: a schedule of many actions takes a while to predict for.
 const TIME: Duration = Duration::from_secs(5);
 
-/// Refuses a run that is predicted to need more than a rank may have or the machine has.
+/// Refuses a run that is predicted to need more than a rank may have or the machine has, or more
+/// out of memory than there is room for.
 ///
 /// # Errors
-/// [`Error::Memory`], with what would fit.
+/// [`Error::Memory`], with what would fit; the folder with too little room.
 pub(crate) fn check(bp: &Blueprint) -> Result<(), Error> {
+    disk::check(&bp.needs())?;
     if bp.config.no_memory_check {
         return Ok(());
     }

@@ -14,6 +14,7 @@ use zeropp_pipeline::ir::Schedule;
 use zeropp_plan::recompute::{Recomputed, copied_out, redone};
 use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::stage::ShardOptions;
+use zeropp_zero3::state_file::StateFile;
 use zeropp_zero3::{Optimizer, ShardedStage};
 
 use crate::checkpoint::initial;
@@ -97,6 +98,13 @@ fn build_executor(
         pack_weights: bp.packs_weights(),
         zero1: config.zero1,
         seed: config.seed,
+        file: match config.optimizer_out.as_deref() {
+            Some(folder) => {
+                let opened = StateFile::open(folder, meter);
+                Some(opened.map_err(|e| no_file("optimizer:out", folder, &e))?)
+            }
+            None => None,
+        },
     };
     let pp = groups.coords.pp;
     let schedule = bp.programs.of(groups.coords.dp);
@@ -162,11 +170,13 @@ fn copying_out(
 ) -> Result<ModelWorker, RankError> {
     let out = copied_out(program);
     let Some(folder) = folder.filter(|_| !out.is_empty()) else { return Ok(worker) };
-    let file = ScratchFile::open(folder).map_err(|e| {
-        let help = "choose a folder that may be written to";
-        RankError::Program(format!("recompute:out = {}: {e}; {help}", folder.display()))
-    })?;
+    let file = ScratchFile::open(folder).map_err(|e| no_file("recompute:out", folder, &e))?;
     Ok(worker.copying_out(out, file))
+}
+
+fn no_file(field: &str, folder: &Path, error: &std::io::Error) -> RankError {
+    let help = "choose a folder that may be written to";
+    RankError::Program(format!("{field} = {}: {error}; {help}", folder.display()))
 }
 
 /// This rank's part of the validation losses, if the run has any.

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 pub use zeropp_model::Recompute;
 use zeropp_model::layer::{BatchShape, SamplePart};
-use zeropp_model::optimizer::Cut;
+use zeropp_model::optimizer::{Cut, Out};
 use zeropp_schedule::costs::{Machine, SLICE_GRID};
 use zeropp_schedule::ir::looping;
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync};
@@ -328,7 +328,7 @@ impl Layout {
     /// The ranks that share a stage.
     pub fn cut(&self) -> Cut {
         let owners = if self.zero1 { self.dp } else { 1 };
-        Cut { zero3: self.zero3, owners, zero1: self.zero1 }
+        Cut { zero3: self.zero3, owners, zero1: self.zero1, out: Out::Nothing }
     }
 
     /// How its schedule is lowered.
