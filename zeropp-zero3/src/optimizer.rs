@@ -266,6 +266,7 @@ impl Optimizer {
     /// # Errors
     /// A collective's error.
     pub fn step(&mut self, stages: &mut [ShardedStage], step: u64) -> CommResult<StepOutcome> {
+        stages.iter_mut().try_for_each(ShardedStage::finish_replica_reduce)?;
         let _pieces = self.meter.hold(MemoryKind::Optimizer, self.piece_bytes(stages));
         self.sum_gradients(stages)?;
         self.watch_gradients(stages);
@@ -298,6 +299,7 @@ impl Optimizer {
     ) -> CommResult<StepOutcome> {
         assert!(self.early.is_none(), "the update before is validated first");
         assert!(self.file.is_none(), "what was before an update is kept in memory");
+        stages.iter_mut().try_for_each(ShardedStage::finish_replica_reduce)?;
         self.sum_gradients(stages)?;
         self.watch_gradients(stages);
         self.wait_for_readers()?;
@@ -355,11 +357,8 @@ impl Optimizer {
         Ok(Some(outcome))
     }
 
-    /// Finishes what is under way of the gradients of `stages`.
+    /// Makes the gradients of `stages` those of the whole model.
     fn sum_gradients(&mut self, stages: &mut [ShardedStage]) -> CommResult<()> {
-        for stage in stages.iter_mut() {
-            stage.finish_replica_reduce()?;
-        }
         self.sum_tied(stages)?;
         if self.captured.is_some() {
             let owners = if self.zero1 { self.groups.replica.size() } else { 1 };
