@@ -78,6 +78,8 @@ fn other_runs_have_the_bits_of_states_in_memory() {
         Config { lora_rank: 2, ..llama(base.clone()) },
         Config { freeze: Some("h.0,wte".into()), precision: bf16, ..part.clone() },
         Config { eval_every: 1, eval_steps: 2, split: Some("90,10".into()), ..base.clone() },
+        Config { model: "mixtral".into(), ..llama(base.clone()) },
+        Config { seq: 512, layers: 2, virtual_stages: Some(2), slices: 2.into(), ..base.clone() },
         Config { recompute: Recompute::Full, recompute_out: Some(folder()), ..base.clone() },
     ] {
         check(&run(config.clone()), out(&config));

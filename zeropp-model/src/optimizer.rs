@@ -102,7 +102,7 @@ impl Out {
     pub const PIECE: usize = 1 << 17;
     /// Pieces that are there at once: the one that is computed with, the next one, which is read,
     /// and the one before, which is written.
-    pub const PIECES: usize = 3;
+    const PIECES: usize = 3;
 
     /// What of a run is, that has a file, with or without other replicas.
     pub fn of_run(has_file: bool, replicas: usize) -> Out {

@@ -148,7 +148,8 @@ impl LayerState {
     pub(crate) fn new(
         owned: OwnedRange<'_>,
         groups: &ParameterGroups,
-        (param, start): (&Words, usize),
+        param: &Words,
+        start: usize,
         file: Option<&Arc<StateFile>>,
     ) -> LayerState {
         let segments = owned.segments(groups);

@@ -181,8 +181,8 @@ impl Optimizer {
             return LayerState::none();
         }
         let (owned, parameters) = (self.owned(stage, layer), &self.options.parameters);
-        let param = (&stage.layers[layer].param, stage.owned_range(layer).0);
-        LayerState::new(owned, parameters, param, self.file.as_ref())
+        let (param, start) = (&stage.layers[layer].param, stage.owned_range(layer).0);
+        LayerState::new(owned, parameters, param, start, self.file.as_ref())
     }
 
     /// The part of a layer that this rank updates.

@@ -29,9 +29,13 @@ struct PieceRead {
     reading: [Vec<Reading>; 4],
 }
 
-/// Stage and layer, by their places in the rank's stages and the stage's layers, and elements of
-/// those that the rank updates.
-type PieceOf = (usize, usize, Range<usize>);
+/// Some of the elements of a layer that the rank updates.
+struct PieceOf {
+    /// The stage's place among the rank's.
+    stage: usize,
+    layer: usize,
+    range: Range<usize>,
+}
 
 impl Optimizer {
     /// Bytes of the pieces that a step has in memory at once; 0 without a file.
@@ -62,7 +66,7 @@ impl Optimizer {
         for (s, stage) in stages.iter().enumerate() {
             for (layer, _) in stage.layers.iter().enumerate().filter(|(_, l)| l.grad.is_some()) {
                 let of_layer = self.pieces_of(stage, layer).0;
-                pieces.extend(of_layer.into_iter().map(|range| (s, layer, range)));
+                pieces.extend(of_layer.into_iter().map(|range| PieceOf { stage: s, layer, range }));
             }
         }
         let mut next = pieces.first().map(|piece| self.start_piece(stages, piece));
@@ -77,7 +81,8 @@ impl Optimizer {
         file.check()
     }
 
-    fn start_piece(&self, stages: &[ShardedStage], (s, layer, range): &PieceOf) -> PieceRead {
+    fn start_piece(&self, stages: &[ShardedStage], piece: &PieceOf) -> PieceRead {
+        let PieceOf { stage: s, layer, range } = piece;
         let stage = &stages[*s];
         let place = self.place(stage, *layer);
         let words = self.owned(stage, *layer).words(range, &self.options.parameters);
