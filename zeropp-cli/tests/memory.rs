@@ -97,6 +97,7 @@ fn a_model_larger_than_memory_trains_with_its_states_in_a_file() {
     assert!(needed * 1024.0 >= 3.0 * THIRD_KIB as f64, "{}", plan.out);
     let got = limited_to(THIRD_KIB, dir.path(), LARGE);
     assert_eq!(got.code, Some(2), "{}", got.err);
+    assert!(got.err.contains("--optimizer adamw:out=DIR"), "{}", got.err);
     let line = format!("{LARGE} --rank-memory unchecked");
     let got = limited_to(THIRD_KIB, dir.path(), &line);
     assert_eq!(got.code, Some(1), "{}", got.err);

@@ -86,12 +86,15 @@ pub struct RunState {
     pub watched: bool,
     /// Bytes of the buffers of checkpoints that are written while the rank computes.
     pub save: u64,
+    /// Whether ranks have a file for their states.
+    pub has_file: bool,
 }
 
 impl RunState {
     /// So many tensors of each parameter, and nothing else.
     pub fn uniform(tensors: usize) -> RunState {
-        RunState { rule: StateRule::uniform(tensors), watched: false, save: 0 }
+        let rule = StateRule::uniform(tensors);
+        RunState { rule, watched: false, save: 0, has_file: false }
     }
 }
 
@@ -227,6 +230,8 @@ pub struct StageState {
     pub shares: Shares,
     /// The weight that its head shares with the embedding.
     pub tied: Option<Tied>,
+    /// What of it is in files.
+    pub out: Out,
 }
 
 /// A weight that embedding and head share and that trains.

@@ -67,6 +67,14 @@ pub enum Packing {
     Always(u64),
 }
 
+impl Job {
+    /// The ranks that share a stage of `layout`, and what of it is in their files.
+    pub fn cut(&self, layout: &Layout) -> Cut {
+        let out = Out::of_run(self.state.has_file, layout.dp);
+        Cut { out, ..layout.cut() }
+    }
+}
+
 impl Packing {
     /// Bytes of an element of a copy where a gather serves so many of a step's micro-batches; 0
     /// where none is kept. Memory is not looked at.
@@ -325,7 +333,7 @@ impl Layout {
         self.slices > 1 && kind.is_some_and(|kind| kind.step == StepForm::Rounds)
     }
 
-    /// The ranks that share a stage.
+    /// The ranks that share a stage, which have its states in memory.
     pub fn cut(&self) -> Cut {
         let owners = if self.zero1 { self.dp } else { 1 };
         Cut { zero3: self.zero3, owners, zero1: self.zero1, out: Out::Nothing }

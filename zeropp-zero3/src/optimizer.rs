@@ -389,9 +389,8 @@ impl Optimizer {
         let (sum, _held) = match (first, last) {
             (Some(Words::Out(a)), Some(b)) => {
                 add_in_file(&a, &b);
-                return Ok(set_tied(stages, tie, |layer, _| {
-                    layer.share_grad(Words::Out(a.clone()))
-                }));
+                set_tied(stages, tie, |layer, _| layer.share_grad(Words::Out(a.clone())));
+                return Ok(());
             }
             (Some(a), Some(b)) => {
                 (cpu_tensor::add_in_place(a.into_tensor(), b.into_tensor()), None)
