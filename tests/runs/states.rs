@@ -136,3 +136,14 @@ fn a_file_is_no_folder_for_states() {
     let said = refused(Config { optimizer_out: Some(file), ..small() });
     assert!(said.contains("optimizer:out = ") && said.contains("is a file"), "{said}");
 }
+
+/// 400 billion parameters, whose states take 6 TB.
+#[test]
+fn a_disk_without_room_is_named_before_a_rank_starts() {
+    let large = Config { hidden: 16_384, heads: 128, layers: 126, ..small() };
+    let large = Config { no_memory_check: true, ..out(&large) };
+    let error = Trainer::new(large).unwrap().train(|_| ()).unwrap_err();
+    assert!(error.is_bad_input(), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("optimizer:out = ") && said.contains("its disk has room for"), "{said}");
+}
