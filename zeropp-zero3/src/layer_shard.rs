@@ -161,7 +161,7 @@ impl LayerShard {
             return self.add_in_file(&part, &file);
         }
         let sum = match self.grad.take() {
-            Some(sum) => add_in_place(sum.tensor(), part),
+            Some(sum) => add_in_place(sum.into_tensor(), part),
             None if alone => part,
             // The engine keeps its buffer for other results.
             None => own_copy(&part),
