@@ -137,6 +137,7 @@ fn load(groups: &Groups, folder: &Path) -> (usize, usize) {
         compute: DType::F32,
         pack_weights: false,
         zero1: false,
+        file: None,
         seed: 0,
     };
     let meter = Meter::new();

@@ -89,6 +89,22 @@ fn ranks_with_samples_in_slices_recover_with_the_bits_of_whole_samples() {
     }
 }
 
+/// What was in a failed rank's file is the checkpoint's again.
+#[test]
+fn ranks_with_their_states_in_a_file_recover_with_the_bits_of_memory() {
+    let short = Config { steps: 6, ..small() };
+    let whole = run(short.clone());
+    for place in [0, 60, 100] {
+        let dir = tempfile::tempdir().unwrap();
+        let (save, states) = (Some(dir.path().join("ckpt")), Some(dir.path().join("states")));
+        let config = Config { save, save_every: 2, optimizer_out: states, ..short.clone() };
+        let config = Config { max_recoveries: 2, ..config };
+        let rest = with_faults(config, &[Fault::new(3, place, panics)]);
+        assert_same_bits(&whole, &rest, &format!("place {place}"));
+        assert_eq!(rest.summary.recoveries, 1, "place {place}");
+    }
+}
+
 /// Ranks are at different steps when one fails, and some of the steps are yet to be reported.
 #[test]
 fn ranks_that_do_not_wait_for_each_other_recover_too() {

@@ -241,6 +241,16 @@ options! {
         "nesterov" "BOOL" nesterov: Option<bool> = None, Same Reported => "optimizer:nesterov";
         /// What AdamW adds to the root of the mean squared gradient. Default: 1e-8.
         "eps" "X" eps: Option<f64> = None, Same Reported => "optimizer:eps";
+        /// A folder for a file of each rank that has its parameters, optimizer state and gradients
+        /// between their uses. Default: memory has them.
+        ///
+        /// So a run takes the memory of a few stages and of the activations: with many `virtual`
+        /// stages and one rank, a model larger than memory trains. A gather reads a stage's
+        /// weights, an update reads and writes pieces; no bit depends on it. Every step reads and
+        /// writes some 44 bytes a parameter with adamw: a fast local disk is wanted, of some 16
+        /// bytes a parameter. With `dp`, sums over replicas stay in memory. On CPUs only.
+        "optimizer-out" "DIR" optimizer_out: Option<PathBuf> = None, Given Left
+            => "optimizer:out";
         /// Also keep an exponential moving average (EMA) of the weights, with this decay, such as
         /// 0.999. Default: none.
         ///

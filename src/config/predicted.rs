@@ -6,6 +6,7 @@ use zeropp_core::kernels::attention::keeps_probabilities;
 use zeropp_core::kernels::balance::RouterLosses;
 use zeropp_core::kernels::bf16::Packed;
 use zeropp_core::layer::BatchShape;
+use zeropp_core::optimizer::Out;
 use zeropp_plan::bytes::RunState;
 use zeropp_plan::layout::{ComputeSettings, Packing};
 use zeropp_zero3::checkpoint::WRITER_BYTES;
@@ -78,10 +79,12 @@ impl Config {
     pub(crate) fn run_state_with(&self, rule: Arc<dyn UpdateRule>) -> RunState {
         // How much is kept does not depend on what decays.
         let groups = ParameterGroups { rule, no_decay: None, ema: self.ema };
+        let out = Out::of_run(self.optimizer_out.is_some(), self.dp);
         RunState {
             rule: groups.state_rule(),
             watched: self.log_layers > 0,
-            save: WRITER_BYTES * self.writers(),
+            has_file: self.optimizer_out.is_some(),
+            save: (WRITER_BYTES + out.saving()) * self.writers(),
         }
     }
 }

@@ -256,6 +256,20 @@ fn copies_out_of_memory_are_refused_beside_what_there_is_not_yet() {
 }
 
 #[test]
+fn states_out_of_memory_are_refused_beside_what_there_is_not_yet() {
+    let out = "optimizer-out = '/nowhere'";
+    let beside = |more: &str| format!("{out}\n{more}");
+    let device = beside("device = 'wgpu'");
+    let late = beside("pp = 2\noptimizer-sync = 'late'\nschedule = 'zeropp'");
+    let reschedule = beside("pp = 2\nreschedule = 'auto'\nschedule = 'zeropp'");
+    refused(&[
+        (&device, "optimizer:out = /nowhere: states are not in a file with device = wgpu"),
+        (&late, "optimizer:out = /nowhere: states are not in a file with optimizer-sync = late"),
+        (&reschedule, "optimizer:out = /nowhere: states are not in a file with reschedule = auto"),
+    ]);
+}
+
+#[test]
 fn bad_steps_and_rates_are_named_with_what_would_work() {
     refused(&[
         ("steps = 0", "steps = 0: at least 1"),
@@ -510,6 +524,7 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         recompute_first: Some(2),
         recompute_out: path(),
         recompute_out_first: Some(3),
+        optimizer_out: path(),
         max_gathered: Some(2),
         max_gathers: Some(12),
         head_split: Some("4,4".into()),

@@ -167,23 +167,33 @@ impl Config {
             let help = "use 1 or more, or leave recompute:out out";
             ConfigError::value("recompute:out-first", 0, "copies nothing out", help)
         })?;
-        let folder = folder.display();
-        let beside = [
-            (self.device != DeviceKind::Cpu, "device", self.device.to_string(), "use device cpu"),
-            (
-                self.reschedule != Reschedule::Off,
-                "reschedule",
-                self.reschedule.to_string(),
-                "use reschedule = off",
-            ),
-        ];
-        for (is_there, what, value, help) in beside {
-            check(!is_there, || {
-                let problem = format!("activations are not copied out with {what} = {value} yet");
-                ConfigError::value(field, &folder, problem, format!("{help}, or leave it out"))
-            })?;
-        }
-        Ok(())
+        self.check_file_of(field, folder, "activations are not copied out", None)
+    }
+
+    /// What is in a file of its own between its uses: what there is not beside it.
+    fn check_optimizer_out(&self) -> Checked {
+        let Some(folder) = &self.optimizer_out else { return Ok(()) };
+        let late = (self.optimizer_sync == OptimizerSync::Late).then_some(self.optimizer_sync);
+        self.check_file_of("optimizer:out", folder, "states are not in a file", late)
+    }
+
+    /// What there is not beside a rank's file yet, of which `what` is said.
+    fn check_file_of(
+        &self,
+        field: &'static str,
+        folder: &Path,
+        what: &str,
+        late: Option<OptimizerSync>,
+    ) -> Checked {
+        let (device, reschedule) = (self.device, self.reschedule);
+        let device = (device != DeviceKind::Cpu).then(|| ("device", device.to_string(), "cpu"));
+        let reschedule =
+            (reschedule != Reschedule::Off).then(|| ("reschedule", reschedule.to_string(), "off"));
+        let late = late.map(|sync| ("optimizer-sync", sync.to_string(), "barrier"));
+        let Some((other, value, help)) = device.or(reschedule).or(late) else { return Ok(()) };
+        let problem = format!("{what} with {other} = {value} yet");
+        let help = format!("use {other} = {help}, or leave it out");
+        Err(ConfigError::value(field, folder.display(), problem, help))
     }
 
     fn check_recompute(&self) -> Checked {
@@ -255,6 +265,7 @@ impl Config {
             }
         }
         self.check_recompute()?;
+        self.check_optimizer_out()?;
         self.check_reschedule()?;
         self.check_slices()?;
         let stages = self.pp * stages_each;

@@ -10,7 +10,7 @@ use zeropp_comm::mesh::Mesh;
 use zeropp_core::device;
 use zeropp_core::layer::{BatchShape, Model, Part};
 use zeropp_core::metrics::{EvaluationPlan, Plan, RankPlan};
-use zeropp_core::optimizer::Cut;
+use zeropp_core::optimizer::{Cut, Out};
 use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict_at_once};
@@ -32,7 +32,7 @@ use crate::plan::head::HeadPlan;
 use crate::plan::needs::Needs;
 use crate::plan::program::{Resolved, shape};
 use crate::plan::times::ActionTimes;
-use crate::plan::{cut, evaluation, limit, memory, replicas, sizes, slices};
+use crate::plan::{cut, disk, evaluation, limit, memory, replicas, sizes, slices};
 
 /// What every rank builds from.
 #[derive(Clone)]
@@ -271,7 +271,9 @@ impl Blueprint {
     /// The ranks that share a stage.
     fn cut(&self) -> Cut {
         let zero1 = self.config.zero1;
-        Cut { zero3: self.mesh.zero3, owners: if zero1 { self.mesh.dp } else { 1 }, zero1 }
+        let owners = if zero1 { self.mesh.dp } else { 1 };
+        let out = Out::of_run(self.config.optimizer_out.is_some(), self.mesh.dp);
+        Cut { zero3: self.mesh.zero3, owners, zero1, out }
     }
 
     fn make_plan(&self, batch: BatchShape) -> Result<Plan, Error> {
@@ -338,7 +340,8 @@ impl Blueprint {
                  memory of the host; nccl sends them directly"
             )
         });
-        [recompute, unit, batch, dropout, by_host].into_iter().flatten().collect()
+        let in_memory = disk::note(&self.config);
+        [recompute, unit, batch, dropout, by_host, in_memory].into_iter().flatten().collect()
     }
 
     fn rank_plan(&self, pp: usize, state: &RankState, held: &HeldBytes) -> RankPlan {
@@ -493,11 +496,8 @@ fn check_names(model: &Model) -> Result<(), Error> {
 
 /// What is copied out of memory is what split operations keep.
 fn check_out(config: &Config, model: &Model) -> Result<(), Error> {
+    disk::check_folders(config)?;
     let Some(folder) = &config.recompute_out else { return Ok(()) };
-    if folder.exists() && !folder.is_dir() {
-        let (problem, help) = ("is a file", "name a folder, which is made where it is not there");
-        return Err(ConfigError::value("recompute:out", folder.display(), problem, help).into());
-    }
     let Some(part) = model.parts.iter().find(|part| !part.is_split()) else { return Ok(()) };
     let problem = format!(
         "layer {} is not made of split operations alone, and what it keeps stays in memory",

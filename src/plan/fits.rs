@@ -7,20 +7,22 @@ use zeropp_core::device::Room;
 use zeropp_plan::change::Fit;
 
 use crate::Error;
-use crate::config::DeviceKind;
+use crate::config::{Config, DeviceKind};
 use crate::plan::blueprint::Blueprint;
-use crate::plan::changes;
 use crate::plan::memory::{needed, tightest};
+use crate::plan::{changes, disk, split};
 use crate::refusal::TooLittleMemory;
 
 /// How long is looked for more: a schedule of many actions takes a while to predict for.
 const TIME: Duration = Duration::from_secs(5);
 
-/// Refuses a run that is predicted to need more than a rank may have or the machine has.
+/// Refuses a run that is predicted to need more than a rank may have or the machine has, or more
+/// out of memory than there is room for.
 ///
 /// # Errors
-/// [`Error::Memory`], with what would fit.
+/// [`Error::Memory`], with what would fit; the folder with too little room.
 pub(crate) fn check(bp: &Blueprint) -> Result<(), Error> {
+    disk::check(&bp.needs())?;
     if bp.config.no_memory_check {
         return Ok(());
     }
@@ -62,5 +64,21 @@ fn search(bp: &Blueprint, fits: impl Fn(&Blueprint) -> Option<u64>) -> Vec<(Stri
         let other = changes::with(bp, layout)?;
         Some(Fit { layout: changes::layout(&other.config), needed: fits(&other)? })
     });
-    found.into_iter().map(|fit| (given.flags(&fit.layout), fit.needed)).collect()
+    let mut found: Vec<_> =
+        found.into_iter().map(|fit| (given.flags(&fit.layout), fit.needed)).collect();
+    if found.is_empty() {
+        let needed = with_states_in_a_file(bp).and_then(|other| fits(&other));
+        let flag = format!("--optimizer {}:out=DIR", bp.config.optimizer);
+        found.extend(needed.map(|needed| (flag, needed)));
+    }
+    found
+}
+
+/// The same run with its states in a file, if there is one and they are not.
+fn with_states_in_a_file(bp: &Blueprint) -> Option<Blueprint> {
+    let config = Config { optimizer_out: Some("DIR".into()), ..split::reopened(bp) };
+    if bp.config.optimizer_out.is_some() || config.validate_for_prediction().is_err() {
+        return None;
+    }
+    split::planned(&config, bp.model.clone(), &bp.own).ok()
 }

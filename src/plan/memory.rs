@@ -132,7 +132,8 @@ fn without_stacks(room: Room, ranks: usize, config: &Config) -> Room {
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = config.threads_of(ranks, cores) as u64 - 1 + OTHER_THREADS;
-    let threads = threads + u64::from(config.recompute_out.is_some());
+    let files = [&config.recompute_out, &config.optimizer_out];
+    let threads = threads + files.into_iter().flatten().count() as u64;
     let stacks = ranks as u64 * (STACK_BYTES as u64 + threads * THREAD_STACK_BYTES);
     Room { bytes: room.bytes.saturating_sub(stacks), ..room }
 }
@@ -168,7 +169,7 @@ fn on_devices(
 /// World ranks of this machine, process by process, as far as the launcher tells, and which of the
 /// processes this one is: of those beside it the launcher says how many there are, and they are
 /// taken to be its neighbours.
-fn ranks_here(config: &Config) -> (Vec<Vec<usize>>, usize) {
+pub(crate) fn ranks_here(config: &Config) -> (Vec<Vec<usize>>, usize) {
     let all = || (vec![(0..config.mesh().world()).collect()], 0);
     if config.engine == EngineKind::Threads {
         return all();

@@ -5,6 +5,7 @@ pub(crate) mod changes;
 pub(crate) mod copies;
 pub(crate) mod costs_file;
 pub(crate) mod cut;
+pub(crate) mod disk;
 pub(crate) mod evaluation;
 pub(crate) mod fits;
 pub(crate) mod head;

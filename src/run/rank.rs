@@ -14,6 +14,7 @@ use zeropp_pipeline::ir::Schedule;
 use zeropp_plan::recompute::{Recomputed, copied_out, redone};
 use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::stage::ShardOptions;
+use zeropp_zero3::state_file::StateFile;
 use zeropp_zero3::{Optimizer, ShardedStage};
 
 use crate::checkpoint::initial;
@@ -91,13 +92,7 @@ fn build_executor(
     scored: &Scored,
 ) -> Result<(Executor<ModelWorker>, Option<Resumed>), RankError> {
     let (bp, config) = (&shared.blueprint, &shared.blueprint.config);
-    let options = ShardOptions {
-        device: device.clone(),
-        compute: bp.compute,
-        pack_weights: bp.packs_weights(),
-        zero1: config.zero1,
-        seed: config.seed,
-    };
+    let options = shard_options(bp, device, meter)?;
     let pp = groups.coords.pp;
     let schedule = bp.programs.of(groups.coords.dp);
     let (mine, parts): (Vec<_>, Vec<_>) = bp.layers_of(schedule, pp).into_iter().unzip();
@@ -162,11 +157,33 @@ fn copying_out(
 ) -> Result<ModelWorker, RankError> {
     let out = copied_out(program);
     let Some(folder) = folder.filter(|_| !out.is_empty()) else { return Ok(worker) };
-    let file = ScratchFile::open(folder).map_err(|e| {
-        let help = "choose a folder that may be written to";
-        RankError::Program(format!("recompute:out = {}: {e}; {help}", folder.display()))
-    })?;
+    let file = ScratchFile::open(folder).map_err(|e| no_file("recompute:out", folder, &e))?;
     Ok(worker.copying_out(out, file))
+}
+
+/// How this rank holds its stages.
+fn shard_options(
+    bp: &Blueprint,
+    device: &Device,
+    meter: &Arc<Meter>,
+) -> Result<ShardOptions, RankError> {
+    let config = &bp.config;
+    let open = |folder: &Path| {
+        StateFile::open(folder, meter).map_err(|e| no_file("optimizer:out", folder, &e))
+    };
+    Ok(ShardOptions {
+        device: device.clone(),
+        compute: bp.compute,
+        pack_weights: bp.packs_weights(),
+        zero1: config.zero1,
+        seed: config.seed,
+        file: config.optimizer_out.as_deref().map(open).transpose()?,
+    })
+}
+
+fn no_file(field: &str, folder: &Path, error: &std::io::Error) -> RankError {
+    let help = "choose a folder that may be written to";
+    RankError::Program(format!("{field} = {}: {error}; {help}", folder.display()))
 }
 
 /// This rank's part of the validation losses, if the run has any.

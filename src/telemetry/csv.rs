@@ -126,7 +126,7 @@ mod tests {
             rolled_back: true,
             redone_s: 1.0,
             program: 1,
-            peak_bytes: MemoryBytes { host_activation: 1, ..MemoryBytes::default() },
+            peak_bytes: MemoryBytes { host_activation: 1, host_state: 1, ..MemoryBytes::default() },
             ..StepMetrics::default()
         }
     }

@@ -148,6 +148,7 @@ pub(super) const KEYS: &[Key] = &[
         .tag("schedule/program")
         .gauge("program", "How often its order of actions was exchanged for another by then."),
     key("peak_bytes.host_activation").of_some_steps(),
+    key("peak_bytes.host_state").of_some_steps(),
 ];
 
 #[cfg(test)]
@@ -168,7 +169,7 @@ mod tests {
         step.experts = Some(ExpertMetrics::default());
         (step.skipped, step.rolled_back, step.save_blocked_s) = (true, true, 1.0);
         step.program = 1;
-        step.peak_bytes.host_activation = 1;
+        (step.peak_bytes.host_activation, step.peak_bytes.host_state) = (1, 1);
         let mut json = serde_json::to_value(&step).unwrap();
         let mut next = 2;
         for value in json.as_object_mut().unwrap().values_mut() {

@@ -34,5 +34,6 @@ mod resume;
 mod same_bits;
 mod slices;
 mod split_head;
+mod states;
 mod torch_training;
 mod uneven;

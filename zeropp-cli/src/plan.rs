@@ -223,6 +223,12 @@ fn at_once(rank: &RankPlan) -> u64 {
     rank.held.at_once.total()
 }
 
+/// What is in files, and what tables call it.
+pub(crate) const OUT_OF_MEMORY: [(&str, MemoryKind); 2] = [
+    ("copied out at once", MemoryKind::HostActivation),
+    ("states in a file", MemoryKind::HostState),
+];
+
 /// A head and rows.
 fn memory(plan: &Plan) -> Vec<Vec<String>> {
     let ranks = &plan.ranks;
@@ -238,10 +244,12 @@ fn memory(plan: &Plan) -> Vec<Vec<String>> {
         row.extend(ranks.iter().map(|rank| bytes(of(rank))));
         rows.push(row);
     }
-    let out = |rank: &RankPlan| rank.held.peaks.host_activation;
-    if ranks.iter().any(|rank| out(rank) > 0) {
-        let row = std::iter::once("copied out at once".to_string());
-        rows.push(row.chain(ranks.iter().map(|rank| bytes(out(rank)))).collect());
+    for (name, kind) in OUT_OF_MEMORY {
+        let out = |rank: &RankPlan| rank.held.peaks.get(kind);
+        if ranks.iter().any(|rank| out(rank) > 0) {
+            let row = std::iter::once(name.to_string());
+            rows.push(row.chain(ranks.iter().map(|rank| bytes(out(rank)))).collect());
+        }
     }
     if let Some(eval) = &plan.evaluation {
         let held = eval.held.iter().map(|held| bytes(*held));

@@ -5,6 +5,7 @@ use zeropp_core::meter::MemoryKind;
 
 use crate::figures::{bytes, count, duration, grouped, percent, scaled, table};
 use crate::pace::{is_alone, mean_loss};
+use crate::plan::OUT_OF_MEMORY;
 
 /// The summary of a run of `config`, whose ranks share `cores` of them where there are that few;
 /// `mean` is the loss of the last line, and of how many steps.
@@ -140,10 +141,11 @@ fn memory(s: &Summary, ranks: usize) -> String {
     }
     let at_once = [s.predicted_at_once_bytes, s.at_once_bytes].map(bytes);
     rows.push(["most at once".into()].into_iter().chain(at_once).collect());
-    let out = [s.predicted_bytes, s.peak_bytes].map(|of| of.host_activation);
-    if out != [0; 2] {
-        let row = ["copied out at once".into()].into_iter();
-        rows.push(row.chain(out.map(bytes)).collect());
+    for (name, kind) in OUT_OF_MEMORY {
+        let out = [s.predicted_bytes, s.peak_bytes].map(|of| of.get(kind));
+        if out != [0; 2] {
+            rows.push([name.into()].into_iter().chain(out.map(bytes)).collect());
+        }
     }
     // What engines hold aside depends on who comes first, so it cannot be predicted.
     let unknown = || "".to_owned();

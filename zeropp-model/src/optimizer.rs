@@ -84,7 +84,56 @@ impl fmt::Debug for StateRule {
     }
 }
 
-/// Into how many parts ranks cut what an optimizer keeps of a layer.
+/// What of its shards a rank has in a file, and in memory a piece at a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Out {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Parameters and what the optimizer keeps. Gradients are summed over replicas in memory.
+    States,
+    /// Reduced gradients, too.
+    All,
+}
+
+impl Out {
+    /// Elements of a layer that an update has in memory at a time, where it does not look at whole
+    /// parameters: large enough that a disk reads them at its rate.
+    pub const PIECE: usize = 1 << 17;
+    /// Pieces that are there at once: the one that is computed with, the next one, which is read,
+    /// and the one before, which is written.
+    const PIECES: usize = 3;
+
+    /// What of a run is, that has a file, with or without other replicas.
+    pub fn of_run(has_file: bool, replicas: usize) -> Out {
+        match (has_file, replicas) {
+            (false, _) => Out::Nothing,
+            (true, 1) => Out::All,
+            (true, _) => Out::States,
+        }
+    }
+
+    /// Whether anything is.
+    pub fn is_any(self) -> bool {
+        self != Out::Nothing
+    }
+
+    /// Bytes that adding to a reduced gradient of `elements` takes where that is in the file: its
+    /// pieces.
+    pub fn adding(self, elements: usize) -> u64 {
+        match self {
+            Out::All => 4 * (Out::PIECES * elements.min(Out::PIECE)) as u64,
+            Out::Nothing | Out::States => 0,
+        }
+    }
+
+    /// Bytes that a save takes to read what is in the file: a piece, and the next one.
+    pub fn saving(self) -> u64 {
+        if self.is_any() { 2 * 4 * Out::PIECE as u64 } else { 0 }
+    }
+}
+
+/// Into how many parts ranks cut what an optimizer keeps of a layer, and where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cut {
     /// Ranks of a ZeRO-3 group.
@@ -93,6 +142,8 @@ pub struct Cut {
     pub owners: usize,
     /// Whether the work is shared so, by one replica even.
     pub zero1: bool,
+    /// What is in a file.
+    pub out: Out,
 }
 
 impl Cut {
@@ -105,8 +156,11 @@ impl Cut {
 /// Bytes of an optimizer for one layer or several, on one of the ranks that share them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UpdateBytes {
-    /// Bytes that are kept from update to update.
+    /// Bytes that are kept from update to update, in memory or in a file.
     pub state: u64,
+    /// Bytes of the pieces of parameters, state and gradient that an update has in memory at once,
+    /// where these are in a file; of several layers the most.
+    pub pieces: u64,
     /// Bytes that an update takes beside that, the parameters and the gradient; of several layers,
     /// which are updated one after the other, the most.
     pub update: u64,
@@ -168,6 +222,25 @@ impl Owned<'_> {
         4 * (parts + most) as u64
     }
 
+    /// Elements of each piece that an update from a file has in memory at a time: all, where it
+    /// looks at whole parameters or gathers what is updated.
+    pub fn piece(&self, kept: &[Kept], zero1: bool) -> usize {
+        let looks_at_whole = |kept: &Kept| kept.whole.is_some() || kept.whole_words > 0;
+        let at_once = zero1 || kept.iter().any(looks_at_whole);
+        if at_once { self.len } else { self.len.min(Out::PIECE) }
+    }
+
+    /// Bytes of the pieces that an update from a file has in memory at once, where all layers are
+    /// like this one and `kept` has an entry for each parameter.
+    pub fn piece_bytes(&self, kept: &[Kept], zero3: usize, zero1: bool) -> u64 {
+        let piece = self.piece(kept, zero1);
+        let whole: usize = self.segments().map(|(param, _)| kept[param].whole_words).sum();
+        let block = self.segments().map(|(param, _)| kept[param].block_words).max().unwrap_or(0);
+        let gathered = if zero1 { self.layout.len / zero3 } else { 0 };
+        let words = 2 * piece + piece / BLOCK * block + whole + gathered;
+        4 * (Out::PIECES * words) as u64
+    }
+
     /// Bytes that an update takes once it is computed, in a group of `zero3` ranks: with `zero1`
     /// the rank's own part, and the shard that is gathered of all parts.
     pub fn returning(&self, zero3: usize, zero1: bool) -> u64 {
@@ -188,8 +261,13 @@ impl Owned<'_> {
         let computing = self.computing(kept, cut.zero3, cut.zero1) + if watched { own } else { 0 };
         let update = computing.max(self.returning(cut.zero3, cut.zero1));
         let before = own + state;
+        let pieces = match cut.out.is_any() {
+            true => self.piece_bytes(kept, cut.zero3, cut.zero1),
+            false => 0,
+        };
         let mut bytes = UpdateBytes {
             state,
+            pieces,
             update,
             before,
             late: before + update,
@@ -252,6 +330,7 @@ impl Shares {
             }
             UpdateBytes {
                 state: a.state + n * b.state,
+                pieces: a.pieces.max(b.pieces),
                 update: a.update.max(b.update),
                 before: a.before + n * b.before,
                 late: a.late.max(a.before + (n - 1) * b.before + b.late),
@@ -311,7 +390,7 @@ mod tests {
     fn matrices_and_what_is_beside_them_lie_on_other_ranks() {
         let parameters = [spec("w", &[256, 128]), spec("b", &[256 * 128])];
         let of = |zero3, owners, zero1| {
-            let cut = Cut { zero3, owners, zero1 };
+            let cut = Cut { zero3, owners, zero1, out: Out::Nothing };
             most(&Shares::of_layer(&parameters, Role::Hidden, false, cut, &rule()))
         };
         let (n, transform) = (256 * 128, 2 * 128 * (256 + 128));
@@ -329,16 +408,37 @@ mod tests {
     fn state_of_a_whole_parameter_is_kept_by_each_rank_and_saved_once() {
         let factors =
             StateRule::new(|p, _| Kept { whole_words: p.shape.iter().sum(), ..Kept::tensors(0) });
-        let cut = Cut { zero3: 2, owners: 1, zero1: false };
+        let cut = Cut { zero3: 2, owners: 1, zero1: false, out: Out::Nothing };
         let shares =
             Shares::of_layer(&[spec("w", &[256, 128])], Role::Hidden, false, cut, &factors);
         let of = |f: fn(&UpdateBytes) -> u64| shares.each().iter().map(f).collect::<Vec<_>>();
         assert_eq!((of(|b| b.state), of(|b| b.saved)), (vec![4 * 384; 2], vec![4 * 384, 0]));
     }
 
+    /// What an update from a file has in memory: pieces, or all where it must see all.
+    #[test]
+    fn pieces_of_large_layers_are_alike_and_wholes_are_one() {
+        let n = 3 * Out::PIECE;
+        let of = |rule: &StateRule, shape: &[usize], zero1, out| {
+            let cut = Cut { zero3: 1, owners: 1, zero1, out };
+            Shares::of_layer(&[spec("w", shape)], Role::Hidden, false, cut, rule).each()[0]
+        };
+        let two = StateRule::uniform(2);
+        assert_eq!(of(&two, &[n], false, Out::Nothing).pieces, 0);
+        let piece = Out::PIECE as u64;
+        let bytes = of(&two, &[n], false, Out::States);
+        assert_eq!((bytes.state, bytes.pieces), (8 * n as u64, 3 * 4 * 4 * piece));
+        assert_eq!(of(&two, &[BLOCK], false, Out::All).pieces, 3 * 4 * 4 * BLOCK as u64);
+        // Gathered as a whole, and one tensor of a matrix.
+        assert_eq!(of(&two, &[n], true, Out::All).pieces, 3 * 4 * 5 * n as u64);
+        assert_eq!(of(&rule(), &[3 * 256, 512], false, Out::All).pieces, 3 * 4 * 3 * n as u64);
+        assert_eq!(Out::All.adding(n), 3 * 4 * piece);
+        assert_eq!(Out::States.adding(n), 0);
+    }
+
     #[test]
     fn layers_are_kept_together_and_updated_one_after_the_other() {
-        let cut = Cut { zero3: 2, owners: 1, zero1: false };
+        let cut = Cut { zero3: 2, owners: 1, zero1: false, out: Out::Nothing };
         let layer = |parameters: &[ParamSpec], rule: &StateRule| {
             Shares::of_layer(parameters, Role::Hidden, true, cut, rule)
         };

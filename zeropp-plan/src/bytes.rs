@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use zeropp_model::layer::{BackwardPeak, LayerCost, pieces};
-use zeropp_model::optimizer::{Cut, Role, Shares, StateRule};
+use zeropp_model::optimizer::{Cut, Out, Role, Shares, StateRule, UpdateBytes};
 use zeropp_model::params::{BLOCK, FlatLayout, ParamSpec};
 use zeropp_schedule::memory::{LayerwiseBytes, MemoryBytes, StageBytes};
 
@@ -52,7 +52,12 @@ impl LayerSizes {
 
     /// Elements of its flat buffers, those of what does not train included.
     pub fn elements(&self, pieces: usize) -> u64 {
-        self.trained(pieces) + self.padded[1].next_multiple_of(BLOCK * pieces) as u64
+        self.buffers(pieces).iter().sum()
+    }
+
+    /// Elements of the flat buffer of what trains, and of that of what does not.
+    fn buffers(&self, pieces: usize) -> [u64; 2] {
+        self.padded.map(|n| n.next_multiple_of(BLOCK * pieces) as u64)
     }
 
     /// Floating-point operations with its matrices, of a forward of so many tokens.
@@ -83,12 +88,15 @@ pub struct RunState {
     pub watched: bool,
     /// Bytes of the buffers of checkpoints that are written while the rank computes.
     pub save: u64,
+    /// Whether ranks have a file for their states.
+    pub has_file: bool,
 }
 
 impl RunState {
     /// So many tensors of each parameter, and nothing else.
     pub fn uniform(tensors: usize) -> RunState {
-        RunState { rule: StateRule::uniform(tensors), watched: false, save: 0 }
+        let rule = StateRule::uniform(tensors);
+        RunState { rule, watched: false, save: 0, has_file: false }
     }
 }
 
@@ -137,8 +145,13 @@ pub fn stage_bytes<'a>(
     let in_forward = layers.clone().filter(|layer| layer.cost.gradients_in_forward);
     let in_forward: u64 = in_forward.map(|layer| layer.trained(pieces)).sum();
     let [shard, trained_shard] = [elements, trained].map(|n| n / cut.zero3 as u64);
-    // Without shards a gather of fp32 weights is the parameters themselves.
-    let (alone, fp32) = (cut.zero3 == 1, element == 4);
+    // Without shards a gather of fp32 weights is the parameters themselves, where these are here.
+    let (alone, fp32, is_here) = (cut.zero3 == 1, element == 4, !cut.out.is_any());
+    let own = |layer: &LayerSizes| layer.buffers(pieces).map(|n| n / cut.zero3 as u64);
+    let read = layers.clone().flat_map(own).max().unwrap_or(0);
+    let adding = layers.clone().map(|layer| cut.out.adding(own(layer)[0] as usize));
+    let adding = adding.max().unwrap_or(0);
+    let sums_here = cut.out != Out::All;
     let packed = |of: fn(&LayerCost) -> bool| {
         form.packed_bytes * costs().filter(|c| of(c)).map(|c| c.packed_elements).sum::<u64>()
     };
@@ -155,17 +168,18 @@ pub fn stage_bytes<'a>(
         backward_stash: backward.stashed,
         layerwise: layerwise.flatten(),
         workspace: costs().map(|c| c.workspace_bytes).max().unwrap_or(0),
-        weights: if alone && fp32 { 0 } else { elements * element },
+        weights: if alone && fp32 && is_here { 0 } else { elements * element },
         packed_forward: packed(|_| true),
         packed_backward: packed(|c| !c.gradients_in_forward),
         packed_in_forward: packed(|c| c.gradients_in_forward),
         gradient: trained * 4,
         gradient_in_forward: in_forward * 4,
-        keeps_first_gradient: alone,
-        gradient_shard: trained_shard * 4,
+        keeps_first_gradient: alone && sums_here,
+        gradient_shard: if sums_here { trained_shard * 4 } else { 0 },
         message,
-        gather_input: if alone || fp32 { 0 } else { shard * element },
-        reduced: if alone { 0 } else { trained_shard * 4 },
+        gather_input: if alone || (fp32 && is_here) { 0 } else { shard * element },
+        gather_read: if fp32 || is_here { 0 } else { read * 4 },
+        reduced: if alone { 0 } else { trained_shard * 4 } + adding,
         replica_reduced: if form.is_summed { trained_shard * 4 / cut.owners as u64 } else { 0 },
         // Of a whole head.
         ..StageBytes::default()
@@ -218,6 +232,8 @@ pub struct StageState {
     pub shares: Shares,
     /// The weight that its head shares with the embedding.
     pub tied: Option<Tied>,
+    /// What of it is in files.
+    pub out: Out,
 }
 
 /// A weight that embedding and head share and that trains.
@@ -232,14 +248,17 @@ pub struct Tied {
 /// What one rank has all the time, and what its optimizer takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankState {
-    /// Parameters of its shards. What both layers of a tied weight have is there once.
+    /// Parameters of its shards that are in memory. What both layers of a tied weight have is there
+    /// once.
     parameters: u64,
-    /// Their gradients at the end of a step.
+    /// Their gradients at the end of a step, as far as they are in memory.
     gradient: u64,
-    /// Of those, what this rank updates.
+    /// Of all gradients, what this rank updates.
     owned: u64,
-    /// What the optimizer keeps from step to step.
+    /// What the optimizer keeps in memory from step to step.
     kept: u64,
+    /// What of all that is in a file.
+    out: u64,
     /// What of that a checkpoint has of the rank.
     kept_saved: u64,
     /// That with what an update takes.
@@ -273,7 +292,9 @@ impl RankState {
         let is_parted = placement[0] != placement[last];
         let twice = tied.filter(|_| !is_parted).map_or(0, |tied| tied.shard);
         // A tied gradient on its way to and from another rank.
-        let swapped = tied.filter(|_| is_parted).map_or(0, |tied| 2 * tied.shard / owners);
+        let swapped = tied.filter(|_| is_parted).map_or(0, |tied| tied.shard / owners);
+        // What is in a file is read and summed beside that.
+        let swapped = swapped * if cut.out == Out::All { 4 } else { 2 };
         let shard = |of: fn(&StageState) -> u64| {
             mine.iter().map(|s| of(stages[*s])).sum::<u64>() * 4 / zero3 - twice
         };
@@ -284,17 +305,24 @@ impl RankState {
         }
         let each = || shares.each().iter();
         let gradient = shard(|stage| stage.trained);
-        let (owned, kept) = (gradient / owners, each().map(|b| b.state).max().unwrap_or(0));
-        let at_work = each().map(|b| b.state + b.update.max(swapped)).max().unwrap_or(0);
+        let (owned, state) = (gradient / owners, each().map(|b| b.state).max().unwrap_or(0));
+        let is_out = cut.out.is_any();
+        let here = |bytes: u64| if is_out { 0 } else { bytes };
+        let work = |b: &UpdateBytes| here(b.state) + b.pieces + b.update.max(swapped);
+        let at_work = each().map(work).max().unwrap_or(0);
         let late_at_work = each().map(|b| b.state + b.late).max().unwrap_or(0);
+        let (parameters, kept) = (shard(|stage| stage.elements), here(state));
+        // Both layers of a tied weight have gradients until these are summed.
+        let sums_out = if cut.out == Out::All { gradient + twice } else { 0 };
         RankState {
-            parameters: shard(|stage| stage.elements),
-            gradient,
+            parameters: here(parameters),
+            gradient: if cut.out == Out::All { 0 } else { gradient },
             owned,
             kept,
+            out: if is_out { parameters + state + sums_out } else { 0 },
             kept_saved: each().map(|b| b.saved).max().unwrap_or(0),
             at_work,
-            rollback: if late { owned + kept + owned } else { 0 },
+            rollback: if late { owned + state + owned } else { 0 },
             rollback_at_work: if late { late_at_work.saturating_sub(at_work) } else { 0 },
             save,
             gathers: each().next().map_or(0, |b| b.gathers),
@@ -307,7 +335,7 @@ impl RankState {
         self.owned + self.kept_saved
     }
 
-    /// Bytes that the optimizer keeps from step to step.
+    /// Bytes that the optimizer keeps in memory from step to step.
     pub fn optimizer_kept(&self) -> u64 {
         self.kept
     }
@@ -331,6 +359,7 @@ impl RankState {
 
     fn with(&self, held: MemoryBytes, optimizer: u64, rollback: u64) -> MemoryBytes {
         let (parameter_shard, save) = (self.parameters, self.save);
-        MemoryBytes { parameter_shard, optimizer, rollback, save, ..held }
+        let host_state = self.out;
+        MemoryBytes { parameter_shard, optimizer, rollback, save, host_state, ..held }
     }
 }

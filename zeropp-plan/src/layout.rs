@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 pub use zeropp_model::Recompute;
 use zeropp_model::layer::{BatchShape, SamplePart};
-use zeropp_model::optimizer::Cut;
+use zeropp_model::optimizer::{Cut, Out};
 use zeropp_schedule::costs::{Machine, SLICE_GRID};
 use zeropp_schedule::ir::looping;
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync};
@@ -65,6 +65,14 @@ pub enum Packing {
     Auto(u64),
     /// Always.
     Always(u64),
+}
+
+impl Job {
+    /// The ranks that share a stage of `layout`, and what of it is in their files.
+    pub fn cut(&self, layout: &Layout) -> Cut {
+        let out = Out::of_run(self.state.has_file, layout.dp);
+        Cut { out, ..layout.cut() }
+    }
 }
 
 impl Packing {
@@ -368,10 +376,10 @@ impl Layout {
         self.slices > 1 && kind.is_some_and(|kind| kind.step == StepForm::Rounds)
     }
 
-    /// The ranks that share a stage.
+    /// The ranks that share a stage, which have its states in memory.
     pub fn cut(&self) -> Cut {
         let owners = if self.zero1 { self.dp } else { 1 };
-        Cut { zero3: self.zero3, owners, zero1: self.zero1 }
+        Cut { zero3: self.zero3, owners, zero1: self.zero1, out: Out::Nothing }
     }
 
     /// How its schedule is lowered.

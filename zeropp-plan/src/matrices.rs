@@ -57,7 +57,7 @@ impl OfBlock {
 #[cfg(test)]
 mod tests {
     use zeropp_model::layer::LayerCost;
-    use zeropp_model::optimizer::{Kept, WholeUpdate};
+    use zeropp_model::optimizer::{Kept, Out, WholeUpdate};
     use zeropp_model::params::Init;
 
     use super::*;
@@ -76,7 +76,8 @@ mod tests {
             ..Kept::tensors(1)
         });
         let of = |zero3, owners| {
-            OfBlock::new(&block, &muon, Cut { zero3, owners, zero1: owners > 1 }).unwrap()
+            OfBlock::new(&block, &muon, Cut { zero3, owners, zero1: owners > 1, out: Out::Nothing })
+                .unwrap()
         };
         let machine = machines::named("a100").unwrap();
         let products = flops as f64 / (312e12 * machine.flops_share);
@@ -89,7 +90,7 @@ mod tests {
             let expected = products + gathers * machine.collective_s + seconds;
             assert!((of.seconds(&machine, 1e6, 1e5) / expected - 1.0).abs() < 1e-9, "{of:?}");
         }
-        let cut = Cut { zero3: 2, owners: 1, zero1: false };
+        let cut = Cut { zero3: 2, owners: 1, zero1: false, out: Out::Nothing };
         assert_eq!(OfBlock::new(&block, &StateRule::uniform(2), cut), None);
     }
 }

@@ -35,7 +35,7 @@ pub fn exact(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -
 fn held(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<HeldBytes> {
     let bytes = bytes_of(stages);
     let states: Vec<_> = stages.iter().map(|s| &s.state).collect();
-    let ranks = rank_states(&states, program, layout.cut(), job.state.save);
+    let ranks = rank_states(&states, program, job.cut(layout), job.state.save);
     of_ranks([program], &bytes, &ranks)
 }
 
@@ -110,8 +110,11 @@ fn stages_of<'a>(layout: &Layout, stages: &'a [Stage], rank: usize) -> Vec<(usiz
     all.filter(|(of, _)| *of == rank).map(|(_, stage)| stage).collect()
 }
 
-/// Bytes of a rank's shards, and those of its parameters and moments.
+/// Bytes of a rank's shards, and those of its parameters and moments, as far as they are in memory.
 fn always(layout: &Layout, stages: &[Stage], rank: usize) -> [u64; 2] {
+    if stages.iter().any(|s| s.state.out.is_any()) {
+        return [0; 2];
+    }
     let mine = stages_of(layout, stages, rank);
     let has_both = [0, stages.len() - 1].iter().all(|s| mine.iter().any(|(of, _)| of == s));
     let (d, owners) = (layout.zero3 as u64, layout.cut().owners as u64);

@@ -150,6 +150,7 @@ impl Parts {
             elements: layers.iter().map(|layer| layer.elements(pieces)).sum(),
             trained: layers.iter().map(|layer| layer.trained(pieces)).sum(),
             shares: all,
+            out: cut.out,
             tied: has_tied_head.then(|| Tied {
                 shard: self.layers[0].trained(pieces) / cut.zero3 as u64 * 4,
                 head: shares(head),

@@ -113,7 +113,7 @@ pub fn slice_state(sizes: &LayerSizes, pieces: usize, shares: Shares) -> StageSt
         elements: sizes.elements(pieces),
         trained: sizes.trained(pieces),
         shares,
-        tied: None,
+        ..StageState::default()
     }
 }
 

@@ -113,7 +113,7 @@ impl ModelCosts {
     /// The stages of `layout`, cut into so many blocks each.
     pub fn stages(&mut self, job: &Job, layout: &Layout, blocks: &[usize]) -> Vec<Stage> {
         let links = Links::new(&job.machine, layout);
-        let (cut, shares) = (layout.cut(), self.shares(job, layout.cut()));
+        let (cut, shares) = (job.cut(layout), self.shares(job, job.cut(layout)));
         let block = self.layers.iter().find(|layer| layer.is_block());
         let matrices = block.and_then(|block| OfBlock::new(&block.sizes, &job.state.rule, cut));
         let matrices =
@@ -155,7 +155,7 @@ impl ModelCosts {
             return stages;
         };
         let links = Links::new(&job.machine, layout);
-        let (cut, shares) = (layout.cut(), self.shares(job, layout.cut()));
+        let (cut, shares) = (job.cut(layout), self.shares(job, job.cut(layout)));
         let head = self.layers.len() - 1;
         let ranges = self.parts.groups().stages(blocks.iter().copied());
         let range = ranges[before].start..head;
@@ -206,7 +206,7 @@ impl ModelCosts {
         let shape = SliceShape { ids: decoder.vocabulary, rows, hidden, blocks, sums };
         let sizes = slice_sizes(weight, &shape, batch);
         let bytes = slice_bytes(Some(&sizes), &form, tokens);
-        let cut = layout.cut();
+        let cut = job.cut(layout);
         let shares = sizes.shares(&job.state, cut, false);
         let kept = shares.state_of_all(cut.pieces());
         let state = slice_state(&sizes, cut.pieces(), shares);
@@ -235,7 +235,7 @@ impl ModelCosts {
         let in_part = whole && layout.redone.is_some();
         let again = layout.recompute != Recompute::None && stage < layout.stages();
         StageForm {
-            cut: layout.cut(),
+            cut: job.cut(layout),
             is_summed: layout.dp > 1,
             selective: again && (!whole || in_part),
             whole,

@@ -492,6 +492,7 @@ proptest! {
         (p, v, b, u) in (1usize..6, 1usize..5, 1usize..20, 1usize..20),
         (d, k, kind, samples) in (0usize..4, 1usize..3, 0..Kind::planned().count(), 1usize..3),
         (full, zero1, on_gpu) in (any::<bool>(), any::<bool>(), any::<bool>()),
+        has_file in any::<bool>(),
     ) {
         let cpu = ComputeSettings {
             on_gpu: false,
@@ -500,7 +501,8 @@ proptest! {
             ..ComputeSettings::GPU
         };
         let compute = if on_gpu { ComputeSettings::GPU } else { cpu };
-        let job = Job { compute, ..job("gpt2-xl", 1, 1) };
+        let state = RunState { has_file, ..RunState::uniform(2) };
+        let job = Job { compute, state, ..job("gpt2-xl", 1, 1) };
         let kind = Kind::planned().nth(kind).unwrap();
         let layout = Layout {
             pp: p,

@@ -14,7 +14,8 @@
 //!   copied in; it is no *activation* from the end of the one copy to the beginning of the other;
 //! * *weight stash*: what B keeps for W; a whole backward is B, then W. Between its beginning and
 //!   its end B may hold more than at either;
-//! * *gathered*: a stage's weights from AG to FREE;
+//! * *gathered*: a stage's weights from AG to FREE; where a rank's shards are in a file, those of
+//!   fp32 that no other rank shares, too, which else are the parameters;
 //! * *packed weights*: copies of gathered weights as products read them, those of forwards from
 //!   the first F or R after the AG, those of backwards from the first B (of a head that makes its
 //!   gradients in F, from that F), both to the FREE;
@@ -239,6 +240,10 @@ impl<'a> Ledger<'a> {
                 self.now.communication += self.of_stage(stage).gather_input;
                 self.gathering[stage] = true;
                 self.packed[stage] = Some([false; 3]);
+                let read = self.of_stage(stage).gather_read;
+                self.now.communication += read;
+                self.mark();
+                self.now.communication -= read;
             }
             Action::Free { stage } => {
                 self.gathered(stage);

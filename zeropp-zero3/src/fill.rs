@@ -20,8 +20,7 @@ impl ShardedStage {
     ) -> Result<(), E> {
         let rank = self.zero3_rank();
         for layer in self.layers.iter_mut().filter(|layer| layer.has_param()) {
-            let none = Tensor::zeros([1], &layer.param.device());
-            let param = std::mem::replace(&mut layer.param, none);
+            let param = layer.take_param().into_tensor();
             let n = param.dims()[0];
             let pieces = flat_pieces(layer.weights.layout(), rank * n, n);
             let param = filled(param, &pieces, &mut read)?;
@@ -41,9 +40,10 @@ impl ShardedStage {
         let rank = self.zero3_rank();
         for layer in &mut self.layers {
             let Some(frozen) = layer.frozen.take() else { continue };
-            let n = frozen.param.dims()[0];
+            let n = frozen.param.len();
             let layout = layer.weights.frozen_layout().expect("of what is frozen").clone();
-            let param = filled(frozen.param, &flat_pieces(&layout, rank * n, n), &mut read)?;
+            let param =
+                filled(frozen.param.into_tensor(), &flat_pieces(&layout, rank * n, n), &mut read)?;
             layer.set_frozen(param, &self.meter);
         }
         Ok(())

@@ -4,14 +4,16 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
-use zeropp_core::cpu_tensor::{from_vec, on_cpu};
-use zeropp_core::device;
+use zeropp_core::cpu_tensor::{add_in_place, into_vec, on_cpu};
+use zeropp_core::kernels;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_core::params::{FlatLayout, ParamSpec};
 use zeropp_core::rng::initialise;
 use zeropp_core::split::LayerWeights;
 
 use crate::rule::Role;
+use crate::state_file::StateFile;
+use crate::words::{Words, each_piece, own_copy};
 
 /// One layer's part on this rank.
 pub(crate) struct LayerShard {
@@ -20,19 +22,29 @@ pub(crate) struct LayerShard {
     pub(crate) weights: LayerWeights,
     /// The fp32 parameters that train and this rank owns, `[len / D]`; none of a layer of which
     /// nothing trains.
-    pub(crate) param: Tensor<1>,
+    pub(crate) param: Words,
     /// Those that do not train, if there are any.
     pub(crate) frozen: Option<FrozenShard>,
     /// The reduced gradient of the units so far; after a ZeRO-1 reduction only this replica's part.
-    pub(crate) grad: Option<Tensor<1>>,
+    pub(crate) grad: Option<Words>,
+    file: ShardFile,
     param_hold: Option<Hold>,
     grad_hold: Option<Hold>,
 }
 
 /// A rank's part of a layer's parameters that do not train.
 pub(crate) struct FrozenShard {
-    pub(crate) param: Tensor<1>,
-    _hold: Hold,
+    pub(crate) param: Words,
+    _hold: Option<Hold>,
+}
+
+/// The file that a layer's shards are in, if they are in one.
+#[derive(Clone, Default)]
+pub(crate) struct ShardFile {
+    /// That of parameters.
+    pub(crate) parameters: Option<Arc<StateFile>>,
+    /// That of reduced gradients.
+    pub(crate) gradients: Option<Arc<StateFile>>,
 }
 
 impl LayerShard {
@@ -42,9 +54,10 @@ impl LayerShard {
         role: Role,
         weights: LayerWeights,
         param: Tensor<1>,
+        file: ShardFile,
         meter: &Arc<Meter>,
     ) -> LayerShard {
-        let param_hold = Some(meter.hold_tensor(MemoryKind::ParameterShard, &param));
+        let (param, param_hold) = kept(param, file.parameters.as_ref(), meter);
         LayerShard {
             name: name.into(),
             role,
@@ -52,6 +65,7 @@ impl LayerShard {
             param,
             frozen: None,
             grad: None,
+            file,
             param_hold,
             grad_hold: None,
         }
@@ -67,20 +81,39 @@ impl LayerShard {
     /// Replaces the parameters, of which nothing is left.
     pub(crate) fn set_param(&mut self, param: Tensor<1>, meter: &Arc<Meter>) {
         self.param_hold = None;
-        self.param_hold = Some(meter.hold_tensor(MemoryKind::ParameterShard, &param));
-        self.param = param;
+        // The place of those before is used again.
+        self.param = self.nothing();
+        (self.param, self.param_hold) = kept(param, self.file.parameters.as_ref(), meter);
+    }
+
+    /// Makes the parameters those of another layer.
+    pub(crate) fn share_param(&mut self, param: Words, meter: &Arc<Meter>) {
+        match param {
+            Words::Here(param) => self.set_param(param, meter),
+            out @ Words::Out(_) => self.param = out,
+        }
+    }
+
+    /// Takes the parameters out, to be replaced.
+    pub(crate) fn take_param(&mut self) -> Words {
+        let nothing = self.nothing();
+        std::mem::replace(&mut self.param, nothing)
+    }
+
+    fn nothing(&self) -> Words {
+        Words::Here(Tensor::zeros([1], &self.param.device()))
     }
 
     /// Whether the parameters are there.
     pub(crate) fn has_param(&self) -> bool {
-        self.param_hold.is_some()
+        self.param_hold.is_some() || self.param.out().is_some()
     }
 
     /// Gives up the parameters and the gradient.
     pub(crate) fn release(&mut self) {
         drop(self.take_grad());
         self.param_hold = None;
-        self.param = Tensor::zeros([1], &self.param.device());
+        self.param = self.nothing();
     }
 
     /// Whether any of it trains.
@@ -91,18 +124,18 @@ impl LayerShard {
     /// Replaces what does not train.
     pub(crate) fn set_frozen(&mut self, param: Tensor<1>, meter: &Arc<Meter>) {
         self.frozen = None;
-        let _hold = meter.hold_tensor(MemoryKind::ParameterShard, &param);
+        let (param, _hold) = kept(param, self.file.parameters.as_ref(), meter);
         self.frozen = Some(FrozenShard { param, _hold });
     }
 
     /// Elements that this rank owns, whether they train or not.
     pub(crate) fn elements(&self) -> usize {
-        let frozen = self.frozen.as_ref().map_or(0, |frozen| frozen.param.dims()[0]);
-        self.param.dims()[0] + frozen
+        let frozen = self.frozen.as_ref().map_or(0, |frozen| frozen.param.len());
+        self.param.len() + frozen
     }
 
     /// The gradient, no longer counted here.
-    pub(crate) fn take_grad(&mut self) -> Option<Tensor<1>> {
+    pub(crate) fn take_grad(&mut self) -> Option<Words> {
         self.grad_hold = None;
         self.grad.take()
     }
@@ -110,9 +143,66 @@ impl LayerShard {
     /// Replaces the gradient.
     pub(crate) fn set_grad(&mut self, grad: Tensor<1>, meter: &Arc<Meter>) {
         self.grad_hold = None;
-        self.grad_hold = Some(meter.hold_tensor(MemoryKind::GradientShard, &grad));
+        self.grad = None;
+        if self.file.gradients.is_none() {
+            self.grad_hold = Some(meter.hold_tensor(MemoryKind::GradientShard, &grad));
+        }
+        self.grad = Some(Words::new(grad, self.file.gradients.as_ref()));
+    }
+
+    /// Makes the gradient that of another layer, in the same file.
+    pub(crate) fn share_grad(&mut self, grad: Words) {
         self.grad = Some(grad);
     }
+
+    /// Adds a unit's gradient, which is nobody else's where `alone`.
+    pub(crate) fn add_grad(&mut self, part: Tensor<1>, alone: bool, meter: &Arc<Meter>) {
+        if let Some(file) = self.file.gradients.clone() {
+            return self.add_in_file(&part, &file);
+        }
+        let sum = match self.grad.take() {
+            Some(sum) => add_in_place(sum.into_tensor(), part),
+            None if alone => part,
+            // The engine keeps its buffer for other results.
+            None => own_copy(&part),
+        };
+        self.set_grad(sum, meter);
+    }
+
+    fn add_in_file(&mut self, part: &Tensor<1>, file: &Arc<StateFile>) {
+        let n = part.dims()[0];
+        let before = self.grad.take();
+        let sum = before.as_ref().and_then(Words::out).cloned();
+        let sum = sum.unwrap_or_else(|| file.place(n));
+        let before: Vec<_> = before.iter().map(|sum| (sum, 0)).collect();
+        let part = on_cpu(part).expect("files are for ranks on CPUs");
+        each_piece(&before, n, |piece, before| {
+            let part = &part.as_slice()[piece.clone()];
+            let values = match before.into_iter().next() {
+                Some(before) => {
+                    let mut values = into_vec(before);
+                    kernels::add(&mut values, part);
+                    values
+                }
+                None => part.to_vec(),
+            };
+            file.write(vec![(sum.part(piece), values)]);
+        });
+        file.settle();
+        self.grad = Some(Words::Out(sum));
+    }
+}
+
+/// Parameters where they are kept, and what counts them in memory.
+fn kept(
+    param: Tensor<1>,
+    file: Option<&Arc<StateFile>>,
+    meter: &Arc<Meter>,
+) -> (Words, Option<Hold>) {
+    let hold = meter.hold_tensor(MemoryKind::ParameterShard, &param);
+    let param = Words::new(param, file);
+    let hold = param.here().is_some().then_some(hold);
+    (param, hold)
 }
 
 /// The part of a parameter that lies in a range of a layer's shard.
@@ -167,14 +257,6 @@ pub(crate) fn flat_pieces(layout: &FlatLayout, first: usize, len: usize) -> Vec<
         .collect()
 }
 
-/// `t` in memory that nothing else holds, also on the CPU.
-pub(crate) fn own_copy(t: &Tensor<1>) -> Tensor<1> {
-    match on_cpu(t) {
-        Some(values) => from_vec(values.as_slice().to_vec(), t.dims()),
-        None => device::copy(t),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,7 +289,8 @@ mod tests {
         let param = initial_shard(&layout(1), 1, 0, &Device::flex(), 7);
         let bytes = 4 * param.dims()[0] as u64;
         let weights = LayerWeights::new("a", 0, Arc::new(layout(1)));
-        let mut layer = LayerShard::new("a", Role::Hidden, weights, param, &meter);
+        let mut layer =
+            LayerShard::new("a", Role::Hidden, weights, param, ShardFile::default(), &meter);
         assert_eq!((meter.now().parameter_shard, meter.now().total()), (bytes, bytes));
         let part_of = |n: usize| Tensor::<1>::zeros([3 * n], &Device::flex()).slice([0..n]);
         layer.set_param(part_of(384), &meter);
@@ -217,7 +300,7 @@ mod tests {
         drop(layer.take_grad());
         assert_eq!(meter.now().gradient_shard, 0);
         // In a group of one rank the gathered weights are the parameters.
-        let gathered = meter.hold_tensor(MemoryKind::Gathered, &layer.param);
+        let gathered = meter.hold_tensor(MemoryKind::Gathered, layer.param.here().unwrap());
         assert_eq!(meter.now().gathered, 0);
         drop(gathered);
         drop(layer);

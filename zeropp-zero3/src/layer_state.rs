@@ -1,6 +1,7 @@
 //! A rank's optimizer state of one layer, and the update of its parameters.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use zeropp_comm::CommResult;
@@ -10,13 +11,14 @@ use zeropp_core::optimizer;
 use zeropp_core::params::{FlatLayout, ParamPlace};
 
 use crate::exact::ExactSum;
-use crate::layer_shard::own_copy;
 use crate::norm::{add_host_squares, add_squares};
 use crate::rule::{
     DeviceElements, EMA, Elements, Parameter, ParameterGroups, Role, StateTensor, StepScale,
     WholeParameter, WholeUpdate,
 };
 use crate::sharers::UpdateGroup;
+use crate::state_file::StateFile;
+use crate::words::{Words, pieces};
 
 /// The part of a parameter, and of the padding after it, in what a rank owns of a layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,6 +64,36 @@ impl OwnedRange<'_> {
         self.elements().segments().map(segment).collect()
     }
 
+    /// Where in each of the layer's tensors the words of some owned elements are, which begin and
+    /// end at blocks.
+    pub(crate) fn words(
+        &self,
+        range: &Range<usize>,
+        groups: &ParameterGroups,
+    ) -> Vec<Range<usize>> {
+        let to = |len| OwnedRange { len, ..*self }.segments(groups);
+        let (before, all) = (to(range.start), to(range.end));
+        let count = all.iter().map(|s| s.state.len()).max().unwrap_or(0);
+        (0..count).map(|tensor| words_of(&before, tensor)..words_of(&all, tensor)).collect()
+    }
+
+    /// The pieces that an update from a file has in memory one after the other, and bytes of those
+    /// that are there at once.
+    pub(crate) fn pieces(
+        &self,
+        groups: &ParameterGroups,
+        zero3: usize,
+        zero1: bool,
+    ) -> (Vec<Range<usize>>, u64) {
+        let (elements, kept) = (self.elements(), self.kept(groups));
+        let pieces = pieces(self.len, elements.piece(&kept, zero1));
+        (pieces, elements.piece_bytes(&kept, zero3, zero1))
+    }
+
+    fn kept(&self, groups: &ParameterGroups) -> Vec<optimizer::Kept> {
+        self.layout.params.iter().map(|p| groups.kept(&p.spec, self.role)).collect()
+    }
+
     /// Whether any of the layer's parameters, on whatever rank, is updated as a whole, and whether
     /// by its root mean square.
     fn looks_at_whole(&self, groups: &ParameterGroups) -> (bool, bool) {
@@ -90,9 +122,7 @@ impl OwnedRange<'_> {
         zero3: usize,
         zero1: bool,
     ) -> [u64; 2] {
-        let kept: Vec<_> =
-            self.layout.params.iter().map(|p| groups.kept(&p.spec, self.role)).collect();
-        let elements = self.elements();
+        let (kept, elements) = (self.kept(groups), self.elements());
         [elements.computing(&kept, zero3, zero1), elements.returning(zero3, zero1)]
     }
 }
@@ -101,34 +131,45 @@ impl OwnedRange<'_> {
 pub(crate) struct LayerState {
     pub(crate) segments: Vec<Segment>,
     /// The words of the first tensor of each of them, those of the second, and so on.
-    pub(crate) words: Vec<Tensor<1>>,
+    pub(crate) words: Vec<Words>,
     /// The moving average of the parameters, if there is one, f32.
-    pub(crate) ema: Option<Tensor<1>>,
+    pub(crate) ema: Option<Words>,
 }
 
 /// A tensor that is kept of a piece of a parameter, and where its words begin in which.
 pub(crate) struct KeptTensor<'a> {
     pub(crate) state: StateTensor,
-    pub(crate) tensor: &'a Tensor<1>,
+    pub(crate) tensor: &'a Words,
     pub(crate) start: usize,
 }
 
 impl LayerState {
-    /// State of zeros, and a mean that is the parameters' own `[len]`.
+    /// State of zeros, and a mean that is `start..` of the parameters, in `file` if there is one.
     pub(crate) fn new(
         owned: OwnedRange<'_>,
         groups: &ParameterGroups,
-        param: &Tensor<1>,
+        param: &Words,
+        start: usize,
+        file: Option<&Arc<StateFile>>,
     ) -> LayerState {
         let segments = owned.segments(groups);
         let device = param.device();
         let count = segments.iter().map(|s| s.state.len()).max().unwrap_or(0);
-        let end = |tensor: usize| {
-            segments.iter().filter_map(|s| s.words.get(tensor)).map(|words| words.end).max()
-        };
-        let zeros = |tensor| Tensor::zeros([end(tensor).unwrap_or(0)], &device);
+        let zeros = |tensor| Words::zeros(words_of(&segments, tensor), &device, file);
         let words = (0..count).map(zeros).collect();
-        LayerState { words, segments, ema: groups.ema.map(|_| own_copy(param)) }
+        let ema = groups.ema.map(|_| param.copied(start..start + owned.len));
+        LayerState { words, segments, ema }
+    }
+
+    /// What is kept of a piece of what another state is of, in memory.
+    pub(crate) fn here(
+        owned: OwnedRange<'_>,
+        groups: &ParameterGroups,
+        words: Vec<Tensor<1>>,
+        ema: Option<Tensor<1>>,
+    ) -> LayerState {
+        let words = words.into_iter().map(Words::Here).collect();
+        LayerState { segments: owned.segments(groups), words, ema: ema.map(Words::Here) }
     }
 
     /// Nothing, of a layer whose parameters another one updates.
@@ -136,9 +177,23 @@ impl LayerState {
         LayerState { segments: Vec::new(), words: Vec::new(), ema: None }
     }
 
-    /// All tensors.
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Tensor<1>> {
+    /// All that is kept.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Words> {
         self.words.iter().chain(&self.ema)
+    }
+
+    /// Replaces what is kept, number `of` of [`all`](Self::all), where that is.
+    pub(crate) fn replace(&mut self, of: usize, by: Tensor<1>) {
+        let words = self.words.iter_mut().chain(&mut self.ema).nth(of).expect("so many");
+        let file = words.out().map(|place| place.file().clone());
+        // Its place is used again.
+        *words = Words::Here(Tensor::zeros([1], &by.device()));
+        *words = Words::new(by, file.as_ref());
+    }
+
+    /// What of it is in memory.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Tensor<1>> {
+        self.all().filter_map(Words::here)
     }
 
     /// The state of the piece of a parameter that begins at element `at` of the owned ones.
@@ -173,14 +228,15 @@ impl LayerState {
         };
         let Some((ema, keep)) = self.ema.take().zip(groups.ema) else { return Ok(param) };
         let towards = (1.0 - keep) as f32;
-        self.ema = Some(match cpu_tensor::on_cpu(&param) {
+        let ema = ema.into_tensor();
+        self.ema = Some(Words::Here(match cpu_tensor::on_cpu(&param) {
             Some(p) => {
                 let mut ema = cpu_tensor::into_vec(ema);
                 lerp(&mut ema, p.as_slice(), towards);
                 flat(ema)
             }
             None => ema.clone() + (param.clone() - ema) * towards,
-        });
+        }));
         Ok(param)
     }
 
@@ -192,8 +248,8 @@ impl LayerState {
         sharers: &mut UpdateGroup<'_>,
     ) -> CommResult<Tensor<1>> {
         let (rule, scale) = (&update.groups.rule, update.scale);
-        let words = std::mem::take(&mut self.words);
-        let mut words: Vec<Vec<f32>> = words.into_iter().map(cpu_tensor::into_vec).collect();
+        let words = std::mem::take(&mut self.words).into_iter().map(Words::into_tensor);
+        let mut words: Vec<Vec<f32>> = words.map(cpu_tensor::into_vec).collect();
         let mut p = cpu_tensor::into_vec(param);
         let squares = |sum: &mut ExactSum, here| add_host_squares(sum, &p[here]);
         let rms = update.rms(&self.segments, squares, sharers)?;
@@ -229,7 +285,7 @@ impl LayerState {
                 rule.apply(&of, &mut p[here], &direction[part], scale);
             }
         }
-        self.words = words.into_iter().map(flat).collect();
+        self.words = words.into_iter().map(flat).map(Words::Here).collect();
         Ok(flat(p))
     }
 
@@ -243,7 +299,8 @@ impl LayerState {
         let (rule, scale) = (&update.groups.rule, update.scale);
         let squares = |sum: &mut ExactSum, here| add_squares(sum, [&elements(&param, here)]);
         let rms = update.rms(&self.segments, squares, sharers)?;
-        let words = std::mem::take(&mut self.words);
+        let words = std::mem::take(&mut self.words).into_iter().map(Words::into_tensor);
+        let words: Vec<Tensor<1>> = words.collect();
         let tensors = words.len();
         let (mut parameters, mut directions) = (Vec::new(), Vec::new());
         let mut states: Vec<Vec<Tensor<1>>> = Vec::new();
@@ -294,7 +351,7 @@ impl LayerState {
         let of_all = |tensor: usize| {
             joined(states.iter().filter_map(|state| state.get(tensor).cloned()).collect())
         };
-        self.words = (0..tensors).map(of_all).collect();
+        self.words = (0..tensors).map(of_all).map(Words::Here).collect();
         Ok(joined(parameters))
     }
 }
@@ -304,6 +361,12 @@ impl Segment {
     fn state_in<'a>(&self, words: &'a mut [Vec<f32>]) -> Vec<&'a mut [f32]> {
         words.iter_mut().zip(&self.words).map(|(all, here)| &mut all[here.clone()]).collect()
     }
+}
+
+/// Words of the layer's tensor of this number.
+fn words_of(segments: &[Segment], tensor: usize) -> usize {
+    let ends = segments.iter().filter_map(|s| s.words.get(tensor)).map(|words| words.end);
+    ends.max().unwrap_or(0)
 }
 
 /// One update of a layer.

@@ -25,7 +25,10 @@ pub mod rule;
 pub mod sgd;
 mod sharers;
 pub mod stage;
+pub mod state_file;
+mod streamed;
 mod tied;
+mod words;
 
 pub use layer_sums::LayerSums;
 pub use optimizer::{Optimizer, StepOutcome};

@@ -9,10 +9,11 @@ use burn::tensor::Tensor;
 use zeropp_comm::groups::Groups;
 use zeropp_comm::{AllBytes, CommResult, Communicator, Pending};
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
+use zeropp_core::params::FlatLayout;
 use zeropp_core::{cpu_tensor, device};
 
 use crate::exact::ExactSum;
-use crate::layer_shard::own_copy;
+use crate::layer_shard::LayerShard;
 use crate::layer_state::{LayerState, OwnedRange, elements};
 use crate::layer_sums::LayerSums;
 use crate::norm::add_squares;
@@ -21,7 +22,9 @@ use crate::rollback::{LayerBefore, UpdateInput};
 use crate::rule::{ParameterGroups, Role, StepScale};
 use crate::sharers::UpdateGroup;
 use crate::stage::{ParamExport, ShardedStage};
+use crate::state_file::{StateFile, StatePlace};
 use crate::tied::{self, Tie};
+use crate::words::{Words, each_piece, own_copy};
 
 /// The learning rate of each step, counted from 1.
 pub type LearningRateFn = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
@@ -58,9 +61,9 @@ pub struct StepOutcome {
 
 /// Optimizer state of one rank.
 pub struct Optimizer {
-    options: OptimizerOptions,
-    groups: Groups,
-    zero1: bool,
+    pub(crate) options: OptimizerOptions,
+    pub(crate) groups: Groups,
+    pub(crate) zero1: bool,
     /// The state of each layer of each stage, in the order of the stages.
     pub(crate) state: Vec<Vec<LayerState>>,
     pub(crate) updates: u64,
@@ -68,6 +71,8 @@ pub struct Optimizer {
     /// Set while a step's layers are looked at: what is found of each, by stage and layer.
     watched: Option<HashMap<(usize, usize), LayerSums>>,
     pub(crate) meter: Arc<Meter>,
+    /// Where parameters and state are, if not in memory.
+    pub(crate) file: Option<Arc<StateFile>>,
     held_back: Option<Box<dyn FnOnce() -> CommResult<()> + Send>>,
     /// The update that is done and not validated.
     early: Option<Early>,
@@ -88,15 +93,29 @@ struct Early {
 
 /// The place in its layer of the elements that a rank updates; found from the parameters, before
 /// they are taken.
-struct ShardRange {
-    layer: usize,
+#[derive(Clone)]
+pub(crate) struct ShardRange {
+    pub(crate) layer: usize,
     role: Role,
     /// Elements of the rank's shard.
     shard: usize,
     /// The updated ones among them.
-    range: Range<usize>,
+    pub(crate) range: Range<usize>,
     /// The first of those, within the layer's buffer.
     first: usize,
+}
+
+impl ShardRange {
+    /// The place of some of the updated elements.
+    pub(crate) fn part(&self, of: &Range<usize>) -> ShardRange {
+        let range = self.range.start + of.start..self.range.start + of.end;
+        ShardRange { range, first: self.first + of.start, ..*self }
+    }
+
+    /// The elements, in the layer's buffer.
+    pub(crate) fn owned<'a>(&self, layout: &'a FlatLayout) -> OwnedRange<'a> {
+        OwnedRange { layout, role: self.role, start: self.first, len: self.range.len() }
+    }
 }
 
 impl Optimizer {
@@ -117,6 +136,7 @@ impl Optimizer {
             updates: 0,
             captured: None,
             watched: None,
+            file: stages.iter().find_map(|stage| stage.file().cloned()),
             held_back: None,
             early: None,
             meter: meter.clone(),
@@ -160,15 +180,13 @@ impl Optimizer {
         if self.is_shared((stage.index(), layer)) {
             return LayerState::none();
         }
-        let (start, len) = stage.owned_range(layer);
-        let param = stage.layers[layer].param.clone();
-        // There are no empty slices.
-        let param = if len > 0 { param.slice([start..start + len]) } else { param };
-        LayerState::new(self.owned(stage, layer), &self.options.parameters, &param)
+        let (owned, parameters) = (self.owned(stage, layer), &self.options.parameters);
+        let (param, start) = (&stage.layers[layer].param, stage.owned_range(layer).0);
+        LayerState::new(owned, parameters, param, start, self.file.as_ref())
     }
 
     /// The part of a layer that this rank updates.
-    fn owned<'a>(&self, stage: &'a ShardedStage, layer: usize) -> OwnedRange<'a> {
+    pub(crate) fn owned<'a>(&self, stage: &'a ShardedStage, layer: usize) -> OwnedRange<'a> {
         let owned = stage.owned(layer);
         let is_tied = self.options.tie.is_some_and(|tie| tie.last == (stage.index(), layer));
         if is_tied { OwnedRange { role: Role::Embedding, ..owned } } else { owned }
@@ -248,9 +266,11 @@ impl Optimizer {
     /// # Errors
     /// A collective's error.
     pub fn step(&mut self, stages: &mut [ShardedStage], step: u64) -> CommResult<StepOutcome> {
+        stages.iter_mut().try_for_each(ShardedStage::finish_replica_reduce)?;
+        let _pieces = self.meter.hold(MemoryKind::Optimizer, self.piece_bytes(stages));
         self.sum_gradients(stages)?;
         self.watch_gradients(stages);
-        let grad_norm = norm_of(self.start_norm(stages))?;
+        let grad_norm = norm_of(self.start_norm(stages)?)?;
         let lr = (self.options.lr)(step);
         let skipped = !grad_norm.is_finite();
         let mut outcome = StepOutcome { grad_norm, lr, skipped, ..StepOutcome::default() };
@@ -278,10 +298,12 @@ impl Optimizer {
         step: u64,
     ) -> CommResult<StepOutcome> {
         assert!(self.early.is_none(), "the update before is validated first");
+        assert!(self.file.is_none(), "what was before an update is kept in memory");
+        stages.iter_mut().try_for_each(ShardedStage::finish_replica_reduce)?;
         self.sum_gradients(stages)?;
         self.watch_gradients(stages);
         self.wait_for_readers()?;
-        let norm = self.start_norm(stages);
+        let norm = self.start_norm(stages)?;
         self.updates += 1;
         let lr = (self.options.lr)(step);
         let mut outcome = StepOutcome { grad_norm: f64::NAN, lr, ..StepOutcome::default() };
@@ -335,11 +357,8 @@ impl Optimizer {
         Ok(Some(outcome))
     }
 
-    /// Finishes what is under way of the gradients of `stages`.
+    /// Makes the gradients of `stages` those of the whole model.
     fn sum_gradients(&mut self, stages: &mut [ShardedStage]) -> CommResult<()> {
-        for stage in stages.iter_mut() {
-            stage.finish_replica_reduce()?;
-        }
         self.sum_tied(stages)?;
         if self.captured.is_some() {
             let owners = if self.zero1 { self.groups.replica.size() } else { 1 };
@@ -367,18 +386,35 @@ impl Optimizer {
         let me = self.groups.pipeline.rank();
         let first = (me == tie.ranks.0).then(|| take_grad(stages, tie.first)).flatten();
         let last = (me == tie.ranks.1).then(|| take_grad(stages, tie.last)).flatten();
-        let sum = match (first, last) {
-            (Some(a), Some(b)) => cpu_tensor::add_in_place(a, b),
-            (Some(a), None) => a.clone() + self.swapped(tie.ranks.1, &a)?,
-            (None, Some(b)) => self.swapped(tie.ranks.0, &b)? + b,
+        let (sum, _held) = match (first, last) {
+            (Some(Words::Out(a)), Some(b)) => {
+                add_in_file(&a, &b);
+                set_tied(stages, tie, |layer, _| layer.share_grad(Words::Out(a.clone())));
+                return Ok(());
+            }
+            (Some(a), Some(b)) => {
+                (cpu_tensor::add_in_place(a.into_tensor(), b.into_tensor()), None)
+            }
+            (Some(a), None) => {
+                let (a, held) = self.in_memory(a);
+                (a.clone() + self.swapped(tie.ranks.1, &a)?, held)
+            }
+            (None, Some(b)) => {
+                let (b, held) = self.in_memory(b);
+                (self.swapped(tie.ranks.0, &b)? + b, held)
+            }
             (None, None) => return Ok(()),
         };
-        for at in [tie.first, tie.last] {
-            if let Some(stage) = stages.iter_mut().find(|s| s.index() == at.0) {
-                stage.layers[at.1].set_grad(sum.clone(), &self.meter);
-            }
-        }
+        set_tied(stages, tie, |layer, meter| layer.set_grad(sum.clone(), meter));
         Ok(())
+    }
+
+    /// A tied gradient in memory; what counts it, and the sum that it becomes a part of, where it
+    /// was not.
+    fn in_memory(&self, grad: Words) -> (Tensor<1>, Option<Hold>) {
+        let bytes = 2 * 4 * grad.len() as u64;
+        let held = grad.out().map(|_| self.meter.hold(MemoryKind::Optimizer, bytes));
+        (grad.into_tensor(), held)
     }
 
     /// The tied gradient of pipeline rank `peer`, which gets a copy of this one.
@@ -390,13 +426,15 @@ impl Optimizer {
     }
 
     /// This rank's part of the norm, on its way to all others.
-    fn start_norm(&self, stages: &[ShardedStage]) -> Pending<AllBytes> {
+    fn start_norm(&self, stages: &[ShardedStage]) -> CommResult<Pending<AllBytes>> {
         let mut sum = ExactSum::default();
         self.gradients(stages, |_, grad| add_squares(&mut sum, [grad]));
-        self.groups.world.exchange(sum.to_bytes())
+        self.file.as_ref().map_or(Ok(()), |file| file.check())?;
+        Ok(self.groups.world.exchange(sum.to_bytes()))
     }
 
-    /// Calls `of` with the gradients that this rank speaks for, by stage and layer.
+    /// Calls `of` with the gradients that this rank speaks for, by stage and layer; with those in a
+    /// file a piece at a time.
     fn gradients(&self, stages: &[ShardedStage], mut of: impl FnMut((usize, usize), &Tensor<1>)) {
         for stage in stages {
             for (i, layer) in stage.layers.iter().enumerate() {
@@ -404,11 +442,21 @@ impl Optimizer {
                 let Some(grad) = layer.grad.as_ref().filter(|_| self.speaks_for(at)) else {
                     continue;
                 };
-                match self.owned(stage, i).gradients(&self.options.parameters) {
-                    None => of(at, grad),
-                    Some(parts) => {
-                        parts.into_iter().for_each(|part| of(at, &elements(grad, part)));
+                let parts = self.owned(stage, i).gradients(&self.options.parameters);
+                let parts = parts.unwrap_or_else(|| vec![0..grad.len()]);
+                let mut within = |place: Range<usize>, piece: &Tensor<1>| {
+                    for part in &parts {
+                        let (from, to) = (part.start.max(place.start), part.end.min(place.end));
+                        if from < to {
+                            of(at, &elements(piece, from - place.start..to - place.start));
+                        }
                     }
+                };
+                match grad.here() {
+                    Some(grad) => within(0..grad.dims()[0], grad),
+                    None => each_piece(&[(grad, 0)], grad.len(), |piece, values| {
+                        within(piece, &values[0]);
+                    }),
                 }
             }
         }
@@ -428,6 +476,9 @@ impl Optimizer {
         outcome: &mut StepOutcome,
         mut kept: Option<&mut Vec<LayerBefore>>,
     ) -> CommResult<()> {
+        if let Some(file) = self.file.clone() {
+            return self.update_in_file(stages, scale, outcome, &file);
+        }
         let moving = self.move_state();
         let mut state = std::mem::take(&mut self.state);
         tied::release(stages, self.options.tie);
@@ -437,9 +488,9 @@ impl Optimizer {
                 let stage = &mut stages[s];
                 let Some(grad) = stage.layers[i].take_grad() else { continue };
                 let place = self.place(stage, i);
-                let whole = taken(stage, i);
+                let whole = stage.layers[i].take_param().into_tensor();
                 let param = if self.zero1 { whole.slice([place.range.clone()]) } else { whole };
-                let mut input = UpdateInput { param, grad };
+                let mut input = UpdateInput { param, grad: grad.into_tensor() };
                 if let Some(kept) = &mut kept {
                     if self.zero1 {
                         // Kept as a part of them, all parameters would be.
@@ -476,7 +527,7 @@ impl Optimizer {
             let (stage, state) = (&mut stages[s], &mut all[s][i]);
             kept.restore(state);
             let place = self.place(stage, i);
-            drop(taken(stage, i));
+            drop(stage.layers[i].take_param());
             let param = self.update_layer(stage, &place, input, state, scale, outcome)?;
             returning.next(stages, &self.meter, (s, i), param)?;
         }
@@ -497,15 +548,15 @@ impl Optimizer {
         self.meter.hold(MemoryKind::Optimizer, bytes)
     }
 
-    fn place(&self, stage: &ShardedStage, layer: usize) -> ShardRange {
+    pub(crate) fn place(&self, stage: &ShardedStage, layer: usize) -> ShardRange {
         let (start, len) = stage.owned_range(layer);
         let OwnedRange { role, start: first, .. } = self.owned(stage, layer);
-        let shard = stage.layers[layer].param.dims()[0];
+        let shard = stage.layers[layer].param.len();
         ShardRange { layer, role, shard, range: start..start + len, first }
     }
 
     /// Updates this rank's part of a layer from `input`, by nothing without a `scale`.
-    fn update_layer(
+    pub(crate) fn update_layer(
         &mut self,
         stage: &mut ShardedStage,
         place: &ShardRange,
@@ -518,8 +569,7 @@ impl Optimizer {
         let at = (stage.index(), place.layer);
         let layer = &mut stage.layers[place.layer];
         let layout = layer.weights.layout().clone();
-        let len = place.range.len();
-        let owned = OwnedRange { layout: &layout, role: place.role, start: place.first, len };
+        let (len, owned) = (place.range.len(), place.owned(&layout));
         // What it takes beside the parameters that it replaces.
         let zero3 = self.groups.zero3.size();
         let [computing, returning] =
@@ -553,13 +603,6 @@ impl Optimizer {
     }
 }
 
-/// The parameters of a layer that are about to be replaced.
-fn taken(stage: &mut ShardedStage, layer: usize) -> Tensor<1> {
-    let param = &mut stage.layers[layer].param;
-    let none = Tensor::zeros([1], &param.device());
-    std::mem::replace(param, none)
-}
-
 /// The norm of which these are all ranks' parts.
 fn norm_of(parts: Pending<AllBytes>) -> CommResult<f64> {
     let mut total = ExactSum::default();
@@ -569,7 +612,28 @@ fn norm_of(parts: Pending<AllBytes>) -> CommResult<f64> {
     Ok(total.value().sqrt())
 }
 
-fn take_grad(stages: &mut [ShardedStage], at: (usize, usize)) -> Option<Tensor<1>> {
+/// Calls `set` with both layers of a tied weight, as far as they are of this rank.
+fn set_tied(stages: &mut [ShardedStage], tie: Tie, set: impl Fn(&mut LayerShard, &Arc<Meter>)) {
+    for at in [tie.first, tie.last] {
+        if let Some(stage) = stages.iter_mut().find(|s| s.index() == at.0) {
+            let meter = stage.meter.clone();
+            set(&mut stage.layers[at.1], &meter);
+        }
+    }
+}
+
+/// Adds `more` to a sum in a file.
+fn add_in_file(sum: &Arc<StatePlace>, more: &Words) {
+    let before = Words::Out(sum.clone());
+    each_piece(&[(&before, 0), (more, 0)], sum.words(), |piece, values| {
+        let [sum_of, more] = <[Tensor<1>; 2]>::try_from(values).expect("two");
+        let values = cpu_tensor::into_vec(cpu_tensor::add_in_place(sum_of, more));
+        sum.file().write(vec![(sum.part(piece), values)]);
+    });
+    sum.file().settle();
+}
+
+fn take_grad(stages: &mut [ShardedStage], at: (usize, usize)) -> Option<Words> {
     stages.iter_mut().find(|s| s.index() == at.0)?.layers[at.1].take_grad()
 }
 

@@ -7,6 +7,7 @@ use burn::tensor::Tensor;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 
 use crate::layer_state::LayerState;
+use crate::words::Words;
 
 /// The start of a layer's update: this rank's part of the parameters and of the gradient.
 #[derive(Clone)]
@@ -26,8 +27,8 @@ pub(crate) struct LayerBefore {
 
 /// The optimizer's state of a layer before the update.
 pub(crate) struct StateBefore {
-    words: Vec<Tensor<1>>,
-    ema: Option<Tensor<1>>,
+    words: Vec<Words>,
+    ema: Option<Words>,
 }
 
 impl LayerBefore {

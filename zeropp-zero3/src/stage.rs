@@ -8,14 +8,17 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Tensor};
 use zeropp_comm::groups::Groups;
 use zeropp_comm::{CommResult, Pending};
-use zeropp_core::cpu_tensor::{add_in_place, rounded};
+use zeropp_core::cpu_tensor::rounded;
 use zeropp_core::layer::Part;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
+use zeropp_core::optimizer::Out;
 use zeropp_core::params::FlatLayout;
 use zeropp_core::split::{Grads, LayerWeights};
 
-use crate::layer_shard::{FlatPiece, LayerShard, flat_pieces, initial_shard, own_copy};
+use crate::layer_shard::{FlatPiece, LayerShard, ShardFile, flat_pieces, initial_shard};
 use crate::layer_state::OwnedRange;
+use crate::state_file::StateFile;
+use crate::words::Words;
 
 /// How stages are held.
 #[derive(Clone)]
@@ -31,6 +34,23 @@ pub struct ShardOptions {
     pub zero1: bool,
     /// Seed of the initial values.
     pub seed: u64,
+    /// The rank's file for its shards; none where they are in memory.
+    pub file: Option<Arc<StateFile>>,
+}
+
+impl ShardOptions {
+    /// What is in the file, with or without other replicas.
+    fn out(&self, groups: &Groups) -> Out {
+        Out::of_run(self.file.is_some(), groups.replica.size())
+    }
+
+    fn files(&self, groups: &Groups) -> ShardFile {
+        let sums_out = self.out(groups) == Out::All;
+        ShardFile {
+            parameters: self.file.clone(),
+            gradients: self.file.clone().filter(|_| sums_out),
+        }
+    }
 }
 
 /// Buffers on their way through a collective, and what counts those that go in and come out.
@@ -71,8 +91,8 @@ pub struct ParamExport {
 }
 
 impl ParamExport {
-    fn new(layer: &str, shard: usize, values: &Tensor<1>) -> Self {
-        let values = values.to_data().try_to_vec::<f32>().expect("shards are f32");
+    fn new(layer: &str, shard: usize, values: &Words) -> Self {
+        let values = values.tensor().to_data().try_to_vec::<f32>().expect("shards are f32");
         Self { layer: layer.into(), frozen: false, shard, values }
     }
 }
@@ -89,6 +109,7 @@ impl ShardedStage {
         let zero3 = &groups.zero3;
         let pieces = zero3.size() * if options.zero1 { groups.replica.size() } else { 1 };
         let ShardOptions { device, seed, .. } = options;
+        let files = options.files(groups);
         let layers = parts
             .iter()
             .enumerate()
@@ -98,16 +119,16 @@ impl ShardedStage {
                 let initial = |layout: &FlatLayout| {
                     initial_shard(layout, zero3.size(), zero3.rank(), device, *seed)
                 };
-                let (param, still) = (initial(&layout), (frozen.len > 0).then(|| initial(&frozen)));
-                let weights = LayerWeights::new(part.name(), i, layout).with_frozen(frozen);
+                let param = initial(&layout);
+                let weights = LayerWeights::new(part.name(), i, layout).with_frozen(frozen.clone());
                 let weights = match options.pack_weights {
                     true => weights.keeping_packed(meter),
                     false => weights,
                 };
                 let (name, role) = (part.name(), part.role(false));
-                let mut layer = LayerShard::new(name, role, weights, param, meter);
-                if let Some(still) = still {
-                    layer.set_frozen(still, meter);
+                let mut layer = LayerShard::new(name, role, weights, param, files.clone(), meter);
+                if frozen.len > 0 {
+                    layer.set_frozen(initial(&frozen), meter);
                 }
                 layer
             })
@@ -143,7 +164,7 @@ impl ShardedStage {
     pub fn new_grads(&mut self) -> Grads {
         let layouts = self.layers.iter().map(|l| l.weights.layout().clone()).collect();
         let first = !std::mem::replace(&mut self.begun, true);
-        let kind = match first && self.is_alone() {
+        let kind = match first && self.is_alone() && self.sums_here() {
             true => MemoryKind::GradientShard,
             false => MemoryKind::Gradient,
         };
@@ -153,6 +174,21 @@ impl ShardedStage {
     /// Whether no other rank shares the stage, so that collectives return their own input.
     fn is_alone(&self) -> bool {
         self.groups.zero3.size() == 1
+    }
+
+    /// Whether reduced gradients are in memory.
+    fn sums_here(&self) -> bool {
+        self.options.out(&self.groups) != Out::All
+    }
+
+    /// The rank's file, if it has one.
+    pub(crate) fn file(&self) -> Option<&Arc<StateFile>> {
+        self.options.file.as_ref()
+    }
+
+    /// The first fault of the rank's file, if it has one.
+    fn check_file(&self) -> CommResult<()> {
+        self.file().map_or(Ok(()), |file| file.check())
     }
 
     /// Bytes that one rank sends to gather the stage.
@@ -180,26 +216,35 @@ impl ShardedStage {
         self.layers.iter().map(|l| 2 * (k - 1) * bytes(&l.param) / k).sum()
     }
 
-    /// AG: starts gathering the stage's weights.
+    /// AG: starts gathering the stage's weights. What is in a file is read meanwhile where nothing
+    /// else is to be done with it, else now: all ranks begin their collectives in one order.
     pub fn start_gather(&mut self) {
         let (dtype, group) = (self.options.compute, &self.groups.zero3);
         let hold = |kind, elements: usize| self.meter.hold(kind, (elements * dtype.size()) as u64);
+        let (alone, fp32, is_out) =
+            (self.is_alone(), dtype == DType::F32, self.options.file.is_some());
         // Until they are here, room for them; a cast of the shard is a copy, and, alone in its
-        // group, the result. Alone and not cast, what is gathered is the parameters themselves.
+        // group, the result. Alone and not cast, what is gathered is the parameters themselves,
+        // where they are in memory.
         let own: usize = self.layers.iter().map(LayerShard::elements).sum();
         let mut holds = Vec::new();
-        if !self.is_alone() {
+        if !alone || (fp32 && is_out) {
             holds.push(hold(MemoryKind::Gathered, own * group.size()));
         }
-        if dtype != DType::F32 {
-            let input =
-                if self.is_alone() { MemoryKind::Gathered } else { MemoryKind::Communication };
+        if !fp32 || (!alone && is_out) {
+            let input = if alone { MemoryKind::Gathered } else { MemoryKind::Communication };
             holds.push(hold(input, own));
         }
-        let gather = |param: &Tensor<1>| {
+        let gather = |param: &Words| {
+            if alone && fp32 && is_out {
+                return param.start_read(0..param.len()).pending();
+            }
+            let reads = is_out && !fp32;
+            let bytes = if reads { 4 * param.len() as u64 } else { 0 };
+            let _read = self.meter.hold(MemoryKind::Communication, bytes);
             let shard = match dtype {
-                DType::BF16 => rounded(param.clone()),
-                _ => param.clone(),
+                DType::BF16 => rounded(param.tensor()),
+                _ => param.tensor(),
             };
             group.all_gather(shard.cast(dtype))
         };
@@ -222,12 +267,12 @@ impl ShardedStage {
             let trained = match layer.trains() {
                 true => parts.next().expect("gathered"),
                 // No operation reads any of it.
-                false => layer.param.clone(),
+                false => layer.param.tensor(),
             };
             let frozen = layer.frozen.as_ref().map(|_| parts.next().expect("gathered"));
             layer.weights.set_both(trained, frozen);
         }
-        Ok(())
+        self.check_file()
     }
 
     /// Whether [`finish_gather`](Self::finish_gather) would return at once.
@@ -255,9 +300,16 @@ impl ShardedStage {
             // What comes out is another buffer, which the engine takes meanwhile.
             holds.push(self.meter.hold(MemoryKind::Communication, self.trained_bytes()));
         }
+        holds.push(self.meter.hold(MemoryKind::Communication, self.adding_bytes()));
         let trained = flat.into_iter().zip(&self.layers).filter(|(_, layer)| layer.trains());
         let parts = trained.map(|(g, _)| group.reduce_scatter(g)).collect();
         self.reducing = Some(CollectiveBuffers { parts, holds });
+    }
+
+    /// Bytes that adding a reduced gradient to a sum in a file takes.
+    fn adding_bytes(&self) -> u64 {
+        let out = self.options.out(&self.groups);
+        self.layers.iter().map(|layer| out.adding(layer.param.len())).max().unwrap_or(0)
     }
 
     /// Whether [`finish_reduce`](Self::finish_reduce) would return at once.
@@ -284,27 +336,24 @@ impl ShardedStage {
     pub fn finish_reduce(&mut self) -> CommResult<()> {
         if let Some(CollectiveBuffers { parts, holds }) = self.reducing.take() {
             let (alone, meter) = (self.is_alone(), self.meter.clone());
+            let (here, adding) = (self.sums_here(), self.adding_bytes());
             let parts = parts.into_iter().map(Pending::wait).collect::<CommResult<Vec<_>>>()?;
             drop(holds);
             let kind = if alone { MemoryKind::Gradient } else { MemoryKind::Communication };
             let held = |(layer, part): (&LayerShard, &Tensor<1>)| {
                 // Alone, a step's first gradient is the shard's own.
-                let kind =
-                    if layer.grad.is_none() && alone { MemoryKind::GradientShard } else { kind };
+                let is_first = layer.grad.is_none() && alone && here;
+                let kind = if is_first { MemoryKind::GradientShard } else { kind };
                 meter.hold_tensor(kind, part)
             };
             let trained = self.layers.iter().filter(|layer| layer.trains());
             let _parts: Vec<Hold> = trained.zip(&parts).map(held).collect();
+            let _adding = meter.hold(MemoryKind::Communication, adding);
             let trained = self.layers.iter_mut().filter(|layer| layer.trains());
             for (layer, part) in trained.zip(parts) {
-                let sum = match layer.grad.take() {
-                    Some(sum) => add_in_place(sum, part),
-                    None if alone => part,
-                    // The engine keeps its buffer for other results.
-                    None => own_copy(&part),
-                };
-                layer.set_grad(sum, &meter);
+                layer.add_grad(part, alone, &meter);
             }
+            self.check_file()?;
         }
         if std::mem::take(&mut self.replica_wanted) {
             self.start_replica_reduce();
@@ -333,9 +382,9 @@ impl ShardedStage {
             .layers
             .iter_mut()
             .filter(|l| l.trains())
-            .map(|l| l.take_grad().expect("reduced before the replicas are"))
+            .map(|l| l.take_grad().expect("reduced before the replicas are").into_tensor())
             .collect();
-        let bytes = grads.iter().map(bytes).sum();
+        let bytes = grads.iter().map(|grad| 4 * grad.dims()[0] as u64).sum();
         self.replica_holds.push(self.meter.hold(MemoryKind::GradientShard, bytes));
         let reduce = |grad| if zero1 { group.reduce_scatter(grad) } else { group.all_reduce(grad) };
         self.replica_reducing = Some(grads.into_iter().map(reduce).collect());
@@ -385,7 +434,7 @@ impl ShardedStage {
 
     /// Start and length, within the layer's shard, of what this rank's optimizer updates.
     pub(crate) fn owned_range(&self, layer: usize) -> (usize, usize) {
-        let n = self.layers[layer].param.dims()[0];
+        let n = self.layers[layer].param.len();
         if !self.options.zero1 {
             return (0, n);
         }
@@ -402,7 +451,7 @@ impl ShardedStage {
     /// padding.
     pub(crate) fn pieces(&self, layer: usize, start: usize, len: usize) -> Vec<FlatPiece<'_>> {
         let l = &self.layers[layer];
-        let first = self.groups.zero3.rank() * l.param.dims()[0] + start;
+        let first = self.groups.zero3.rank() * l.param.len() + start;
         flat_pieces(l.weights.layout(), first, len)
     }
 
@@ -410,17 +459,17 @@ impl ShardedStage {
     pub(crate) fn owned(&self, layer: usize) -> OwnedRange<'_> {
         let l = &self.layers[layer];
         let (offset, len) = self.owned_range(layer);
-        let start = self.groups.zero3.rank() * l.param.dims()[0] + offset;
+        let start = self.groups.zero3.rank() * l.param.len() + offset;
         OwnedRange { layout: l.weights.layout(), role: l.role, start, len }
     }
 }
 
 /// The gathered tensors of a layer: one buffer of what trains, one of what does not.
-fn buffers(layer: &LayerShard) -> impl Iterator<Item = &Tensor<1>> {
+fn buffers(layer: &LayerShard) -> impl Iterator<Item = &Words> {
     let trained = layer.trains().then_some(&layer.param);
     trained.into_iter().chain(layer.frozen.as_ref().map(|frozen| &frozen.param))
 }
 
-fn bytes(t: &Tensor<1>) -> u64 {
-    (t.dims()[0] * t.dtype().size()) as u64
+fn bytes(words: &Words) -> u64 {
+    4 * words.len() as u64
 }

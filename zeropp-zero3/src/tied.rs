@@ -35,7 +35,7 @@ pub(crate) fn share(stages: &mut [ShardedStage], tie: Option<Tie>) {
     let Some(((s, l), (stage, layer))) = places(stages, tie) else { return };
     let param = stages[s].layers[l].param.clone();
     let meter = stages[stage].meter.clone();
-    stages[stage].layers[layer].set_param(param, &meter);
+    stages[stage].layers[layer].share_param(param, &meter);
 }
 
 /// Where in `stages` embedding and head are: the stage's place in them, and the layer's in it.

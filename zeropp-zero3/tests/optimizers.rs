@@ -23,6 +23,7 @@ use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::rule::{ParameterGroups, UpdateRule};
 use zeropp_zero3::sgd::Sgd;
 use zeropp_zero3::stage::ShardOptions;
+use zeropp_zero3::state_file::StateFile;
 use zeropp_zero3::{Optimizer, ParamExport, ShardedStage, StepOutcome};
 
 /// Gradients that are summed in one step.
@@ -50,6 +51,9 @@ struct Case {
     /// Whether updates are done before the norm is known.
     #[serde(default)]
     late: bool,
+    /// Whether shards, state and gradients are in a file.
+    #[serde(default)]
+    out: bool,
     /// Whether some steps are clipped, some are not, and some are not finite; weights have a mean.
     #[serde(default)]
     harsh: bool,
@@ -158,8 +162,11 @@ fn train(case: &Case, steps: u64, groups: Groups, layout: Layout) -> (Vec<StepOu
     let cut = if mesh.pp == 1 { vec![0..3] } else { vec![0..2, 2..3] };
     let mine = groups.coords.pp;
     let device = Device::flex();
-    let options = ShardOptions { device, compute: DType::F32, pack_weights: false, zero1, seed: 0 };
     let meter = Meter::new();
+    let folder = std::env::temp_dir();
+    let file = case.out.then(|| StateFile::open(&folder, &meter).unwrap());
+    let (compute, pack_weights) = (DType::F32, false);
+    let options = ShardOptions { device, compute, pack_weights, zero1, seed: 0, file };
     let stage = ShardedStage::new(mine, &parts[cut[mine].clone()], &groups, &options, &meter);
     let mut stages = [stage];
     let last = (mesh.pp - 1, cut[mesh.pp - 1].len() - 1);
@@ -316,30 +323,34 @@ fn twenty_steps_of_the_other_optimizers_are_pytorch_s_on_every_layout() {
 }
 
 /// Steps that are clipped, steps that are not, and steps that are not finite: an update that is
-/// done first and validated later leaves the bits of one that waits for the norm.
+/// done first and validated later leaves the bits of one that waits for the norm, and so does one
+/// of what is in a file.
 #[test]
-fn updates_that_are_validated_late_leave_the_same_bits() {
+fn updates_that_are_validated_late_or_in_a_file_leave_the_same_bits() {
     for figures in [include_str!("fixtures/adamw.json"), include_str!("fixtures/optimizers.json")] {
         let table: Table = serde_json::from_str(figures).unwrap();
         for case in &table.cases {
             for layout in layouts() {
-                let of = |late| {
-                    let case = Case { late, harsh: true, ..case.clone() };
+                let of = |late, out| {
+                    let case = Case { late, out, harsh: true, ..case.clone() };
                     let (outcomes, weights) = run(&case, 20, layout);
                     let bits = |(name, values): (String, Vec<f32>)| {
                         (name, values.into_iter().map(f32::to_bits).collect::<Vec<_>>())
                     };
                     (outcomes, weights.into_iter().map(bits).collect::<Vec<_>>())
                 };
-                let ((barrier, weights), (late, same)) = (of(false), of(true));
+                let (barrier, weights) = of(false, false);
                 let what = format!("{}, {}, zero1 {}", case.name, layout.0, layout.1);
                 let skipped = barrier.iter().filter(|outcome| outcome.skipped).count();
                 let clipped = |o: &&StepOutcome| !o.skipped && o.grad_norm > case.clip;
                 let clipped = barrier.iter().filter(clipped).count();
                 assert_eq!(skipped, 5, "{what}");
                 assert!(case.clip == 0.0 || (5..15).contains(&clipped), "{what}: {clipped}");
-                assert_eq!(late, barrier, "{what}");
-                assert!(same == weights, "{what}: weights differ");
+                for (late, out) in [(true, false), (false, true)] {
+                    let (outcomes, same) = of(late, out);
+                    assert_eq!(outcomes, barrier, "{what}, out {out}");
+                    assert!(same == weights, "{what}, out {out}: weights differ");
+                }
             }
         }
     }

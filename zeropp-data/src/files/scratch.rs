@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -74,17 +75,38 @@ impl ScratchFile {
     ) -> (Vec<ScratchPlace>, ScratchCopy<()>) {
         let places: Vec<ScratchPlace> =
             blocks.iter().map(|block| self.place(block.as_ref().len() as u64)).collect();
+        let copy = self.write_to(&places, blocks);
+        (places, copy)
+    }
+
+    /// Starts writing these blocks to `places` of as many bytes, over what lies there.
+    pub fn write_to<B: AsRef<[u8]> + Send + 'static>(
+        &self,
+        places: &[ScratchPlace],
+        blocks: Vec<B>,
+    ) -> ScratchCopy<()> {
         let offsets: Vec<u64> = places.iter().map(|place| place.offset).collect();
-        let copy = self.copy(move |file| {
+        self.copy(move |file| {
             let mut all = blocks.into_iter().zip(offsets);
             all.try_for_each(|(block, offset)| file.write_all_at(block.as_ref(), offset))
-        });
-        (places, copy)
+        })
+    }
+
+    /// A place of `len` zeros, of which a file system that knows holes writes none.
+    ///
+    /// # Errors
+    /// A file that may not become so long.
+    pub fn zeros(&mut self, len: u64) -> io::Result<ScratchPlace> {
+        // One that is free has what was there before.
+        let place = ScratchPlace { offset: self.end, len };
+        self.file.set_len(self.end + len)?;
+        self.end += len;
+        Ok(place)
     }
 
     /// Starts reading what lies at `places` into blocks of as many bytes.
     pub fn read<B: AsMut<[u8]> + Send + 'static>(
-        &mut self,
+        &self,
         places: &[ScratchPlace],
         mut blocks: Vec<B>,
     ) -> ScratchCopy<Vec<B>> {
@@ -97,7 +119,7 @@ impl ScratchFile {
         })
     }
 
-    /// What lies there is not wanted any more.
+    /// What lies there, at whole places, is not wanted any more.
     pub fn release(&mut self, places: Vec<ScratchPlace>) {
         for ScratchPlace { offset, len } in places {
             self.free.entry(len).or_default().push(offset);
@@ -109,7 +131,8 @@ impl ScratchFile {
         self.end
     }
 
-    fn place(&mut self, len: u64) -> ScratchPlace {
+    /// A place of `len` bytes, to be written before it is read.
+    pub fn place(&mut self, len: u64) -> ScratchPlace {
         let free = self.free.get_mut(&len).and_then(Vec::pop);
         let offset = free.unwrap_or(self.end);
         self.end = self.end.max(offset + len);
@@ -132,6 +155,15 @@ impl ScratchPlace {
     /// Bytes of the block.
     pub fn bytes(&self) -> u64 {
         self.len
+    }
+
+    /// Its bytes `range`, to be written or read alone.
+    ///
+    /// # Panics
+    /// Panics if it is shorter.
+    pub fn part(&self, range: Range<u64>) -> ScratchPlace {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {self:?}");
+        ScratchPlace { offset: self.offset + range.start, len: range.end - range.start }
     }
 }
 
@@ -200,6 +232,15 @@ mod tests {
         let empty = all.iter().map(|place| vec![0u8; place.bytes() as usize]).collect();
         let back = file.read(&all, empty).wait().unwrap();
         assert_eq!(back, [vec![3u8; 5000], vec![7; 300], vec![8; 5000]]);
+        // A part of a block is written and read alone; zeros are new ones.
+        let part = others[1].part(1000..1300);
+        file.write_to(&[part], vec![vec![9u8; 300]]).wait().unwrap();
+        file.release(vec![places[2]]);
+        let zeros = file.zeros(5000).unwrap();
+        let sides = [others[1].part(999..1001), others[1].part(1299..1301), zeros.part(0..2)];
+        let back = file.read(&sides, vec![vec![0u8; 2], vec![0; 2], vec![1; 2]]).wait().unwrap();
+        assert_eq!(back, [[8u8, 9], [9, 8], [0, 0]]);
+        let size = file.size();
         // Beyond the end: an error.
         let beyond = ScratchPlace { offset: size, len: 9 };
         assert!(file.read(&[beyond], vec![vec![0u8; 9]]).wait().is_err());

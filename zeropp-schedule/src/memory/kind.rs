@@ -33,11 +33,14 @@ pub enum MemoryKind {
     /// What was kept for a B and is out of the rank's memory, in a file: no part of a sum over all
     /// kinds.
     HostActivation,
+    /// The rank's parameters, optimizer state and reduced gradients where these are in a file: no
+    /// part of a sum over all kinds.
+    HostState,
 }
 
 impl MemoryKind {
     /// All kinds, in the order of the fields of [`MemoryBytes`].
-    pub const ALL: [MemoryKind; 12] = [
+    pub const ALL: [MemoryKind; 13] = [
         MemoryKind::ParameterShard,
         MemoryKind::Gathered,
         MemoryKind::PackedWeights,
@@ -50,11 +53,12 @@ impl MemoryKind {
         MemoryKind::Save,
         MemoryKind::Rollback,
         MemoryKind::HostActivation,
+        MemoryKind::HostState,
     ];
 
     /// Whether it takes memory of the rank: what is in a file does not.
     pub fn is_in_memory(self) -> bool {
-        self != MemoryKind::HostActivation
+        !matches!(self, MemoryKind::HostActivation | MemoryKind::HostState)
     }
 
     /// What people call it.
@@ -72,6 +76,7 @@ impl MemoryKind {
             MemoryKind::Save => "checkpoint",
             MemoryKind::Rollback => "rollback",
             MemoryKind::HostActivation => "host activation",
+            MemoryKind::HostState => "host state",
         }
     }
 }
@@ -97,6 +102,8 @@ pub struct MemoryBytes {
     /// Files leave it out where there is none.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub host_activation: u64,
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub host_state: u64,
 }
 
 fn is_nothing(bytes: &u64) -> bool {
@@ -130,6 +137,7 @@ impl MemoryBytes {
             MemoryKind::Save => self.save,
             MemoryKind::Rollback => self.rollback,
             MemoryKind::HostActivation => self.host_activation,
+            MemoryKind::HostState => self.host_state,
         }
     }
 
@@ -148,6 +156,7 @@ impl MemoryBytes {
             MemoryKind::Save => &mut self.save,
             MemoryKind::Rollback => &mut self.rollback,
             MemoryKind::HostActivation => &mut self.host_activation,
+            MemoryKind::HostState => &mut self.host_state,
         }
     }
 
@@ -172,6 +181,7 @@ impl MemoryBytes {
             save: self.save.max(other.save),
             rollback: self.rollback.max(other.rollback),
             host_activation: self.host_activation.max(other.host_activation),
+            host_state: self.host_state.max(other.host_state),
         }
     }
 
@@ -196,7 +206,7 @@ mod tests {
             *all.get_mut(kind) = 1 << i;
             *other.get_mut(kind) = if i % 2 == 0 { 2 << i } else { 0 };
         }
-        let elsewhere = all.host_activation;
+        let elsewhere = all.host_activation + all.host_state;
         assert_eq!(all.total() + elsewhere, (1 << MemoryKind::ALL.len()) - 1);
         let larger = all.max(&other);
         assert!(all.kinds().all(|(kind, n)| larger.get(kind) == n.max(other.get(kind))));

@@ -50,7 +50,10 @@ pub struct StageBytes {
     pub message: u64,
     /// What goes into a gather, where that is a copy of the shard.
     pub gather_input: u64,
-    /// What a reduction gives, where that is another buffer than goes in.
+    /// What making that takes for a moment: a part of the shard that is read from a file.
+    pub gather_read: u64,
+    /// What a reduction gives, where that is another buffer than goes in, and what adding it to a
+    /// sum in a file takes.
     pub reduced: u64,
     /// What a reduction over replicas gives.
     pub replica_reduced: u64,

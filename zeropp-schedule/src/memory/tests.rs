@@ -28,6 +28,7 @@ const BYTES: StageBytes = StageBytes {
     keeps_first_gradient: false,
     gradient_shard: 500,
     gather_input: 0,
+    gather_read: 0,
     reduced: 0,
     replica_reduced: 0,
     head: HeadBytes { input: 0, sums: 0, lse: 0, gradient: 0 },

@@ -1,7 +1,8 @@
 //! A rank's state to and from files: the only place that knows both shards and pieces.
 
-use std::io::ErrorKind;
+use std::io::{Error, ErrorKind};
 use std::path::Path;
+use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData};
 use zeropp_checkpoint::disk::Disk;
@@ -10,13 +11,16 @@ use zeropp_checkpoint::{
     UnsyncedState, WRITER_BYTES, WrittenPiece, tensor_name,
 };
 use zeropp_core::cpu_tensor;
-use zeropp_core::device::{hand_over, take_to_read};
+use zeropp_core::device::take_to_read;
 use zeropp_core::meter::{Hold, MemoryKind};
+use zeropp_core::optimizer::Out;
 
 use crate::layer_shard::FlatPiece;
 use crate::layer_state::{KeptTensor, LayerState};
 use crate::optimizer::Optimizer;
 use crate::stage::ShardedStage;
+use crate::state_file::StateFile;
+use crate::words::{Words, each_piece};
 
 /// A rank's state after a step, to be written by another thread while the rank computes on.
 ///
@@ -25,13 +29,15 @@ use crate::stage::ShardedStage;
 /// nothing before this is dropped.
 pub struct StateToWrite {
     layers: Vec<LayerToWrite>,
+    /// The file that they are in, if they are in one.
+    read_from: Option<Arc<StateFile>>,
     /// The writer's buffers, from now on until the state is written.
     _buffers: Hold,
 }
 
 struct LayerToWrite {
     /// Parameters, and what is kept of them.
-    tensors: Vec<Tensor<1>>,
+    tensors: Vec<Words>,
     pieces: Vec<PieceToWrite>,
 }
 
@@ -70,7 +76,7 @@ impl StateToWrite {
             let (start, len) = stages[s].owned_range(l);
             let state = &optimizer.state[s][l];
             let tensors: Vec<_> =
-                std::iter::once(&stages[s].layers[l].param).chain(state.tensors()).collect();
+                std::iter::once(&stages[s].layers[l].param).chain(state.all()).collect();
             let place = |kept: &KeptTensor<'_>, p: &FlatPiece<'_>| {
                 let tensor = tensors.iter().position(|t| std::ptr::eq(*t, kept.tensor));
                 let tensor = tensor.expect("of this layer");
@@ -93,14 +99,16 @@ impl StateToWrite {
             };
             LayerToWrite {
                 pieces: stages[s].pieces(l, start, len).into_iter().map(piece).collect(),
-                tensors: tensors.into_iter().map(|t| hand_over(t.clone())).collect(),
+                tensors: tensors.into_iter().map(|words| words.handed_over()).collect(),
             }
         };
         let layers: Vec<_> = optimizer.layers_to_save(stages).into_iter().map(layer).collect();
+        let out = if optimizer.file.is_some() { Out::States } else { Out::Nothing };
         let is_something = layers.iter().any(|layer| !layer.pieces.is_empty());
         is_something.then(|| StateToWrite {
             layers,
-            _buffers: optimizer.meter.hold(MemoryKind::Save, WRITER_BYTES),
+            read_from: optimizer.file.clone(),
+            _buffers: optimizer.meter.hold(MemoryKind::Save, WRITER_BYTES + out.saving()),
         })
     }
 
@@ -149,6 +157,11 @@ impl StateToWrite {
                 len: p.len,
             }));
         }
+        let read = self.read_from.as_ref().map_or(Ok(()), |from| from.check());
+        read.map_err(|e| {
+            let (path, source) = (path.clone(), Error::other(e));
+            CheckpointError::Io { action: "write", path, source }
+        })?;
         Ok(UnsyncedState::new(writer.finish()?, file, pieces))
     }
 }
@@ -174,7 +187,7 @@ pub fn read_state(
                 states.push(LayerState::none());
                 continue;
             }
-            let n = stage.layers[layer].param.dims()[0];
+            let n = stage.layers[layer].param.len();
             let whole = stage.pieces(layer, 0, n);
             let param = read_pieces(&mut reader, &whole, n)?;
             let device = stage.layers[layer].param.device();
@@ -200,12 +213,12 @@ fn read_kept(
     state: &mut LayerState,
     pieces: &[FlatPiece<'_>],
 ) -> Checked<()> {
-    let Some(device) = state.tensors().next().map(Tensor::device) else { return Ok(()) };
-    let mut read = Vec::new();
-    for tensor in state.tensors() {
-        let mut values = values_of(tensor);
+    let all = state.all().count();
+    for of in 0..all {
+        let words = state.all().nth(of).expect("so many");
+        let mut values = values_of(&words.tensor());
         for p in pieces {
-            let kept = state.kept(p.at).into_iter().find(|k| std::ptr::eq(k.tensor, tensor));
+            let kept = state.kept(p.at).into_iter().find(|k| std::ptr::eq(k.tensor, words));
             let Some(KeptTensor { state, start, .. }) = kept else { continue };
             if reader.has(&state, &p.spec.name) {
                 let out = &mut values[start..start + state.words(p.len)];
@@ -213,12 +226,10 @@ fn read_kept(
                 reader.read_state(&state, &p.spec.name, elements, out)?;
             }
         }
-        let n = values.len();
-        read.push(Tensor::from_data(TensorData::new(values, [n]), &device));
+        let (n, device) = (values.len(), words.device());
+        let read = Tensor::from_data(TensorData::new(values, [n]), &device);
+        state.replace(of, read);
     }
-    let mut read = read.into_iter();
-    state.words = read.by_ref().take(state.words.len()).collect();
-    state.ema = read.next();
     Ok(())
 }
 
@@ -240,12 +251,23 @@ fn read_pieces(
 }
 
 /// Calls `f` with the given elements of the tensor, which another thread may have handed over, from
-/// a first one on so many: in place on the CPU, else with a copy.
+/// a first one on so many: in place on the CPU, else with a copy; of a file piece by piece.
 fn with_values(
-    tensor: &Tensor<1>,
+    words: &Words,
     pieces: &[(usize, usize)],
     mut f: impl FnMut(&[f32]) -> Checked<()>,
 ) -> Checked<()> {
+    let Some(tensor) = words.here() else {
+        return pieces.iter().try_for_each(|(start, n)| {
+            let mut done = Ok(());
+            each_piece(&[(words, *start)], *n, |_, values| {
+                if done.is_ok() {
+                    done = f(&values_of(&values[0]));
+                }
+            });
+            done
+        });
+    };
     if let Some(view) = cpu_tensor::on_cpu(tensor) {
         return pieces.iter().try_for_each(|(start, n)| f(&view.as_slice()[*start..start + n]));
     }

@@ -1,0 +1,254 @@
+//! fp32 words that a rank has from step to step: a tensor, or a place in its file.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::{Device, Tensor};
+use zeropp_comm::{CommResult, InFlight, Pending};
+use zeropp_core::cpu_tensor::{self, from_vec, on_cpu};
+use zeropp_core::device;
+use zeropp_core::files::ScratchCopy;
+use zeropp_core::optimizer::Out;
+
+use crate::state_file::{Floats, StateFile, StatePlace, failed};
+
+/// The words. A clone is the same ones.
+#[derive(Clone)]
+pub(crate) enum Words {
+    Here(Tensor<1>),
+    Out(Arc<StatePlace>),
+}
+
+impl Words {
+    /// `t`, in `file` where there is one; of nothing there is no place.
+    pub(crate) fn new(t: Tensor<1>, file: Option<&Arc<StateFile>>) -> Words {
+        let n = t.dims()[0];
+        let Some(file) = file.filter(|_| n > 0) else { return Words::Here(t) };
+        let place = file.place(n);
+        file.write(vec![(place.part(0..n), cpu_tensor::into_vec(t))]);
+        // What it was is memory until then.
+        file.settle();
+        Words::Out(place)
+    }
+
+    /// `n` zeros.
+    pub(crate) fn zeros(n: usize, device: &Device, file: Option<&Arc<StateFile>>) -> Words {
+        match file.filter(|_| n > 0) {
+            Some(file) => Words::Out(file.zeros(n)),
+            None => Words::Here(Tensor::zeros([n], device)),
+        }
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Words::Here(t) => t.dims()[0],
+            Words::Out(place) => place.words(),
+        }
+    }
+
+    /// Where they are computed with.
+    pub(crate) fn device(&self) -> Device {
+        match self {
+            Words::Here(t) => t.device(),
+            Words::Out(_) => Device::flex(),
+        }
+    }
+
+    /// The tensor, where they are in memory.
+    pub(crate) fn here(&self) -> Option<&Tensor<1>> {
+        match self {
+            Words::Here(t) => Some(t),
+            Words::Out(_) => None,
+        }
+    }
+
+    /// Their place, where they are in a file.
+    pub(crate) fn out(&self) -> Option<&Arc<StatePlace>> {
+        match self {
+            Words::Here(_) => None,
+            Words::Out(place) => Some(place),
+        }
+    }
+
+    /// All of them; a copy of what is in a file.
+    pub(crate) fn tensor(&self) -> Tensor<1> {
+        self.start_read(0..self.len()).wait()
+    }
+
+    /// The same, and a place is given up.
+    pub(crate) fn into_tensor(self) -> Tensor<1> {
+        match self {
+            Words::Here(t) => t,
+            out @ Words::Out(_) => out.tensor(),
+        }
+    }
+
+    /// The same for another thread.
+    pub(crate) fn handed_over(&self) -> Words {
+        match self {
+            Words::Here(t) => Words::Here(device::hand_over(t.clone())),
+            Words::Out(place) => Words::Out(place.clone()),
+        }
+    }
+
+    /// Starts reading some of them.
+    pub(crate) fn start_read(&self, range: Range<usize>) -> Reading {
+        match self {
+            Words::Here(t) if range.len() == t.dims()[0] => Reading::Here(t.clone()),
+            Words::Here(t) => Reading::Here(t.clone().slice([range])),
+            Words::Out(place) => {
+                Reading::Out { copy: place.start_read(range.clone()), of: place.clone(), range }
+            }
+        }
+    }
+
+    /// A copy of some of them, where they are.
+    pub(crate) fn copied(&self, range: Range<usize>) -> Words {
+        match self {
+            // There are no empty slices.
+            Words::Here(t) if range.is_empty() => Words::Here(own_copy(t)),
+            Words::Here(t) => Words::Here(own_copy(&t.clone().slice([range]))),
+            Words::Out(place) => {
+                let copy = place.file().place(range.len());
+                each_piece(&[(self, range.start)], range.len(), |piece, mut values| {
+                    let values = cpu_tensor::into_vec(values.remove(0));
+                    place.file().write(vec![(copy.part(piece), values)]);
+                });
+                place.file().settle();
+                Words::Out(copy)
+            }
+        }
+    }
+}
+
+/// Words on their way into memory.
+pub(crate) enum Reading {
+    Here(Tensor<1>),
+    Out { copy: ScratchCopy<Vec<Floats>>, of: Arc<StatePlace>, range: Range<usize> },
+}
+
+impl Reading {
+    /// Waits for them. Where they cannot be read there are zeros, and their file says so when it is
+    /// asked.
+    pub(crate) fn wait(self) -> Tensor<1> {
+        match self {
+            Reading::Here(t) => t,
+            Reading::Out { copy, of, range } => match copy.wait() {
+                Ok(values) => tensor(values),
+                Err(e) => {
+                    of.file().note(&e);
+                    from_vec(vec![0.0; range.len()], [range.len()])
+                }
+            },
+        }
+    }
+
+    /// The same as an operation under way.
+    pub(crate) fn pending(self) -> Pending<Tensor<1>> {
+        match self {
+            Reading::Here(t) => Pending::ready(Ok(t)),
+            Reading::Out { copy, .. } => Pending::in_flight(Box::new(ReadingAlone(copy))),
+        }
+    }
+}
+
+struct ReadingAlone(ScratchCopy<Vec<Floats>>);
+
+impl InFlight<Tensor<1>> for ReadingAlone {
+    fn is_done(&mut self) -> bool {
+        self.0.is_done()
+    }
+
+    fn wait(self: Box<Self>) -> CommResult<Tensor<1>> {
+        self.0.wait().map(tensor).map_err(|e| failed(&e))
+    }
+}
+
+fn tensor(mut values: Vec<Floats>) -> Tensor<1> {
+    let Floats(values) = values.pop().expect("one is read");
+    let n = values.len();
+    from_vec(values, [n])
+}
+
+/// Calls `f` with `n` words of each source from a place in it on, a piece of all after the other;
+/// the next piece is read meanwhile. The last is there alone.
+pub(crate) fn each_piece(
+    sources: &[(&Words, usize)],
+    n: usize,
+    mut f: impl FnMut(Range<usize>, Vec<Tensor<1>>),
+) {
+    let pieces = pieces(n, Out::PIECE);
+    let start = |piece: &Range<usize>| -> Vec<Reading> {
+        let of = |(words, at): &(&Words, usize)| words.start_read(at + piece.start..at + piece.end);
+        sources.iter().map(of).collect()
+    };
+    let mut next = pieces.first().map(start);
+    for (i, piece) in pieces.iter().enumerate() {
+        let reading = next.take().expect("started");
+        next = pieces.get(i + 1).map(start);
+        f(piece.clone(), reading.into_iter().map(Reading::wait).collect());
+    }
+}
+
+/// `t` in memory that nothing else holds, also on the CPU.
+pub(crate) fn own_copy(t: &Tensor<1>) -> Tensor<1> {
+    match on_cpu(t) {
+        Some(values) => from_vec(values.as_slice().to_vec(), t.dims()),
+        None => device::copy(t),
+    }
+}
+
+/// `0..n` in ranges of `piece`, the last as long as is left.
+pub(crate) fn pieces(n: usize, piece: usize) -> Vec<Range<usize>> {
+    (0..n).step_by(piece.max(1)).map(|start| start..(start + piece).min(n)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zeropp_core::meter::Meter;
+
+    /// What goes out comes back; places count until nobody has them, and are used again.
+    #[test]
+    fn words_out_of_memory_are_those_that_were_here() {
+        let meter = Meter::new();
+        let file = StateFile::open(&std::env::temp_dir(), &meter).unwrap();
+        let n = Out::PIECE + 300;
+        let values: Vec<f32> = (0..n).map(|i| i as f32).collect();
+        let here = Words::Here(from_vec(values.clone(), [n]));
+        let words = Words::new(from_vec(values.clone(), [n]), Some(&file));
+        let zeros = Words::zeros(n, &Device::flex(), Some(&file));
+        assert_eq!(meter.now().host_state, 2 * 4 * n as u64);
+        assert_eq!((meter.now().total(), words.len()), (0, n));
+        let all = |words: &Words| cpu_tensor::into_vec(words.tensor());
+        assert_eq!(all(&words), values);
+        assert!(all(&zeros).iter().all(|x| *x == 0.0));
+        let of = 100..n - 50;
+        for copy in [words.copied(of.clone()), here.copied(of.clone())] {
+            assert_eq!(all(&copy), values[of.clone()]);
+        }
+        let mut sums = Vec::new();
+        each_piece(&[(&words, 7), (&here, 0)], n - 7, |piece, both| {
+            let [a, b] = [&both[0], &both[1]].map(|t| cpu_tensor::into_vec(t.clone()));
+            assert_eq!((a.len(), a[0] - b[0]), (piece.len(), 7.0));
+            sums.push(piece.len());
+        });
+        assert_eq!(sums, [Out::PIECE, 293]);
+        drop((words, zeros));
+        assert_eq!(meter.now().host_state, 0);
+        file.check().unwrap();
+    }
+
+    #[test]
+    fn a_fault_of_the_file_is_told_when_it_is_asked() {
+        let meter = Meter::new();
+        let file = StateFile::open(&std::env::temp_dir(), &meter).unwrap();
+        // Nothing has been written there.
+        let words = Words::Out(file.place(9));
+        assert_eq!(cpu_tensor::into_vec(words.tensor()), [0.0; 9]);
+        let told = file.check().unwrap_err().to_string();
+        assert!(told.starts_with("optimizer:out error") && told.contains("more room"), "{told}");
+        assert!(words.start_read(0..9).pending().wait().is_err());
+    }
+}
