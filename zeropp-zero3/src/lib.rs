@@ -26,8 +26,10 @@ pub mod sgd;
 mod sharers;
 pub mod stage;
 mod tied;
+mod tied_rows;
 
 pub use layer_sums::LayerSums;
 pub use optimizer::{Optimizer, StepOutcome};
 pub use stage::{ParamExport, ShardedStage};
 pub use tied::Tie;
+pub use tied_rows::TiedRows;

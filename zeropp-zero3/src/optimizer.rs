@@ -22,6 +22,7 @@ use crate::rule::{ParameterGroups, Role, StepScale};
 use crate::sharers::UpdateGroup;
 use crate::stage::{ParamExport, ShardedStage};
 use crate::tied::{self, Tie};
+use crate::tied_rows::{RowExchange, TiedRows};
 
 /// The learning rate of each step, counted from 1.
 pub type LearningRateFn = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
@@ -37,6 +38,8 @@ pub struct OptimizerOptions {
     pub clip: f64,
     /// The weight shared by embedding and head.
     pub tie: Option<Tie>,
+    /// The same where ranks share the head.
+    pub tied_rows: Option<TiedRows>,
 }
 
 /// The outcome of a step.
@@ -149,6 +152,11 @@ impl Optimizer {
         self.options.tie.is_some_and(|tie| tie.is_on_one_rank() && tie.last == at)
     }
 
+    /// Whether the layer of a stage is an embedding that slices of the head update.
+    fn is_returned(&self, at: (usize, usize)) -> bool {
+        self.options.tied_rows.as_ref().is_some_and(|tied| tied.embedding == at)
+    }
+
     /// Gives up all that is kept.
     pub(crate) fn forget(&mut self) {
         self.holds.clear();
@@ -157,7 +165,8 @@ impl Optimizer {
 
     /// The initial state of a layer that begins with the weights that `stage` has.
     pub(crate) fn fresh(&self, stage: &ShardedStage, layer: usize) -> LayerState {
-        if self.is_shared((stage.index(), layer)) {
+        let at = (stage.index(), layer);
+        if self.is_shared(at) || self.is_returned(at) {
             return LayerState::none();
         }
         let (start, len) = stage.owned_range(layer);
@@ -170,8 +179,13 @@ impl Optimizer {
     /// The part of a layer that this rank updates.
     fn owned<'a>(&self, stage: &'a ShardedStage, layer: usize) -> OwnedRange<'a> {
         let owned = stage.owned(layer);
-        let is_tied = self.options.tie.is_some_and(|tie| tie.last == (stage.index(), layer));
-        if is_tied { OwnedRange { role: Role::Embedding, ..owned } } else { owned }
+        let OptimizerOptions { tie, tied_rows, .. } = &self.options;
+        let is_slice = tied_rows.as_ref().is_some_and(|tied| tied.slices == stage.index());
+        if is_slice || tie.is_some_and(|tie| tie.last == (stage.index(), layer)) {
+            OwnedRange { role: Role::Embedding, ..owned }
+        } else {
+            owned
+        }
     }
 
     /// Counts the state as it is now.
@@ -202,14 +216,15 @@ impl Optimizer {
 
     /// The sums over this rank's part of the layers, by stage and layer; ends their collection.
     /// Where several ranks hold the same part, one of them reports it: the first replica, where
-    /// they do not share the optimizer's work, and the embedding for a tied head.
+    /// they do not share the optimizer's work, and the embedding for a tied head, but where that is
+    /// in slices, which report it.
     pub fn take_watched(&mut self) -> HashMap<(usize, usize), LayerSums> {
         self.watched.take().unwrap_or_default()
     }
 
     /// Whether this rank speaks for what it has of a layer, by stage and layer.
     fn speaks_for(&self, at: (usize, usize)) -> bool {
-        let is_copy = self.options.tie.is_some_and(|tie| tie.last == at);
+        let is_copy = self.options.tie.is_some_and(|tie| tie.last == at) || self.is_returned(at);
         (self.zero1 || self.groups.replica.rank() == 0) && !is_copy
     }
 
@@ -230,15 +245,13 @@ impl Optimizer {
     }
 
     /// Places in `stages` of the layers whose owned range this rank is to save: all, but the
-    /// embedding speaks for a tied head, and without ZeRO-1 the first replica for the others.
+    /// embedding speaks for a tied head, slices of one for the embedding, and without ZeRO-1 the
+    /// first replica for the others.
     pub(crate) fn layers_to_save(&self, stages: &[ShardedStage]) -> Vec<(usize, usize)> {
-        if !self.zero1 && self.groups.replica.rank() != 0 {
-            return Vec::new();
-        }
         let all = stages.iter().enumerate();
         all.flat_map(|(s, stage)| (0..stage.layers.len()).map(move |l| (s, l)))
             .filter(|(s, l)| stages[*s].layers[*l].trains())
-            .filter(|(s, l)| self.options.tie.is_none_or(|t| t.last != (stages[*s].index(), *l)))
+            .filter(|(s, l)| self.speaks_for((stages[*s].index(), *l)))
             .collect()
     }
 
@@ -341,6 +354,9 @@ impl Optimizer {
             stage.finish_replica_reduce()?;
         }
         self.sum_tied(stages)?;
+        if let Some(exchange) = self.row_exchange() {
+            exchange.sum_gradients(stages)?;
+        }
         if self.captured.is_some() {
             let owners = if self.zero1 { self.groups.replica.size() } else { 1 };
             let part = if self.zero1 { self.groups.replica.rank() } else { 0 };
@@ -348,6 +364,17 @@ impl Optimizer {
             self.captured = Some(stages.iter().flat_map(|s| s.export_gradients(piece)).collect());
         }
         Ok(())
+    }
+
+    fn row_exchange(&self) -> Option<RowExchange<'_>> {
+        let tied = self.options.tied_rows.as_ref()?;
+        Some(RowExchange { tied, groups: &self.groups, zero1: self.zero1, meter: &self.meter })
+    }
+
+    /// Puts all parameters in their places once those of all layers are updated.
+    fn return_parameters(&self, stages: &mut [ShardedStage]) -> CommResult<()> {
+        self.share_tied(stages);
+        self.row_exchange().map_or(Ok(()), |exchange| exchange.return_parameters(stages))
     }
 
     /// Returns once no save reads parameters and moments any more.
@@ -453,7 +480,7 @@ impl Optimizer {
         }
         returning.finish(stages, &self.meter)?;
         self.state = state;
-        self.share_tied(stages);
+        self.return_parameters(stages)?;
         drop(moving);
         self.hold_state();
         Ok(())
@@ -482,7 +509,7 @@ impl Optimizer {
         }
         returning.finish(stages, &self.meter)?;
         self.state = all;
-        self.share_tied(stages);
+        self.return_parameters(stages)?;
         drop(moving);
         self.hold_state();
         Ok(())
