@@ -89,7 +89,7 @@ impl HeadPlan {
         self.sizes.iter().map(move |sizes| slice_bytes(sizes.as_ref(), form, tokens))
     }
 
-    /// The weight, where the pipeline rank `owner` has all of it as an embedding, in so many shards.
+    /// The weight in so many shards, where pipeline rank `owner` has all of it as an embedding.
     pub(crate) fn shared_rows(&self, owner: usize, pieces: usize) -> SharedRows {
         let rows = self.slices.iter();
         let rows = rows.map(|slice| slice.as_ref().map_or(0..0, |slice| slice.shape().own_rows()));

@@ -131,12 +131,9 @@ fn other_kinds_bf16_dropout_and_recomputation_have_the_bits_of_the_whole_head() 
 #[test]
 fn updates_of_slices_that_are_validated_late_have_the_bits_of_the_whole_head() {
     let base = Config { clip: 0.05, ..small() };
-    for (zero3, tied, blocks) in [
-        (1, false, &[3, 5][..]),
-        (2, false, &[2, 4, 2]),
-        (1, true, &[3, 5]),
-        (2, true, &[2, 4, 2]),
-    ] {
+    for (zero3, tied, blocks) in
+        [(1, false, &[3, 5][..]), (2, false, &[2, 4, 2]), (1, true, &[3, 5]), (2, true, &[2, 4, 2])]
+    {
         let base = Config { zero3, tied, ..base.clone() };
         let late = Config { optimizer_sync: OptimizerSync::Late, ..base.clone() };
         let late = run(split(late, blocks));

@@ -7,9 +7,8 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use zeropp_comm::groups::Groups;
-use zeropp_comm::{AllBytes, CommResult, Communicator, Pending};
+use zeropp_comm::{AllBytes, CommResult, Pending};
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
-use zeropp_core::{cpu_tensor, device};
 
 use crate::exact::ExactSum;
 use crate::layer_shard::own_copy;
@@ -55,7 +54,7 @@ pub struct StepOutcome {
     pub rolled_back: bool,
     /// All-gathers of this rank that made parameters whole.
     pub gathers: u64,
-    /// Bytes that this rank sent for them.
+    /// Bytes that this rank sent for them, and for a tied weight.
     pub sent_bytes: u64,
 }
 
@@ -261,12 +260,13 @@ impl Optimizer {
     /// # Errors
     /// A collective's error.
     pub fn step(&mut self, stages: &mut [ShardedStage], step: u64) -> CommResult<StepOutcome> {
-        self.sum_gradients(stages)?;
+        let sent_bytes = self.sum_gradients(stages)?;
         self.watch_gradients(stages);
         let grad_norm = norm_of(self.start_norm(stages))?;
         let lr = (self.options.lr)(step);
         let skipped = !grad_norm.is_finite();
-        let mut outcome = StepOutcome { grad_norm, lr, skipped, ..StepOutcome::default() };
+        let mut outcome =
+            StepOutcome { grad_norm, lr, skipped, sent_bytes, ..StepOutcome::default() };
         if !skipped {
             // All ranks know by now that there is an update.
             self.wait_for_readers()?;
@@ -291,13 +291,14 @@ impl Optimizer {
         step: u64,
     ) -> CommResult<StepOutcome> {
         assert!(self.early.is_none(), "the update before is validated first");
-        self.sum_gradients(stages)?;
+        let sent_bytes = self.sum_gradients(stages)?;
         self.watch_gradients(stages);
         self.wait_for_readers()?;
         let norm = self.start_norm(stages);
         self.updates += 1;
         let lr = (self.options.lr)(step);
-        let mut outcome = StepOutcome { grad_norm: f64::NAN, lr, ..StepOutcome::default() };
+        let grad_norm = f64::NAN;
+        let mut outcome = StepOutcome { grad_norm, lr, sent_bytes, ..StepOutcome::default() };
         let scale = StepScale { lr, update: self.updates, gradient: 1.0 };
         let mut before = Vec::new();
         self.update(stages, &scale, &mut outcome, Some(&mut before))?;
@@ -348,22 +349,22 @@ impl Optimizer {
         Ok(Some(outcome))
     }
 
-    /// Finishes what is under way of the gradients of `stages`.
-    fn sum_gradients(&mut self, stages: &mut [ShardedStage]) -> CommResult<()> {
+    /// Finishes what is under way of the gradients of `stages`. Returns bytes that it sent.
+    fn sum_gradients(&mut self, stages: &mut [ShardedStage]) -> CommResult<u64> {
         for stage in stages.iter_mut() {
             stage.finish_replica_reduce()?;
         }
-        self.sum_tied(stages)?;
-        if let Some(exchange) = self.row_exchange() {
-            exchange.sum_gradients(stages)?;
-        }
+        let sent = match self.row_exchange() {
+            Some(exchange) => exchange.sum_gradients(stages)?,
+            None => tied::sum_gradients(stages, self.options.tie, &self.groups, &self.meter)?,
+        };
         if self.captured.is_some() {
             let owners = if self.zero1 { self.groups.replica.size() } else { 1 };
             let part = if self.zero1 { self.groups.replica.rank() } else { 0 };
             let piece = self.groups.zero3.rank() * owners + part;
             self.captured = Some(stages.iter().flat_map(|s| s.export_gradients(piece)).collect());
         }
-        Ok(())
+        Ok(sent)
     }
 
     fn row_exchange(&self) -> Option<RowExchange<'_>> {
@@ -372,9 +373,16 @@ impl Optimizer {
     }
 
     /// Puts all parameters in their places once those of all layers are updated.
-    fn return_parameters(&self, stages: &mut [ShardedStage]) -> CommResult<()> {
+    fn return_parameters(
+        &self,
+        stages: &mut [ShardedStage],
+        outcome: &mut StepOutcome,
+    ) -> CommResult<()> {
         self.share_tied(stages);
-        self.row_exchange().map_or(Ok(()), |exchange| exchange.return_parameters(stages))
+        if let Some(exchange) = self.row_exchange() {
+            outcome.sent_bytes += exchange.return_parameters(stages)?;
+        }
+        Ok(())
     }
 
     /// Returns once no save reads parameters and moments any more.
@@ -386,34 +394,6 @@ impl Optimizer {
     fn factor(&self, grad_norm: f64) -> f32 {
         let clip = self.options.clip;
         if clip > 0.0 { (clip / (grad_norm + 1e-6)).min(1.0) as f32 } else { 1.0 }
-    }
-
-    /// Embedding's plus head's gradient, on both. Same ZeRO-3 place, so shards match.
-    fn sum_tied(&self, stages: &mut [ShardedStage]) -> CommResult<()> {
-        let Some(tie) = self.options.tie else { return Ok(()) };
-        let me = self.groups.pipeline.rank();
-        let first = (me == tie.ranks.0).then(|| take_grad(stages, tie.first)).flatten();
-        let last = (me == tie.ranks.1).then(|| take_grad(stages, tie.last)).flatten();
-        let sum = match (first, last) {
-            (Some(a), Some(b)) => cpu_tensor::add_in_place(a, b),
-            (Some(a), None) => a.clone() + self.swapped(tie.ranks.1, &a)?,
-            (None, Some(b)) => self.swapped(tie.ranks.0, &b)? + b,
-            (None, None) => return Ok(()),
-        };
-        for at in [tie.first, tie.last] {
-            if let Some(stage) = stages.iter_mut().find(|s| s.index() == at.0) {
-                stage.layers[at.1].set_grad(sum.clone(), &self.meter);
-            }
-        }
-        Ok(())
-    }
-
-    /// The tied gradient of pipeline rank `peer`, which gets a copy of this one.
-    fn swapped(&self, peer: usize, mine: &Tensor<1>) -> CommResult<Tensor<1>> {
-        let copy = device::copy(mine);
-        let bytes = 2 * (mine.dims()[0] * mine.dtype().size()) as u64;
-        let _both_ways = self.meter.hold(MemoryKind::Optimizer, bytes);
-        swap(&*self.groups.pipeline, peer, copy)
     }
 
     /// This rank's part of the norm, on its way to all others.
@@ -480,7 +460,7 @@ impl Optimizer {
         }
         returning.finish(stages, &self.meter)?;
         self.state = state;
-        self.return_parameters(stages)?;
+        self.return_parameters(stages, outcome)?;
         drop(moving);
         self.hold_state();
         Ok(())
@@ -509,7 +489,7 @@ impl Optimizer {
         }
         returning.finish(stages, &self.meter)?;
         self.state = all;
-        self.return_parameters(stages)?;
+        self.return_parameters(stages, outcome)?;
         drop(moving);
         self.hold_state();
         Ok(())
@@ -594,25 +574,4 @@ fn norm_of(parts: Pending<AllBytes>) -> CommResult<f64> {
         total.add_bytes(bytes).expect("every rank sends a sum");
     }
     Ok(total.value().sqrt())
-}
-
-fn take_grad(stages: &mut [ShardedStage], at: (usize, usize)) -> Option<Tensor<1>> {
-    stages.iter_mut().find(|s| s.index() == at.0)?.layers[at.1].take_grad()
-}
-
-/// Tag of the tied gradient's exchange; the executor's tags stay below it.
-const TIED_TAG: u64 = u64::MAX;
-
-fn swap(group: &dyn Communicator, peer: usize, mine: Tensor<1>) -> CommResult<Tensor<1>> {
-    let (len, dtype, here) = (mine.dims()[0], mine.dtype(), mine.device());
-    // Both come to the two messages in one order, as NCCL asks (ADR 31).
-    if group.rank() < peer {
-        let sent = group.send(peer, TIED_TAG, mine);
-        let theirs = group.recv(peer, TIED_TAG, len, dtype).wait()?;
-        sent.wait()?;
-        return Ok(device::on(&here, theirs));
-    }
-    let theirs = group.recv(peer, TIED_TAG, len, dtype).wait()?;
-    group.send(peer, TIED_TAG, mine).wait()?;
-    Ok(device::on(&here, theirs))
 }

@@ -1,6 +1,14 @@
-//! A tied weight whose embedding and head are on one rank: it has the parameters once, and keeps
-//! what the optimizer keeps of them once. Each stage still makes a gradient of its own, of which
-//! [`Optimizer`](crate::Optimizer) adds both up in one order on every mesh (ADR 48).
+//! A tied weight whose head is one layer. Each of its two stages makes a gradient of its own, and
+//! both are added up in one order on every mesh. Where embedding and head are on one rank, that has
+//! the parameters once, and keeps what the optimizer keeps of them once (ADR 48).
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use zeropp_comm::groups::Groups;
+use zeropp_comm::{CommResult, Communicator};
+use zeropp_core::meter::{MemoryKind, Meter};
+use zeropp_core::{cpu_tensor, device};
 
 use crate::stage::ShardedStage;
 
@@ -43,4 +51,61 @@ fn places(stages: &[ShardedStage], tie: Option<Tie>) -> Option<((usize, usize), 
     let tie = tie.filter(Tie::is_on_one_rank)?;
     let stage = |at: (usize, usize)| stages.iter().position(|s| s.index() == at.0);
     Some(((stage(tie.first)?, tie.first.1), (stage(tie.last)?, tie.last.1)))
+}
+
+/// Embedding's plus head's gradient, on both. Same ZeRO-3 place, so shards match. Returns bytes
+/// that this rank sent.
+pub(crate) fn sum_gradients(
+    stages: &mut [ShardedStage],
+    tie: Option<Tie>,
+    groups: &Groups,
+    meter: &Arc<Meter>,
+) -> CommResult<u64> {
+    let Some(tie) = tie else { return Ok(0) };
+    let me = groups.pipeline.rank();
+    let first = (me == tie.ranks.0).then(|| take_grad(stages, tie.first)).flatten();
+    let last = (me == tie.ranks.1).then(|| take_grad(stages, tie.last)).flatten();
+    // The gradient of another rank, which gets a copy of this one.
+    let swapped = |peer: usize, mine: &Tensor<1>| {
+        let copy = device::copy(mine);
+        let _both_ways = meter.hold(MemoryKind::Optimizer, 2 * bytes(mine));
+        swap(&*groups.pipeline, peer, copy)
+    };
+    let sum = match (first, last) {
+        (Some(a), Some(b)) => cpu_tensor::add_in_place(a, b),
+        (Some(a), None) => a.clone() + swapped(tie.ranks.1, &a)?,
+        (None, Some(b)) => swapped(tie.ranks.0, &b)? + b,
+        (None, None) => return Ok(0),
+    };
+    for at in [tie.first, tie.last] {
+        if let Some(stage) = stages.iter_mut().find(|s| s.index() == at.0) {
+            stage.layers[at.1].set_grad(sum.clone(), meter);
+        }
+    }
+    Ok(if tie.is_on_one_rank() { 0 } else { bytes(&sum) })
+}
+
+fn bytes(t: &Tensor<1>) -> u64 {
+    (t.dims()[0] * t.dtype().size()) as u64
+}
+
+fn take_grad(stages: &mut [ShardedStage], at: (usize, usize)) -> Option<Tensor<1>> {
+    stages.iter_mut().find(|s| s.index() == at.0)?.layers[at.1].take_grad()
+}
+
+/// Tag of the tied gradient's exchange; the executor's tags stay below it.
+const TIED_TAG: u64 = u64::MAX;
+
+fn swap(group: &dyn Communicator, peer: usize, mine: Tensor<1>) -> CommResult<Tensor<1>> {
+    let (len, dtype, here) = (mine.dims()[0], mine.dtype(), mine.device());
+    // Both come to the two messages in one order, as NCCL asks (ADR 31).
+    if group.rank() < peer {
+        let sent = group.send(peer, TIED_TAG, mine);
+        let theirs = group.recv(peer, TIED_TAG, len, dtype).wait()?;
+        sent.wait()?;
+        return Ok(device::on(&here, theirs));
+    }
+    let theirs = group.recv(peer, TIED_TAG, len, dtype).wait()?;
+    group.send(peer, TIED_TAG, mine).wait()?;
+    Ok(device::on(&here, theirs))
 }

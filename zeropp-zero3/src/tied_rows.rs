@@ -53,6 +53,21 @@ impl OwnShard {
     }
 }
 
+/// Parts on their way to other ranks.
+#[derive(Default)]
+struct Sending {
+    messages: Vec<Pending<()>>,
+    bytes: u64,
+}
+
+impl Sending {
+    /// Waits for them. Returns their bytes.
+    fn wait(self) -> CommResult<u64> {
+        self.messages.into_iter().try_for_each(Pending::wait)?;
+        Ok(self.bytes)
+    }
+}
+
 /// A part that this rank has or gets, and where it begins in the shard that it is for.
 struct Arriving {
     values: Pending<Tensor<1>>,
@@ -60,15 +75,16 @@ struct Arriving {
 }
 
 impl RowExchange<'_> {
-    /// Adds to the gradients of slices those of the embedding, which has none afterwards.
+    /// Adds to the gradients of slices those of the embedding, which has none afterwards. Returns
+    /// bytes that this rank sent.
     ///
     /// # Errors
     /// A message's error.
-    pub(crate) fn sum_gradients(&self, stages: &mut [ShardedStage]) -> CommResult<()> {
-        let (embedding, slice) = self.places(stages);
+    pub(crate) fn sum_gradients(&self, stages: &mut [ShardedStage]) -> CommResult<u64> {
+        let [embedding, slice] = self.places(stages);
         let grad = |at: (usize, usize)| stages[at.0].layers[at.1].grad.as_ref();
         if embedding.and_then(grad).is_none() && slice.and_then(grad).is_none() {
-            return Ok(());
+            return Ok(0);
         }
         let _messages = self.hold_messages();
         let whole = embedding.and_then(grad).cloned();
@@ -81,21 +97,22 @@ impl RowExchange<'_> {
             let sum = layer.take_grad().expect("the slice's is reduced where the embedding's is");
             layer.set_grad(joined(sum, parts, true)?, self.meter);
         }
-        sent.into_iter().try_for_each(Pending::wait)?;
+        let sent = sent.wait()?;
         if let Some((s, l)) = embedding {
             drop(stages[s].layers[l].take_grad());
         }
-        Ok(())
+        Ok(sent)
     }
 
-    /// Gives the embedding the slices' weights, after their update.
+    /// Gives the embedding the slices' weights, after their update. Returns bytes that this rank
+    /// sent.
     ///
     /// # Errors
     /// A message's or a gather's error.
-    pub(crate) fn return_parameters(&self, stages: &mut [ShardedStage]) -> CommResult<()> {
-        let (embedding, slice) = self.places(stages);
+    pub(crate) fn return_parameters(&self, stages: &mut [ShardedStage]) -> CommResult<u64> {
+        let [embedding, slice] = self.places(stages);
         if embedding.is_none() && slice.is_none() {
-            return Ok(());
+            return Ok(0);
         }
         let messages = self.hold_messages();
         let slice = slice.map(|(s, l)| {
@@ -119,9 +136,9 @@ impl RowExchange<'_> {
             }
             None => None,
         };
-        sent.into_iter().try_for_each(Pending::wait)?;
+        let sent = sent.wait()?;
         drop(messages);
-        let Some((s, l, own, shard)) = updated else { return Ok(()) };
+        let Some((s, l, own, shard)) = updated else { return Ok(sent) };
         let param = match self.zero1 {
             true => {
                 let bytes = 4 * (own.dims()[0] + shard) as u64;
@@ -132,15 +149,15 @@ impl RowExchange<'_> {
             false => own,
         };
         stages[s].layers[l].set_param(param, self.meter);
-        Ok(())
+        Ok(sent)
     }
 
     /// Where in `stages` embedding and slice are: the stage's place in them, and the layer's in it.
-    fn places(&self, stages: &[ShardedStage]) -> (Option<(usize, usize)>, Option<(usize, usize)>) {
+    fn places(&self, stages: &[ShardedStage]) -> [Option<(usize, usize)>; 2] {
         let place = |(stage, layer): (usize, usize)| {
             Some((stages.iter().position(|s| s.index() == stage)?, layer))
         };
-        (place(self.tied.embedding), place((self.tied.slices, 0)))
+        [self.tied.embedding, (self.tied.slices, 0)].map(place)
     }
 
     /// Which of the shards this rank updates, or, of the embedding, gets.
@@ -190,13 +207,15 @@ impl RowExchange<'_> {
     }
 
     /// Sends others their parts of `shard`, if this rank has it.
-    fn send(&self, shard: Option<&OwnShard>, parts: &[CommonPart], tag: u64) -> Vec<Pending<()>> {
-        let Some(shard) = shard else { return Vec::new() };
-        let elsewhere = parts.iter().filter(|part| !self.is_here(part));
-        let send = |part: &CommonPart| {
-            self.groups.world.send(self.peer(part), tag, own_copy(&shard.part(part)))
-        };
-        elsewhere.map(send).collect()
+    fn send(&self, shard: Option<&OwnShard>, parts: &[CommonPart], tag: u64) -> Sending {
+        let mut sending = Sending::default();
+        let Some(shard) = shard else { return sending };
+        for part in parts.iter().filter(|part| !self.is_here(part)) {
+            let own = own_copy(&shard.part(part));
+            sending.messages.push(self.groups.world.send(self.peer(part), tag, own));
+            sending.bytes += 4 * part.elements.len() as u64;
+        }
+        sending
     }
 
     /// These parts of a shard that begins at element `start` of the weight, from other ranks, or
