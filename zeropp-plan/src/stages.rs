@@ -432,7 +432,7 @@ pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
 
 /// Seconds in which the rank with the embedding exchanges a tied head's gradient with the rank that
 /// has that head, both ways at once, or gives slices its own and gets their weights.
-fn exchange_s(job: &Job, layout: &Layout, links: &Links, stages: &[Stage]) -> f64 {
+pub(crate) fn exchange_s(job: &Job, layout: &Layout, links: &Links, stages: &[Stage]) -> f64 {
     let placement = layout.placement();
     let is_parted = placement[0] != placement[layout.stages() - 1];
     let whole = stages[layout.stages() - 1].state.tied.as_ref().filter(|_| is_parted);
