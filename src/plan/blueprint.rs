@@ -232,6 +232,18 @@ impl Blueprint {
         Some(TiedRows { embedding: (0, 0), slices: self.stages.len(), rows: Arc::new(rows) })
     }
 
+    /// Bytes that the rank with the embedding exchanges for a tied weight at the end of a step, in
+    /// messages that follow each other.
+    pub(crate) fn exchanged_bytes(&self) -> u64 {
+        let pieces = self.cut().pieces();
+        if let Some(TiedRows { rows, .. }) = self.tied_rows() {
+            let each = (0..pieces).map(|piece| rows.message_bytes(rows.owner, piece));
+            return 2 * each.max().unwrap_or(0);
+        }
+        let is_parted = self.tie().is_some_and(|tie| tie.ranks.0 != tie.ranks.1);
+        if is_parted { 4 * self.parts.layers()[0].trained(pieces) / pieces as u64 } else { 0 }
+    }
+
     /// What the memory of its ranks is predicted from.
     pub(crate) fn needs(&self) -> Needs<'_> {
         Needs { config: &self.config, ranks: &self.plan.ranks }

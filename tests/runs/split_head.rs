@@ -315,14 +315,16 @@ fn notes(config: &Config) -> Vec<String> {
 
 #[test]
 fn a_large_head_is_split_by_default_and_no_bit_depends_on_it() {
-    let whole = Config { head_split: Some("off".into()), ..large() };
-    assert_eq!(notes(&whole), [""; 0]);
-    let said = notes(&large());
-    assert!(said.len() == 1 && said[0].contains("ranks have "), "{said:?}");
-    let auto = Config { head_split: Some("auto".into()), ..large() };
-    assert_eq!(notes(&auto), said);
-    assert!(!Trainer::new(large()).unwrap().schedule().head_blocks.is_empty());
-    check(&run(whole), large());
+    for large in [large(), tied(large())] {
+        let whole = Config { head_split: Some("off".into()), ..large.clone() };
+        assert_eq!(notes(&whole), [""; 0]);
+        let said = notes(&large);
+        assert!(said.len() == 1 && said[0].contains("ranks have "), "{said:?}");
+        let auto = Config { head_split: Some("auto".into()), ..large.clone() };
+        assert_eq!(notes(&auto), said);
+        assert!(!Trainer::new(large.clone()).unwrap().schedule().head_blocks.is_empty());
+        check(&run(whole), large);
+    }
 }
 
 /// It stays whole without a word where it is small, and with one where this run cannot split it.
