@@ -10,7 +10,7 @@ use zeropp_comm::mesh::Mesh;
 use zeropp_core::device;
 use zeropp_core::layer::{BatchShape, Model, Part};
 use zeropp_core::metrics::{EvaluationPlan, Plan, RankPlan};
-use zeropp_core::optimizer::{Cut, Out};
+use zeropp_core::optimizer::{Cut, Out, Shares};
 use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict_at_once};
@@ -23,8 +23,9 @@ use zeropp_plan::parts::Parts;
 use zeropp_plan::programs::Programs;
 use zeropp_plan::recompute::Recomputed;
 use zeropp_plan::slices::SampleSlices;
-use zeropp_zero3::Tie;
+use zeropp_plan::split::tie_slices;
 use zeropp_zero3::checkpoint::Base;
+use zeropp_zero3::{Tie, TiedRows};
 
 use crate::Error;
 use crate::own::CustomParts;
@@ -213,15 +214,34 @@ impl Blueprint {
         self.config.packed_bytes() > 0
     }
 
-    /// The weight that embedding and head share, if they do.
+    /// The weight that embedding and a whole head share, if they do.
     pub(crate) fn tie(&self) -> Option<Tie> {
         let placement = &self.schedule().placement;
         let last = self.stages.len() - 1;
-        self.parts.trains_tied().then(|| Tie {
+        (self.parts.trains_tied() && self.head.is_none()).then(|| Tie {
             first: (0, 0),
             last: (last, self.stages[last].len() - 1),
             ranks: (placement[0], placement[last]),
         })
+    }
+
+    /// The weight that embedding and slices of a head share, if they do.
+    pub(crate) fn tied_rows(&self) -> Option<TiedRows> {
+        let head = self.head.as_ref().filter(|_| self.parts.trains_tied())?;
+        let rows = head.shared_rows(self.schedule().placement[0], self.cut().pieces());
+        Some(TiedRows { embedding: (0, 0), slices: self.stages.len(), rows: Arc::new(rows) })
+    }
+
+    /// Bytes that the rank with the embedding exchanges for a tied weight at the end of a step, in
+    /// messages that follow each other.
+    pub(crate) fn exchanged_bytes(&self) -> u64 {
+        let pieces = self.cut().pieces();
+        if let Some(TiedRows { rows, .. }) = self.tied_rows() {
+            let each = (0..pieces).map(|piece| rows.message_bytes(rows.owner, piece));
+            return 2 * each.max().unwrap_or(0);
+        }
+        let is_parted = self.tie().is_some_and(|tie| tie.ranks.0 != tie.ranks.1);
+        if is_parted { 4 * self.parts.layers()[0].trained(pieces) / pieces as u64 } else { 0 }
     }
 
     /// What the memory of its ranks is predicted from.
@@ -362,11 +382,20 @@ impl Blueprint {
         let rule = self.own.parameters(&self.config).rule;
         let run = self.config.run_state_with(rule);
         let (cut, parts) = (self.cut(), &self.parts);
-        let shares = |part: usize| parts.layers()[part].shares(&run, cut, parts.is_tied_head(part));
+        let tied = self.tied_rows();
+        let shares = |part: usize| match part == 0 && tied.is_some() {
+            true => Shares::default(),
+            false => parts.layers()[part].shares(&run, cut, parts.is_tied_head(part)),
+        };
         let state = |stage: usize| parts.stage_state(self.parts_of(stage), cut, shares);
         let mut stages: Vec<_> = (0..self.stages.len()).map(state).collect();
         if let Some(head) = &self.head {
             stages.extend(head.states(cut.pieces(), |slice| slice.shares(&run, cut, false)));
+        }
+        if let Some(TiedRows { slices, rows, .. }) = &tied {
+            let embedding = parts.layers()[0].trained(cut.pieces());
+            let mut states: Vec<_> = stages.iter_mut().collect();
+            tie_slices(&mut states, *slices, embedding, rows);
         }
         let stages: Vec<&StageState> = stages.iter().collect();
         rank_states(&stages, self.schedule(), cut, run.save)

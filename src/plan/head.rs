@@ -6,6 +6,7 @@ use std::sync::Arc;
 use zeropp_core::layer::{BatchShape, Model, Part};
 use zeropp_core::optimizer::{Role, Shares};
 use zeropp_core::params::{Init, ParamSpec};
+use zeropp_core::shared_rows::SharedRows;
 use zeropp_core::split::ops::{HeadSlice, SplitHead};
 use zeropp_pipeline::head::HeadTree;
 use zeropp_pipeline::memory::StageBytes;
@@ -50,8 +51,9 @@ impl HeadPlan {
             messages.has(rank).then(|| Arc::new(slice))
         };
         let slices: Vec<_> = (0..blocks.len()).map(slice).collect();
+        let is_tied = model.is_tied();
         let sizes = |slice: &Option<Arc<HeadSlice>>| {
-            Some(slice_sizes(&split.weight, slice.as_ref()?.shape(), batch))
+            Some(slice_sizes(&split.weight, slice.as_ref()?.shape(), batch, is_tied))
         };
         let sizes = slices.iter().map(sizes).collect();
         Ok(Some(HeadPlan { split, blocks, slices, sizes }))
@@ -87,6 +89,14 @@ impl HeadPlan {
         self.sizes.iter().map(move |sizes| slice_bytes(sizes.as_ref(), form, tokens))
     }
 
+    /// The weight in so many shards, where pipeline rank `owner` has all of it as an embedding.
+    pub(crate) fn shared_rows(&self, owner: usize, pieces: usize) -> SharedRows {
+        let rows = self.slices.iter();
+        let rows = rows.map(|slice| slice.as_ref().map_or(0..0, |slice| slice.shape().own_rows()));
+        let weight = &self.split.weight.shape;
+        SharedRows::new(owner, [weight[0], weight[1]], rows, pieces)
+    }
+
     /// What ranks have of each slice from step to step.
     pub(crate) fn states(
         &self,
@@ -113,12 +123,14 @@ pub(crate) fn obstacle(config: &Config, own: &CustomParts, model: &Model) -> Opt
     splittable(config, own, model).err().map(|obstacle| obstacle.problem)
 }
 
-/// Whether runs of these settings can split the head of a model whose embedding has another weight.
+/// Whether runs of these settings can split the head of a model of the library's.
 pub fn may_split_head(config: &Config) -> bool {
     let parameters = CustomParts::default().parameters(config);
     let weight = ParamSpec::new("weight", &[1, 1], Init::Zeros);
-    let whole = parameters.rule.whole(&parameters.parameter(&weight, Role::Head));
-    whole.is_none() && config.slices() <= 1 && check_settings(config).is_ok()
+    let role = if config.tied { Role::Embedding } else { Role::Head };
+    let whole = parameters.rule.whole(&parameters.parameter(&weight, role));
+    let is_out = config.tied && config.optimizer_out.is_some();
+    whole.is_none() && !is_out && config.slices() <= 1 && check_settings(config).is_ok()
 }
 
 /// The head of `model`, if this run can split it into these blocks.
@@ -151,19 +163,18 @@ fn splittable(config: &Config, own: &CustomParts, model: &Model) -> Result<Split
     let Some(split) = head else {
         return whole("the program's own head or loss computes with all rows at once");
     };
-    if model.is_tied() {
-        return whole(
-            "this model's head shares its weight with the embedding, and runs cannot split such a \
-             head yet",
-        );
-    }
     let parameters = own.parameters(config);
-    let of_head = parameters.parameter(&split.weight, Role::Head);
+    let role = if model.is_tied() { Role::Embedding } else { Role::Head };
+    let of_head = parameters.parameter(&split.weight, role);
     if parameters.rule.whole(&of_head).is_some() {
         let problem = format!("{} updates the head's weight as a whole", parameters.rule.name());
         return Err(Obstacle { problem, help: "use another optimizer, such as adamw".into() });
     }
     check_settings(config)?;
+    if model.is_tied() && config.optimizer_out.is_some() {
+        let problem = "runs cannot split a tied head with optimizer:out yet".to_string();
+        return Err(Obstacle { problem, help: "leave one of them out".into() });
+    }
     Ok(split)
 }
 

@@ -132,6 +132,7 @@ pub(crate) fn step_ns(bp: &Blueprint) -> u64 {
             bytes_per_s: Some((1e18 / each as f64).max(1.0) as u64),
             ..LinkCosts::default()
         };
+        costs.step_ns += ns(FLOP_PER_BYTE * bp.exchanged_bytes() as f64);
     }
     bp.step_of(&costs)
 }

@@ -36,8 +36,8 @@ pub(crate) fn watched(
 
 /// The place in the model's list of a stage's layer.
 fn part_of(bp: &Blueprint, stage: usize, layer: usize) -> usize {
-    // A rank's slice of a head is a stage behind the others.
-    let head = bp.model.parts.len() - 1;
+    // A rank's slice of a head is a stage behind the others; the embedding has a tied weight.
+    let head = if bp.model.is_tied() { 0 } else { bp.model.parts.len() - 1 };
     bp.stages.get(stage).map_or(head, |stage| stage.start + layer)
 }
 

@@ -212,5 +212,6 @@ fn optimizer_options(bp: &Blueprint) -> OptimizerOptions {
         lr: bp.own.rate(&bp.config),
         clip: bp.config.clip,
         tie: bp.tie(),
+        tied_rows: bp.tied_rows(),
     }
 }

@@ -77,6 +77,8 @@ fn layers_are_those_of_one_graph() {
     check(small());
     check(Config { tied: true, ..small() });
     check(Config { pp: 2, virtual_stages: Some(2), zero3: 3, tied: true, ..small() });
+    let head_split = Some("1,3".into());
+    check(Config { pp: 2, zero3: 2, tied: true, vocab: Some(500), head_split, ..small() });
     check(Config { pp: 2, dp: 2, zero3: 2, zero1: true, recompute: Recompute::Full, ..small() });
 }
 

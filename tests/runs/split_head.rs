@@ -20,6 +20,10 @@ fn small() -> Config {
     Config { vocab: Some(IDS), layers: 4, steps: 20, ..tiny() }
 }
 
+fn tied(config: Config) -> Config {
+    Config { tied: true, ..config }
+}
+
 /// The same with slices of so many blocks, one for each pipeline rank.
 fn split(config: Config, blocks: &[usize]) -> Config {
     let text: Vec<String> = blocks.iter().map(usize::to_string).collect();
@@ -64,7 +68,7 @@ fn check(reference: &Run, config: Config) {
 #[test]
 fn any_slices_on_any_layout_have_the_bits_of_the_whole_head() {
     let mut numbers = numbers();
-    for base in [small(), llama(small())] {
+    for base in [small(), llama(small()), tied(small()), tied(llama(small()))] {
         let reference = run(base.clone());
         for (pp, v) in [(1, 1), (2, 1), (2, 2), (3, 1), (4, 1)] {
             let base = Config { virtual_stages: Some(v), ..base.clone() };
@@ -72,16 +76,27 @@ fn any_slices_on_any_layout_have_the_bits_of_the_whole_head() {
             check(&reference, split(base, &blocks));
         }
     }
-    let reference = run(small());
-    for blocks in [[4, 4], [0, 8], [8, 0], [3, 5]] {
-        check(&reference, split(small(), &blocks));
+    for base in [small(), tied(small())] {
+        let reference = run(base.clone());
+        for blocks in [[4, 4], [0, 8], [8, 0], [3, 5]] {
+            check(&reference, split(base.clone(), &blocks));
+        }
     }
 }
 
 #[test]
 fn shards_and_replicas_of_slices_have_the_bits_of_the_whole_head() {
-    for (zero3, dp, zero1) in [(2, 1, false), (1, 2, false), (2, 2, true)] {
-        let base = Config { zero3, dp, zero1, ..small() };
+    for (zero3, dp, zero1, tied) in [
+        (2, 1, false, false),
+        (1, 2, false, false),
+        (2, 2, true, false),
+        (3, 1, false, true),
+        (1, 1, true, true),
+        (1, 3, true, true),
+        (2, 2, false, true),
+        (2, 2, true, true),
+    ] {
+        let base = Config { zero3, dp, zero1, tied, ..small() };
         let reference = run(base.clone());
         let gradients = |config: Config| Trainer::new(config).unwrap().first_gradients().unwrap().1;
         let slices = split(base.clone(), &[3, 5]);
@@ -94,15 +109,17 @@ fn shards_and_replicas_of_slices_have_the_bits_of_the_whole_head() {
 fn other_kinds_bf16_dropout_and_recomputation_have_the_bits_of_the_whole_head() {
     let bf16 = Config { precision: Precision::Bf16, ..small() };
     let dropout = Config { dropout: 0.1, ..small() };
-    for base in [bf16, dropout] {
+    for base in [tied(bf16.clone()), bf16, dropout] {
         check(&run(base.clone()), split(base, &[2, 6]));
     }
-    let base = Config { virtual_stages: Some(2), ..small() };
-    let reference = run(base.clone());
-    for recompute in [Recompute::Selective, Recompute::Full] {
-        check(&reference, split(Config { recompute, ..base.clone() }, &[4, 4]));
+    for base in [small(), tied(small())] {
+        let base = Config { virtual_stages: Some(2), ..base };
+        let reference = run(base.clone());
+        for recompute in [Recompute::Selective, Recompute::Full] {
+            check(&reference, split(Config { recompute, ..base.clone() }, &[4, 4]));
+        }
     }
-    let base = Config { unit: Some(6), ..small() };
+    let base = Config { unit: Some(6), ..tied(small()) };
     let reference = run(base.clone());
     for schedule in ["1f1b", "zb-h1"] {
         let base = Config { schedule: schedule.into(), unit: None, ..base.clone() };
@@ -114,8 +131,10 @@ fn other_kinds_bf16_dropout_and_recomputation_have_the_bits_of_the_whole_head() 
 #[test]
 fn updates_of_slices_that_are_validated_late_have_the_bits_of_the_whole_head() {
     let base = Config { clip: 0.05, ..small() };
-    for (zero3, blocks) in [(1, &[3, 5][..]), (2, &[2, 4, 2])] {
-        let base = Config { zero3, ..base.clone() };
+    for (zero3, tied, blocks) in
+        [(1, false, &[3, 5][..]), (2, false, &[2, 4, 2]), (1, true, &[3, 5]), (2, true, &[2, 4, 2])]
+    {
+        let base = Config { zero3, tied, ..base.clone() };
         let late = Config { optimizer_sync: OptimizerSync::Late, ..base.clone() };
         let late = run(split(late, blocks));
         assert_same_bits(&run(base), &late, &format!("late, {blocks:?}"));
@@ -129,6 +148,8 @@ fn slices_that_do_not_train_have_the_bits_of_the_whole_head() {
     for base in [
         Config { freeze: Some("lm_head".into()), ..small() },
         Config { lora_rank: 2, zero3: 2, ..llama(small()) },
+        Config { freeze: Some("wte".into()), ..tied(small()) },
+        Config { lora_rank: 2, zero3: 2, ..tied(llama(small())) },
     ] {
         check(&run(base.clone()), split(base, &[5, 3]));
     }
@@ -145,6 +166,17 @@ fn memory_and_messages_of_slices_are_predicted() {
         (Config { precision: Precision::Bf16, ..small() }, vec![4, 4]),
         (Config { freeze: Some("lm_head".into()), ..small() }, vec![4, 4]),
         (uneven(small()), vec![5, 3]),
+        (tied(small()), vec![4, 4]),
+        (tied(small()), vec![0, 8]),
+        (tied(small()), vec![3, 2, 3]),
+        (Config { virtual_stages: Some(2), zero3: 2, ..tied(small()) }, vec![1, 7]),
+        (Config { zero3: 3, log_layers: 1, ..tied(small()) }, vec![4, 4]),
+        (Config { dp: 2, zero3: 2, zero1: true, ..tied(small()) }, vec![4, 4]),
+        (Config { dp: 2, zero1: true, ema: Some(0.9), ..tied(small()) }, vec![1, 1, 6]),
+        (Config { optimizer_sync: OptimizerSync::Late, zero3: 2, ..tied(small()) }, vec![4, 4]),
+        (Config { precision: Precision::Bf16, ..tied(small()) }, vec![5, 3]),
+        (Config { optimizer: OptimizerKind::Sgd, zero3: 2, ..tied(small()) }, vec![5, 3]),
+        (Config { freeze: Some("wte".into()), ..tied(small()) }, vec![4, 4]),
     ] {
         let config = Config { steps: 2, ..split(base, &blocks) };
         let trainer = Trainer::new(config.clone()).unwrap();
@@ -161,7 +193,11 @@ fn memory_and_messages_of_slices_are_predicted() {
         assert_eq!(measured, predicted, "{what}: at once");
         // With shards and replicas there are gathers and reductions beside.
         if config.mesh().world() == config.pp {
-            assert_eq!(run.steps[1].comm_bytes, messages, "{what}");
+            // A tied weight's rows, both ways, but for those of the rank with the embedding.
+            let trains = config.tied && config.freeze.is_none();
+            let rows = if trains { IDS - IDS.min(blocks[0] * 128) } else { 0 };
+            let rows = 2 * 4 * (rows * config.hidden) as u64;
+            assert_eq!(run.steps[1].comm_bytes, messages + rows, "{what}");
         }
     }
 }
@@ -199,6 +235,10 @@ fn a_checkpoint_of_slices_goes_on_with_a_whole_head_and_back() {
     let mut pairs: Vec<_> = layouts.iter().enumerate().map(|(i, first)| (first, next(i))).collect();
     let frozen = [split(lora.clone(), &[3, 5]), lora];
     pairs.extend([(&frozen[0], &frozen[1]), (&frozen[1], &frozen[0])]);
+    let base = Config { ema: Some(0.9), dp: 2, zero1: true, ..tied(base) };
+    let whole = Config { pp: 2, ..base.clone() };
+    let tied = [whole, split(base.clone(), &[3, 5]), split(base.clone(), &[0, 4, 4]), base];
+    pairs.extend((0..tied.len()).map(|i| (&tied[i], &tied[(i + 1) % tied.len()])));
     for (i, (first, then)) in pairs.into_iter().enumerate() {
         let [saved, copy] = ["saved", "copy"].map(|name| dir.path().join(format!("{name}{i}")));
         let whole = run_saving_all(Config { save: Some(saved.clone()), ..first.clone() });
@@ -219,6 +259,11 @@ fn a_checkpoint_of_slices_goes_on_with_a_whole_head_and_back() {
 fn an_optimizer_s_rule_sees_the_whole_weight_of_a_split_head() {
     let base = Config { optimizer: OptimizerKind::Adamw8bit, ..small() };
     check(&run(base.clone()), split(base, &[1, 7]));
+    let whole = [OptimizerKind::Adafactor];
+    for optimizer in OptimizerKind::ALL.iter().filter(|of| !whole.contains(of)) {
+        let base = Config { optimizer: *optimizer, zero3: 2, clip: 0.05, ..tied(small()) };
+        check(&run(base.clone()), split(base, &[3, 5]));
+    }
 }
 
 /// A trace has what each rank did of the head, and is read again.
@@ -270,14 +315,16 @@ fn notes(config: &Config) -> Vec<String> {
 
 #[test]
 fn a_large_head_is_split_by_default_and_no_bit_depends_on_it() {
-    let whole = Config { head_split: Some("off".into()), ..large() };
-    assert_eq!(notes(&whole), [""; 0]);
-    let said = notes(&large());
-    assert!(said.len() == 1 && said[0].contains("ranks have "), "{said:?}");
-    let auto = Config { head_split: Some("auto".into()), ..large() };
-    assert_eq!(notes(&auto), said);
-    assert!(!Trainer::new(large()).unwrap().schedule().head_blocks.is_empty());
-    check(&run(whole), large());
+    for large in [large(), tied(large())] {
+        let whole = Config { head_split: Some("off".into()), ..large.clone() };
+        assert_eq!(notes(&whole), [""; 0]);
+        let said = notes(&large);
+        assert!(said.len() == 1 && said[0].contains("ranks have "), "{said:?}");
+        let auto = Config { head_split: Some("auto".into()), ..large.clone() };
+        assert_eq!(notes(&auto), said);
+        assert!(!Trainer::new(large.clone()).unwrap().schedule().head_blocks.is_empty());
+        check(&run(whole), large);
+    }
 }
 
 /// It stays whole without a word where it is small, and with one where this run cannot split it.
@@ -293,10 +340,10 @@ fn a_head_that_is_small_or_cannot_be_split_stays_whole() {
         assert_eq!(notes(&small), [""; 0], "{} ids of {}", small.vocab.unwrap(), small.hidden);
         assert!(Trainer::new(small).unwrap().schedule().head_blocks.is_empty());
     }
-    let config = Config { tied: true, ..large() };
+    let config = Config { optimizer: OptimizerKind::Adafactor, ..large() };
     let said = notes(&config);
     assert!(said.len() == 1 && said[0].contains("stays whole"), "{said:?}");
-    assert!(said[0].contains("this model's head shares its weight"), "{said:?}");
+    assert!(said[0].contains("adafactor updates the head's weight as a whole"), "{said:?}");
     assert!(Trainer::new(config).unwrap().schedule().head_blocks.is_empty());
 }
 
@@ -342,8 +389,8 @@ fn settings_that_slices_do_not_go_with_are_refused_before_a_rank_starts() {
             "schedule:head-split = x: is no list of numbers; give a number for each",
         ),
         (
-            Config { tied: true, ..base() },
-            "schedule:head-split = 4,4: this model's head shares its weight",
+            Config { optimizer: OptimizerKind::Adafactor, ..tied(base()) },
+            "schedule:head-split = 4,4: adafactor updates the head's weight as a whole",
         ),
         (
             Config { schedule: "gpipe".into(), unit: None, ..base() },

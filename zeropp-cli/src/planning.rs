@@ -158,8 +158,8 @@ fn fixed_args() -> Vec<Arg> {
             .help("Whether pipeline ranks may share a large head [default: as runs do]")
             .long_help(
                 "Whether pipeline ranks may share a large head. By default they do where runs do: \
-                 on CPUs, but with tied weights and some optimizers. With auto for other runs the \
-                 plan tells what it would come to, and the commands keep the head whole.",
+                 on CPUs, but with some optimizers. With auto for other runs the plan tells what \
+                 it would come to, and the commands keep the head whole.",
             ),
     ];
     args.into_iter().map(|arg| arg.help_heading("Given rather than searched for")).collect()

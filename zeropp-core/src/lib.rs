@@ -26,4 +26,4 @@ pub mod stock;
 
 pub use zeropp_data::{choice, files, threads, tokens as data};
 pub use zeropp_kernels as kernels;
-pub use zeropp_model::{head, optimizer, params};
+pub use zeropp_model::{head, optimizer, params, shared_rows};

@@ -14,6 +14,7 @@ pub mod parts;
 pub mod presets;
 mod recompute;
 mod rotary;
+pub mod shared_rows;
 pub mod slots;
 pub mod tensors;
 pub mod tuning;

@@ -315,6 +315,13 @@ impl Shares {
         Shares((0..pieces).map(piece).collect())
     }
 
+    /// Of layers of which nothing is kept, while each rank exchanges so many bytes of them.
+    pub fn of_exchange(bytes: impl Iterator<Item = u64>) -> Shares {
+        Shares(
+            bytes.map(|n| UpdateBytes { update: n, late: n, ..UpdateBytes::default() }).collect(),
+        )
+    }
+
     /// Adds those of the layer that is updated next, or of `times` layers like it.
     pub fn add(&mut self, other: &Shares, times: usize) {
         let pieces = self.0.len().max(other.0.len());

@@ -234,6 +234,11 @@ pub struct StageState {
     pub tied: Option<Tied>,
     /// What of it is in files.
     pub out: Out,
+    /// Elements of those that train which slices of a tied head update.
+    pub returned: u64,
+    /// Bytes that each of the ranks with it exchanges for a tied head in slices, before the update
+    /// and after it; what a rank has to do with slices stands with its embedding, else its slice.
+    pub exchanged: Vec<u64>,
 }
 
 /// A weight that embedding and head share and that trains.
@@ -303,9 +308,17 @@ impl RankState {
         if let Some(tied) = tied.filter(|_| is_parted && mine.contains(&last)) {
             shares.add(&tied.head, 1);
         }
+        // The embedding of slices gets its weights last of all.
+        for stage in mine.iter().map(|s| stages[*s]) {
+            let all = 4 * stage.returned / zero3;
+            let gathering = if cut.zero1 { all / owners + all } else { 0 };
+            let update = |bytes: &u64| gathering.max(*bytes);
+            shares.add(&Shares::of_exchange(stage.exchanged.iter().map(update)), 1);
+        }
         let each = || shares.each().iter();
         let gradient = shard(|stage| stage.trained);
-        let (owned, state) = (gradient / owners, each().map(|b| b.state).max().unwrap_or(0));
+        let updated = shard(|stage| stage.trained - stage.returned);
+        let (owned, state) = (updated / owners, each().map(|b| b.state).max().unwrap_or(0));
         let is_out = cut.out.is_any();
         let here = |bytes: u64| if is_out { 0 } else { bytes };
         let work = |b: &UpdateBytes| here(b.state) + b.pieces + b.update.max(swapped);

@@ -100,8 +100,15 @@ pub(crate) fn at_least(layout: &Layout, stages: &[Stage], may_be_split: bool) ->
     }
     let known = |rank| Some((rank, (layout.forms().in_flight)(&layout.shape(), rank, full)?));
     let first = if may_be_split && layout.pp == 2 { 1 } else { layout.pp.min(2) };
-    let ranks = (0..first).filter_map(known);
-    ranks.map(|(rank, held)| rank_at_least(layout, stages, rank, held)).max().unwrap_or(0)
+    // Slices keep what the optimizer has of an embedding that they are tied to.
+    let tied = stages.last().and_then(|last| last.state.tied.as_ref()).filter(|_| may_be_split);
+    let less = tied.map_or(0, |tied| tied.head.state_of_all(layout.cut().pieces()));
+    let less = less.div_ceil(layout.cut().pieces() as u64);
+    let of = |(rank, held)| {
+        let bytes = rank_at_least(layout, stages, rank, held);
+        if rank == 0 { bytes - less } else { bytes }
+    };
+    (0..first).filter_map(known).map(of).max().unwrap_or(0)
 }
 
 /// The stages of a rank, with their numbers.

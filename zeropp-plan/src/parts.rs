@@ -155,6 +155,7 @@ impl Parts {
                 shard: self.layers[0].trained(pieces) / cut.zero3 as u64 * 4,
                 head: shares(head),
             }),
+            ..StageState::default()
         }
     }
 }

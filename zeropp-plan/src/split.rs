@@ -7,6 +7,7 @@ use zeropp_model::head::{SliceShape, blocks};
 use zeropp_model::layer::BatchShape;
 use zeropp_model::optimizer::{Role, Shares};
 use zeropp_model::params::ParamSpec;
+use zeropp_model::shared_rows::SharedRows;
 use zeropp_schedule::head::HeadTree;
 use zeropp_schedule::memory::{HeadBytes, StageBytes};
 use zeropp_schedule::schedules::Kind;
@@ -84,10 +85,16 @@ pub fn chosen<T>(
     }
 }
 
-/// A layer that is these rows of a head with this `weight`.
-pub fn slice_sizes(weight: &ParamSpec, shape: &SliceShape, batch: BatchShape) -> LayerSizes {
+/// A layer that is these rows of a head with this `weight`, which is the embedding's or its own.
+pub fn slice_sizes(
+    weight: &ParamSpec,
+    shape: &SliceShape,
+    batch: BatchShape,
+    is_tied: bool,
+) -> LayerSizes {
     let cost = shape.cost(batch, weight.trains);
-    LayerSizes::new(vec![weight.rows(shape.own_rows())], Role::Head, cost)
+    let role = if is_tied { Role::Embedding } else { Role::Head };
+    LayerSizes::new(vec![weight.rows(shape.own_rows())], role, cost)
 }
 
 /// The blocks of a rank, with its sums of gradients.
@@ -115,6 +122,18 @@ pub fn slice_state(sizes: &LayerSizes, pieces: usize, shares: Shares) -> StageSt
         shares,
         ..StageState::default()
     }
+}
+
+/// Notes what ranks exchange of a weight that the embedding has and slices update: of `stages`, and
+/// behind `head` of them the slice of each rank. What the optimizer takes of the first of them is
+/// without the embedding.
+pub fn tie_slices(stages: &mut [&mut StageState], head: usize, embedding: u64, rows: &SharedRows) {
+    for rank in 0..rows.slices.len() {
+        let stage = if rank == rows.owner { 0 } else { head + rank };
+        let bytes = |piece| rows.message_bytes(rank, piece);
+        stages[stage].exchanged = (0..rows.pieces).map(bytes).collect();
+    }
+    stages[0].returned = embedding;
 }
 
 #[cfg(test)]

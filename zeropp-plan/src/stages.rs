@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use zeropp_model::decoder::Decoder;
 use zeropp_model::head::SliceShape;
 use zeropp_model::optimizer::{Cut, Shares};
 use zeropp_model::parts::DecoderPart;
+use zeropp_model::shared_rows::SharedRows;
 use zeropp_schedule::costs::Machine;
 use zeropp_schedule::head::HeadTree;
 use zeropp_schedule::memory::StageBytes;
@@ -19,7 +21,7 @@ use crate::links::{Links, Sent};
 use crate::matrices::OfBlock;
 use crate::parts::Parts;
 use crate::recut::Recut;
-use crate::split::{of_rank, slice_bytes, slice_sizes, slice_state};
+use crate::split::{of_rank, slice_bytes, slice_sizes, slice_state, tie_slices};
 use crate::work::{LayerWork, of_parts};
 
 use slices::OfSlices;
@@ -159,16 +161,36 @@ impl ModelCosts {
         let head = self.layers.len() - 1;
         let ranges = self.parts.groups().stages(blocks.iter().copied());
         let range = ranges[before].start..head;
-        let state = self.parts.stage_state(range.clone(), cut, |part| shares[part].clone());
-        let of_head = shares[head].state_of_all(cut.pieces());
-        let (kept, matrices_ns) = (stages[before].kept - of_head, stages[before].matrices_ns);
-        let stage = self.stage(job, layout, &links, before, range.clone());
-        stages[before] = Stage { state, kept, matrices_ns, ..stage };
-        let messages = HeadTree::of_slices(head_blocks, layout.placement()[before]);
+        let is_tied = self.parts.trains_tied();
+        // Slices keep what the optimizer has of an embedding's weight that is theirs.
+        let share = |part: usize| match part == 0 && is_tied {
+            true => Shares::default(),
+            false => shares[part].clone(),
+        };
+        let without = |stages: &mut [Stage], stage: usize, parts: Range<usize>, less: usize| {
+            stages[stage].state = self.parts.stage_state(parts, cut, share);
+            stages[stage].kept -= shares[less].state_of_all(cut.pieces());
+        };
+        without(&mut stages, before, range.clone(), head);
+        if is_tied {
+            let first = if before == 0 { range.clone() } else { ranges[0].clone() };
+            without(&mut stages, 0, first, 0);
+        }
+        let Stage { costs, again_ns, bytes, .. } =
+            self.stage(job, layout, &links, before, range.clone());
+        stages[before] = Stage { costs, again_ns, bytes, ..stages[before].clone() };
+        let placement = layout.placement();
+        let messages = HeadTree::of_slices(head_blocks, placement[before]);
         let messages = messages.expect("there are ranks");
         for (rank, head_blocks) in head_blocks.iter().copied().enumerate() {
             let slice = self.slice(job, layout, &links, &messages, rank);
             stages.push(Stage { head_blocks, ..slice });
+        }
+        if is_tied {
+            let rows = self.shared_rows(job, &messages, layout, placement[0]);
+            let embedding = self.parts.layers()[0].trained(cut.pieces());
+            let mut states: Vec<_> = stages.iter_mut().map(|stage| &mut stage.state).collect();
+            tie_slices(&mut states, before + 1, embedding, &rows);
         }
         let ranges: Vec<_> = ranges[..before].iter().cloned().chain([range]).collect();
         let by_flop = self.parts.estimates(&ranges, |_| false);
@@ -176,6 +198,19 @@ impl ModelCosts {
             stage.by_flop = by_flop;
         }
         stages
+    }
+
+    /// A tied weight, of which the rank `owner` has all and every rank its slice.
+    fn shared_rows(
+        &self,
+        job: &Job,
+        messages: &HeadTree,
+        layout: &Layout,
+        owner: usize,
+    ) -> SharedRows {
+        let decoder = &job.model.decoder;
+        let rows = (0..layout.pp).map(|rank| slice_shape(decoder, messages, rank).own_rows());
+        SharedRows::new(owner, [decoder.rows(), decoder.hidden], rows, layout.cut().pieces())
     }
 
     /// Seconds that the head's F, B and W take.
@@ -201,10 +236,8 @@ impl ModelCosts {
         let Some(weight) = head.sizes.parameters().last().filter(|_| messages.has(rank)) else {
             return Stage { bytes: slice_bytes(None, &form, tokens), ..Stage::default() };
         };
-        let (rows, hidden) = (decoder.rows(), decoder.hidden);
-        let (blocks, sums) = of_rank(messages, rank);
-        let shape = SliceShape { ids: decoder.vocabulary, rows, hidden, blocks, sums };
-        let sizes = slice_sizes(weight, &shape, batch);
+        let shape = slice_shape(decoder, messages, rank);
+        let sizes = slice_sizes(weight, &shape, batch, decoder.tied);
         let bytes = slice_bytes(Some(&sizes), &form, tokens);
         let cut = job.cut(layout);
         let shares = sizes.shares(&job.state, cut, false);
@@ -212,7 +245,7 @@ impl ModelCosts {
         let state = slice_state(&sizes, cut.pieces(), shares);
         let rate = machine.head_flops_per_s.unwrap_or(machine.flops_per_s * machine.flops_share);
         let product = sizes.cost.forward_flops / rate;
-        let share = shape.own_rows().len() as f64 / rows as f64;
+        let share = shape.own_rows().len() as f64 / shape.rows as f64;
         let passes = share * head.traffic / machine.memory_bytes_per_s;
         let received = messages.gradients_to(rank);
         let adding = (received * 3 * bytes.head.gradient) as f64 / machine.memory_bytes_per_s;
@@ -267,6 +300,13 @@ impl ModelCosts {
         costs.b_ns += again_ns;
         Stage { costs, again_ns, bytes, ..Stage::default() }
     }
+}
+
+/// What a rank has of a model's head.
+fn slice_shape(decoder: &Decoder, messages: &HeadTree, rank: usize) -> SliceShape {
+    let (rows, hidden) = (decoder.rows(), decoder.hidden);
+    let (blocks, sums) = of_rank(messages, rank);
+    SliceShape { ids: decoder.vocabulary, rows, hidden, blocks, sums }
 }
 
 /// One stage, or a rank's slice of the head.
@@ -416,7 +456,7 @@ pub(crate) fn step_ns(job: &Job, layout: &Layout, stages: &[Stage]) -> u64 {
     let links = Links::new(&job.machine, layout);
     let owners = if layout.zero1 { layout.dp } else { 1 };
     // Parameter, gradient and what is kept are read, all but the gradient written.
-    let moved = |s: &Stage| 12 * s.state.elements + 2 * s.kept;
+    let moved = |s: &Stage| 12 * (s.state.elements - s.state.returned) + 2 * s.kept;
     let most = most_of_ranks(layout, stages, |s| moved(s) as f64) / layout.zero3 as f64;
     let matrices = most_of_ranks(layout, stages, |s| s.matrices_ns as f64) as u64;
     let update = most / owners as f64 / job.machine.update_bytes_per_s;
@@ -427,7 +467,23 @@ pub(crate) fn step_ns(job: &Job, layout: &Layout, stages: &[Stage]) -> u64 {
         Some(_) => update + gather,
         None => update.max(gather),
     };
-    ns(update + job.machine.step_end_s) + matrices
+    let exchange = exchange_s(job, layout, &links, stages);
+    ns(update + exchange + job.machine.step_end_s) + matrices
+}
+
+/// Seconds in which the rank with the embedding exchanges a tied head's gradient with the rank that
+/// has that head, both ways at once, or gives slices its own and gets their weights.
+pub(crate) fn exchange_s(job: &Job, layout: &Layout, links: &Links, stages: &[Stage]) -> f64 {
+    let placement = layout.placement();
+    let is_parted = placement[0] != placement[layout.stages() - 1];
+    let whole = stages[layout.stages() - 1].state.tied.as_ref().filter(|_| is_parted);
+    let whole = whole.map_or(0, |tied| tied.shard / layout.cut().owners as u64);
+    let slices = stages[0].state.exchanged.iter().copied().max().unwrap_or(0);
+    let of = |times: f64, bytes: u64| match bytes {
+        0 => 0.0,
+        bytes => times * (job.machine.message_s + bytes as f64 / links.message.max(1.0)),
+    };
+    of(1.0, whole) + of(2.0, slices)
 }
 
 /// Seconds of the gathers of updated parameters over replicas, of the rank that has most of them.

@@ -13,11 +13,12 @@ use zeropp_schedule::schedules::{Kind, StepForm};
 use crate::bytes::RunState;
 use crate::exact::Simulation;
 use crate::layout::{ComputeSettings, Fixed, Job, Layout, Packing, Recompute};
+use crate::links::Links;
 use crate::model::ModelSizes;
 use crate::plan::{LayoutPlan, Ranked};
 use crate::race::Tried;
 use crate::search::Models;
-use crate::stages::{Stage, simulator};
+use crate::stages::{ModelCosts, Stage, exchange_s, simulator};
 use crate::{machines, memory};
 
 /// A preset, or a model of a paper.
@@ -608,27 +609,61 @@ fn a_head_that_outlasts_a_block_gets_a_stage_of_its_own() {
     }
 }
 
+fn of_4_ranks(schedule: &'static str) -> Layout {
+    Layout {
+        pp: 4,
+        zero3: 1,
+        dp: 1,
+        virtual_stages: 2,
+        unit: 16,
+        micro_batches: 16,
+        micro_batch_size: 4,
+        recompute: Recompute::None,
+        redone: None,
+        zero1: false,
+        schedule,
+        prefetch: 1,
+        slices: 1,
+        out: 0,
+    }
+}
+
+/// The ranks of embedding and head swap gradients; slices get the embedding's, and return weights.
+#[test]
+fn the_end_of_a_step_has_the_exchange_of_a_tied_weight() {
+    let of = |zero3: usize, head_blocks: &[usize], tied: bool| {
+        let mut job = job("gpt2", 4 * zero3, 64);
+        job.model.decoder.tied = tied;
+        let layout = Layout { zero3, ..of_4_ranks("zeropp") };
+        let blocks = [2, 2, 2, 2, 1, 1, 1, 1];
+        let stages = ModelCosts::new(&job, 4).with_head(&job, &layout, &blocks, head_blocks);
+        let links = Links::new(&job.machine, &layout);
+        let time = exchange_s(&job, &layout, &links, &stages);
+        let rate = links.message;
+        let each = move |elements: usize| job.machine.message_s + 4.0 * elements as f64 / rate;
+        (time, each)
+    };
+    let all = 50_257 * 768;
+    let (time, each) = of(1, &[], true);
+    assert_eq!((time, of(1, &[], false).0), (each(all), 0.0));
+    // Blocks are of 896 rows. Rank 0's own rows stay there.
+    let slices = [15, 14, 14, 14];
+    let own = 15 * 896 * 768;
+    let (time, each) = of(1, &slices, true);
+    assert_eq!((time, of(1, &slices, false).0), (2.0 * each(all - own), 0.0));
+    // The second shard of its slice has rows of the first one of the whole.
+    let (time, each) = of(2, &slices, true);
+    assert_eq!(time, 2.0 * each(all / 2 + own / 2));
+}
+
 /// A rank of a V has other stages than one of a loop: what its update takes follows from those.
 #[test]
 fn the_update_of_a_rank_is_of_the_stages_that_its_kind_places_there() {
-    let job = job("gpt2", 4, 64);
+    let mut job = job("gpt2", 4, 64);
+    // Gradients of a tied weight would be exchanged.
+    job.model.decoder.tied = false;
     let of = |schedule| {
-        let layout = Layout {
-            pp: 4,
-            zero3: 1,
-            dp: 1,
-            virtual_stages: 2,
-            unit: 16,
-            micro_batches: 16,
-            micro_batch_size: 4,
-            recompute: Recompute::None,
-            redone: None,
-            zero1: false,
-            schedule,
-            prefetch: 1,
-            slices: 1,
-            out: 0,
-        };
+        let layout = of_4_ranks(schedule);
         let (stages, _) = Models::new(&job).stages(&job, &layout).unwrap();
         let moved = |s: usize| 12 * stages[s].state.elements + 2 * stages[s].kept;
         let (of_ends, costs) = (moved(0) + moved(7), simulator(&job, &layout, &stages));

@@ -28,9 +28,11 @@ pub mod stage;
 pub mod state_file;
 mod streamed;
 mod tied;
+mod tied_rows;
 mod words;
 
 pub use layer_sums::LayerSums;
 pub use optimizer::{Optimizer, StepOutcome};
 pub use stage::{ParamExport, ShardedStage};
 pub use tied::Tie;
+pub use tied_rows::TiedRows;

@@ -7,13 +7,11 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use zeropp_comm::groups::Groups;
-use zeropp_comm::{AllBytes, CommResult, Communicator, Pending};
+use zeropp_comm::{AllBytes, CommResult, Pending};
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_core::params::FlatLayout;
-use zeropp_core::{cpu_tensor, device};
 
 use crate::exact::ExactSum;
-use crate::layer_shard::LayerShard;
 use crate::layer_state::{LayerState, OwnedRange, elements};
 use crate::layer_sums::LayerSums;
 use crate::norm::add_squares;
@@ -22,9 +20,10 @@ use crate::rollback::{LayerBefore, UpdateInput};
 use crate::rule::{ParameterGroups, Role, StepScale};
 use crate::sharers::UpdateGroup;
 use crate::stage::{ParamExport, ShardedStage};
-use crate::state_file::{StateFile, StatePlace};
+use crate::state_file::StateFile;
 use crate::tied::{self, Tie};
-use crate::words::{Words, each_piece, own_copy};
+use crate::tied_rows::{RowExchange, TiedRows};
+use crate::words::{each_piece, own_copy};
 
 /// The learning rate of each step, counted from 1.
 pub type LearningRateFn = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
@@ -40,6 +39,8 @@ pub struct OptimizerOptions {
     pub clip: f64,
     /// The weight shared by embedding and head.
     pub tie: Option<Tie>,
+    /// The same where ranks share the head.
+    pub tied_rows: Option<TiedRows>,
 }
 
 /// The outcome of a step.
@@ -55,7 +56,7 @@ pub struct StepOutcome {
     pub rolled_back: bool,
     /// All-gathers of this rank that made parameters whole.
     pub gathers: u64,
-    /// Bytes that this rank sent for them.
+    /// Bytes that this rank sent for them, and for a tied weight.
     pub sent_bytes: u64,
 }
 
@@ -169,6 +170,11 @@ impl Optimizer {
         self.options.tie.is_some_and(|tie| tie.is_on_one_rank() && tie.last == at)
     }
 
+    /// Whether the layer of a stage is an embedding that slices of the head update.
+    fn is_returned(&self, at: (usize, usize)) -> bool {
+        self.options.tied_rows.as_ref().is_some_and(|tied| tied.embedding == at)
+    }
+
     /// Gives up all that is kept.
     pub(crate) fn forget(&mut self) {
         self.holds.clear();
@@ -177,7 +183,8 @@ impl Optimizer {
 
     /// The initial state of a layer that begins with the weights that `stage` has.
     pub(crate) fn fresh(&self, stage: &ShardedStage, layer: usize) -> LayerState {
-        if self.is_shared((stage.index(), layer)) {
+        let at = (stage.index(), layer);
+        if self.is_shared(at) || self.is_returned(at) {
             return LayerState::none();
         }
         let (owned, parameters) = (self.owned(stage, layer), &self.options.parameters);
@@ -188,8 +195,13 @@ impl Optimizer {
     /// The part of a layer that this rank updates.
     pub(crate) fn owned<'a>(&self, stage: &'a ShardedStage, layer: usize) -> OwnedRange<'a> {
         let owned = stage.owned(layer);
-        let is_tied = self.options.tie.is_some_and(|tie| tie.last == (stage.index(), layer));
-        if is_tied { OwnedRange { role: Role::Embedding, ..owned } } else { owned }
+        let OptimizerOptions { tie, tied_rows, .. } = &self.options;
+        let is_slice = tied_rows.as_ref().is_some_and(|tied| tied.slices == stage.index());
+        if is_slice || tie.is_some_and(|tie| tie.last == (stage.index(), layer)) {
+            OwnedRange { role: Role::Embedding, ..owned }
+        } else {
+            owned
+        }
     }
 
     /// Counts the state as it is now.
@@ -220,14 +232,15 @@ impl Optimizer {
 
     /// The sums over this rank's part of the layers, by stage and layer; ends their collection.
     /// Where several ranks hold the same part, one of them reports it: the first replica, where
-    /// they do not share the optimizer's work, and the embedding for a tied head.
+    /// they do not share the optimizer's work, and the embedding for a tied head, but where that is
+    /// in slices, which report it.
     pub fn take_watched(&mut self) -> HashMap<(usize, usize), LayerSums> {
         self.watched.take().unwrap_or_default()
     }
 
     /// Whether this rank speaks for what it has of a layer, by stage and layer.
     fn speaks_for(&self, at: (usize, usize)) -> bool {
-        let is_copy = self.options.tie.is_some_and(|tie| tie.last == at);
+        let is_copy = self.options.tie.is_some_and(|tie| tie.last == at) || self.is_returned(at);
         (self.zero1 || self.groups.replica.rank() == 0) && !is_copy
     }
 
@@ -248,15 +261,13 @@ impl Optimizer {
     }
 
     /// Places in `stages` of the layers whose owned range this rank is to save: all, but the
-    /// embedding speaks for a tied head, and without ZeRO-1 the first replica for the others.
+    /// embedding speaks for a tied head, slices of one for the embedding, and without ZeRO-1 the
+    /// first replica for the others.
     pub(crate) fn layers_to_save(&self, stages: &[ShardedStage]) -> Vec<(usize, usize)> {
-        if !self.zero1 && self.groups.replica.rank() != 0 {
-            return Vec::new();
-        }
         let all = stages.iter().enumerate();
         all.flat_map(|(s, stage)| (0..stage.layers.len()).map(move |l| (s, l)))
             .filter(|(s, l)| stages[*s].layers[*l].trains())
-            .filter(|(s, l)| self.options.tie.is_none_or(|t| t.last != (stages[*s].index(), *l)))
+            .filter(|(s, l)| self.speaks_for((stages[*s].index(), *l)))
             .collect()
     }
 
@@ -266,14 +277,14 @@ impl Optimizer {
     /// # Errors
     /// A collective's error.
     pub fn step(&mut self, stages: &mut [ShardedStage], step: u64) -> CommResult<StepOutcome> {
-        stages.iter_mut().try_for_each(ShardedStage::finish_replica_reduce)?;
         let _pieces = self.meter.hold(MemoryKind::Optimizer, self.piece_bytes(stages));
-        self.sum_gradients(stages)?;
+        let sent_bytes = self.sum_gradients(stages)?;
         self.watch_gradients(stages);
         let grad_norm = norm_of(self.start_norm(stages)?)?;
         let lr = (self.options.lr)(step);
         let skipped = !grad_norm.is_finite();
-        let mut outcome = StepOutcome { grad_norm, lr, skipped, ..StepOutcome::default() };
+        let mut outcome =
+            StepOutcome { grad_norm, lr, skipped, sent_bytes, ..StepOutcome::default() };
         if !skipped {
             // All ranks know by now that there is an update.
             self.wait_for_readers()?;
@@ -299,14 +310,14 @@ impl Optimizer {
     ) -> CommResult<StepOutcome> {
         assert!(self.early.is_none(), "the update before is validated first");
         assert!(self.file.is_none(), "what was before an update is kept in memory");
-        stages.iter_mut().try_for_each(ShardedStage::finish_replica_reduce)?;
-        self.sum_gradients(stages)?;
+        let sent_bytes = self.sum_gradients(stages)?;
         self.watch_gradients(stages);
         self.wait_for_readers()?;
         let norm = self.start_norm(stages)?;
         self.updates += 1;
         let lr = (self.options.lr)(step);
-        let mut outcome = StepOutcome { grad_norm: f64::NAN, lr, ..StepOutcome::default() };
+        let grad_norm = f64::NAN;
+        let mut outcome = StepOutcome { grad_norm, lr, sent_bytes, ..StepOutcome::default() };
         let scale = StepScale { lr, update: self.updates, gradient: 1.0 };
         let mut before = Vec::new();
         self.update(stages, &scale, &mut outcome, Some(&mut before))?;
@@ -357,14 +368,38 @@ impl Optimizer {
         Ok(Some(outcome))
     }
 
-    /// Makes the gradients of `stages` those of the whole model.
-    fn sum_gradients(&mut self, stages: &mut [ShardedStage]) -> CommResult<()> {
-        self.sum_tied(stages)?;
+    /// Finishes what is under way of the gradients of `stages`. Returns bytes that it sent.
+    fn sum_gradients(&mut self, stages: &mut [ShardedStage]) -> CommResult<u64> {
+        for stage in stages.iter_mut() {
+            stage.finish_replica_reduce()?;
+        }
+        let sent = match self.row_exchange() {
+            Some(exchange) => exchange.sum_gradients(stages)?,
+            None => tied::sum_gradients(stages, self.options.tie, &self.groups, &self.meter)?,
+        };
         if self.captured.is_some() {
             let owners = if self.zero1 { self.groups.replica.size() } else { 1 };
             let part = if self.zero1 { self.groups.replica.rank() } else { 0 };
             let piece = self.groups.zero3.rank() * owners + part;
             self.captured = Some(stages.iter().flat_map(|s| s.export_gradients(piece)).collect());
+        }
+        Ok(sent)
+    }
+
+    fn row_exchange(&self) -> Option<RowExchange<'_>> {
+        let tied = self.options.tied_rows.as_ref()?;
+        Some(RowExchange { tied, groups: &self.groups, zero1: self.zero1, meter: &self.meter })
+    }
+
+    /// Puts all parameters in their places once those of all layers are updated.
+    fn return_parameters(
+        &self,
+        stages: &mut [ShardedStage],
+        outcome: &mut StepOutcome,
+    ) -> CommResult<()> {
+        self.share_tied(stages);
+        if let Some(exchange) = self.row_exchange() {
+            outcome.sent_bytes += exchange.return_parameters(stages)?;
         }
         Ok(())
     }
@@ -378,51 +413,6 @@ impl Optimizer {
     fn factor(&self, grad_norm: f64) -> f32 {
         let clip = self.options.clip;
         if clip > 0.0 { (clip / (grad_norm + 1e-6)).min(1.0) as f32 } else { 1.0 }
-    }
-
-    /// Embedding's plus head's gradient, on both. Same ZeRO-3 place, so shards match.
-    fn sum_tied(&self, stages: &mut [ShardedStage]) -> CommResult<()> {
-        let Some(tie) = self.options.tie else { return Ok(()) };
-        let me = self.groups.pipeline.rank();
-        let first = (me == tie.ranks.0).then(|| take_grad(stages, tie.first)).flatten();
-        let last = (me == tie.ranks.1).then(|| take_grad(stages, tie.last)).flatten();
-        let (sum, _held) = match (first, last) {
-            (Some(Words::Out(a)), Some(b)) => {
-                add_in_file(&a, &b);
-                set_tied(stages, tie, |layer, _| layer.share_grad(Words::Out(a.clone())));
-                return Ok(());
-            }
-            (Some(a), Some(b)) => {
-                (cpu_tensor::add_in_place(a.into_tensor(), b.into_tensor()), None)
-            }
-            (Some(a), None) => {
-                let (a, held) = self.in_memory(a);
-                (a.clone() + self.swapped(tie.ranks.1, &a)?, held)
-            }
-            (None, Some(b)) => {
-                let (b, held) = self.in_memory(b);
-                (self.swapped(tie.ranks.0, &b)? + b, held)
-            }
-            (None, None) => return Ok(()),
-        };
-        set_tied(stages, tie, |layer, meter| layer.set_grad(sum.clone(), meter));
-        Ok(())
-    }
-
-    /// A tied gradient in memory; what counts it, and the sum that it becomes a part of, where it
-    /// was not.
-    fn in_memory(&self, grad: Words) -> (Tensor<1>, Option<Hold>) {
-        let bytes = 2 * 4 * grad.len() as u64;
-        let held = grad.out().map(|_| self.meter.hold(MemoryKind::Optimizer, bytes));
-        (grad.into_tensor(), held)
-    }
-
-    /// The tied gradient of pipeline rank `peer`, which gets a copy of this one.
-    fn swapped(&self, peer: usize, mine: &Tensor<1>) -> CommResult<Tensor<1>> {
-        let copy = device::copy(mine);
-        let bytes = 2 * (mine.dims()[0] * mine.dtype().size()) as u64;
-        let _both_ways = self.meter.hold(MemoryKind::Optimizer, bytes);
-        swap(&*self.groups.pipeline, peer, copy)
     }
 
     /// This rank's part of the norm, on its way to all others.
@@ -504,7 +494,7 @@ impl Optimizer {
         }
         returning.finish(stages, &self.meter)?;
         self.state = state;
-        self.share_tied(stages);
+        self.return_parameters(stages, outcome)?;
         drop(moving);
         self.hold_state();
         Ok(())
@@ -533,7 +523,7 @@ impl Optimizer {
         }
         returning.finish(stages, &self.meter)?;
         self.state = all;
-        self.share_tied(stages);
+        self.return_parameters(stages, outcome)?;
         drop(moving);
         self.hold_state();
         Ok(())
@@ -610,46 +600,4 @@ fn norm_of(parts: Pending<AllBytes>) -> CommResult<f64> {
         total.add_bytes(bytes).expect("every rank sends a sum");
     }
     Ok(total.value().sqrt())
-}
-
-/// Calls `set` with both layers of a tied weight, as far as they are of this rank.
-fn set_tied(stages: &mut [ShardedStage], tie: Tie, set: impl Fn(&mut LayerShard, &Arc<Meter>)) {
-    for at in [tie.first, tie.last] {
-        if let Some(stage) = stages.iter_mut().find(|s| s.index() == at.0) {
-            let meter = stage.meter.clone();
-            set(&mut stage.layers[at.1], &meter);
-        }
-    }
-}
-
-/// Adds `more` to a sum in a file.
-fn add_in_file(sum: &Arc<StatePlace>, more: &Words) {
-    let before = Words::Out(sum.clone());
-    each_piece(&[(&before, 0), (more, 0)], sum.words(), |piece, values| {
-        let [sum_of, more] = <[Tensor<1>; 2]>::try_from(values).expect("two");
-        let values = cpu_tensor::into_vec(cpu_tensor::add_in_place(sum_of, more));
-        sum.file().write(vec![(sum.part(piece), values)]);
-    });
-    sum.file().settle();
-}
-
-fn take_grad(stages: &mut [ShardedStage], at: (usize, usize)) -> Option<Words> {
-    stages.iter_mut().find(|s| s.index() == at.0)?.layers[at.1].take_grad()
-}
-
-/// Tag of the tied gradient's exchange; the executor's tags stay below it.
-const TIED_TAG: u64 = u64::MAX;
-
-fn swap(group: &dyn Communicator, peer: usize, mine: Tensor<1>) -> CommResult<Tensor<1>> {
-    let (len, dtype, here) = (mine.dims()[0], mine.dtype(), mine.device());
-    // Both come to the two messages in one order, as NCCL asks (ADR 31).
-    if group.rank() < peer {
-        let sent = group.send(peer, TIED_TAG, mine);
-        let theirs = group.recv(peer, TIED_TAG, len, dtype).wait()?;
-        sent.wait()?;
-        return Ok(device::on(&here, theirs));
-    }
-    let theirs = group.recv(peer, TIED_TAG, len, dtype).wait()?;
-    group.send(peer, TIED_TAG, mine).wait()?;
-    Ok(device::on(&here, theirs))
 }

@@ -250,6 +250,7 @@ fn optimizer_options(case: &Case, steps: u64, tie: Option<Tie>) -> OptimizerOpti
         lr: Arc::new(move |step| rate.at(step)),
         clip,
         tie,
+        tied_rows: None,
     }
 }
 

@@ -1,0 +1,269 @@
+//! A tied weight whose head ranks share by rows: slices update it, each its rows, from the sum of
+//! the embedding's gradient and theirs, and give the embedding the new weights back. So the
+//! optimizer's state of it is there once, and no rank has all of that (ADR 104).
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Tensor};
+use zeropp_comm::groups::Groups;
+use zeropp_comm::mesh::Coords;
+use zeropp_comm::{CommResult, Pending};
+use zeropp_core::meter::{Hold, MemoryKind, Meter};
+use zeropp_core::shared_rows::{CommonPart, SharedRows};
+use zeropp_core::{cpu_tensor, device, kernels};
+
+use crate::stage::ShardedStage;
+use crate::words::{Words, own_copy};
+
+/// Tags of the two exchanges; the executor's tags stay below them.
+const GRADIENT_TAG: u64 = u64::MAX - 1;
+const PARAMETER_TAG: u64 = u64::MAX - 2;
+
+/// The weight of an embedding that slices of a head update.
+#[derive(Clone, Debug)]
+pub struct TiedRows {
+    /// Stage and layer of the embedding.
+    pub embedding: (usize, usize),
+    /// The number that each rank's slice has as a stage, of which it is the only layer.
+    pub slices: usize,
+    /// Which shards have which elements.
+    pub rows: Arc<SharedRows>,
+}
+
+/// The exchanges of one rank.
+pub(crate) struct RowExchange<'a> {
+    pub(crate) tied: &'a TiedRows,
+    pub(crate) groups: &'a Groups,
+    pub(crate) zero1: bool,
+    pub(crate) meter: &'a Arc<Meter>,
+}
+
+/// A shard of this rank's: of the embedding or of its slice.
+struct OwnShard {
+    values: Tensor<1>,
+    /// Its first element within the weight.
+    start: usize,
+}
+
+impl OwnShard {
+    fn part(&self, part: &CommonPart) -> Tensor<1> {
+        let Range { start, end } = part.elements;
+        self.values.clone().slice([start - self.start..end - self.start])
+    }
+}
+
+/// Parts on their way to other ranks.
+#[derive(Default)]
+struct Sending {
+    messages: Vec<Pending<()>>,
+    bytes: u64,
+}
+
+impl Sending {
+    /// Waits for them. Returns their bytes.
+    fn wait(self) -> CommResult<u64> {
+        self.messages.into_iter().try_for_each(Pending::wait)?;
+        Ok(self.bytes)
+    }
+}
+
+/// A part that this rank has or gets, and where it begins in the shard that it is for.
+struct Arriving {
+    values: Pending<Tensor<1>>,
+    at: usize,
+}
+
+impl RowExchange<'_> {
+    /// Adds to the gradients of slices those of the embedding, which has none afterwards. Returns
+    /// bytes that this rank sent.
+    ///
+    /// # Errors
+    /// A message's error.
+    pub(crate) fn sum_gradients(&self, stages: &mut [ShardedStage]) -> CommResult<u64> {
+        let [embedding, slice] = self.places(stages);
+        let grad = |at: (usize, usize)| stages[at.0].layers[at.1].grad.as_ref();
+        if embedding.and_then(grad).is_none() && slice.and_then(grad).is_none() {
+            return Ok(0);
+        }
+        let _messages = self.hold_messages();
+        let whole = embedding.and_then(grad).map(Words::tensor);
+        let whole = whole.map(|values| OwnShard { values, start: self.whole_start() });
+        let sent = self.send(whole.as_ref(), &self.slices_of(), GRADIENT_TAG);
+        if let Some((s, l)) = slice {
+            let (start, parts) = (self.slice_start(), self.wholes_of());
+            let parts = self.arriving(&parts, whole.as_ref(), start, GRADIENT_TAG);
+            let layer = &mut stages[s].layers[l];
+            let sum = layer.take_grad().expect("the slice's is reduced where the embedding's is");
+            let sum = sum.into_tensor();
+            layer.set_grad(joined(sum, parts, true)?, self.meter);
+        }
+        let sent = sent.wait()?;
+        if let Some((s, l)) = embedding {
+            drop(stages[s].layers[l].take_grad());
+        }
+        Ok(sent)
+    }
+
+    /// Gives the embedding the slices' weights, after their update. Returns bytes that this rank
+    /// sent.
+    ///
+    /// # Errors
+    /// A message's or a gather's error.
+    pub(crate) fn return_parameters(&self, stages: &mut [ShardedStage]) -> CommResult<u64> {
+        let [embedding, slice] = self.places(stages);
+        if embedding.is_none() && slice.is_none() {
+            return Ok(0);
+        }
+        let messages = self.hold_messages();
+        let slice = slice.map(|(s, l)| {
+            let (start, len) = stages[s].owned_range(l);
+            let values = stages[s].layers[l].param.tensor().slice([start..start + len]);
+            OwnShard { values, start: self.slice_start() }
+        });
+        let parts = if slice.is_some() { self.wholes_of() } else { Vec::new() };
+        let sent = self.send(slice.as_ref(), &parts, PARAMETER_TAG);
+        let updated = match embedding {
+            Some((s, l)) => {
+                let (start, parts) = (self.whole_start(), self.slices_of());
+                let parts = self.arriving(&parts, slice.as_ref(), start, PARAMETER_TAG);
+                let (_, len) = stages[s].owned_range(l);
+                let layer = &mut stages[s].layers[l];
+                let shard = layer.param.len();
+                let none = Tensor::zeros([1], &layer.param.device());
+                let device = std::mem::replace(&mut layer.param, Words::Here(none)).device();
+                let own = joined(Tensor::zeros([len], &device), parts, false)?;
+                Some((s, l, own, shard))
+            }
+            None => None,
+        };
+        let sent = sent.wait()?;
+        drop(messages);
+        let Some((s, l, own, shard)) = updated else { return Ok(sent) };
+        let param = match self.zero1 {
+            true => {
+                let bytes = 4 * (own.dims()[0] + shard) as u64;
+                let _gathering = self.meter.hold(MemoryKind::Optimizer, bytes);
+                // What is gathered is shared, and parameters are written in place.
+                device::copy(&self.groups.replica.all_gather(own).wait()?)
+            }
+            false => own,
+        };
+        stages[s].layers[l].set_param(param, self.meter);
+        Ok(sent)
+    }
+
+    /// Where in `stages` embedding and slice are: the stage's place in them, and the layer's in it.
+    fn places(&self, stages: &[ShardedStage]) -> [Option<(usize, usize)>; 2] {
+        let place = |(stage, layer): (usize, usize)| {
+            Some((stages.iter().position(|s| s.index() == stage)?, layer))
+        };
+        [self.tied.embedding, (self.tied.slices, 0)].map(place)
+    }
+
+    /// Which of the shards this rank updates, or, of the embedding, gets.
+    fn piece(&self) -> usize {
+        let (d, k) = (self.groups.zero3.rank(), &self.groups.replica);
+        if self.zero1 { d * k.size() + k.rank() } else { d }
+    }
+
+    fn rank(&self) -> usize {
+        self.groups.coords.pp
+    }
+
+    fn whole_start(&self) -> usize {
+        self.tied.rows.of_whole(self.piece()).start
+    }
+
+    fn slice_start(&self) -> usize {
+        self.tied.rows.of_slice(self.rank(), self.piece()).start
+    }
+
+    fn slices_of(&self) -> Vec<CommonPart> {
+        self.tied.rows.slices_of(self.piece())
+    }
+
+    fn wholes_of(&self) -> Vec<CommonPart> {
+        self.tied.rows.wholes_of(self.rank(), self.piece())
+    }
+
+    /// Counts all messages of an exchange, those that this rank sends and those that it gets.
+    fn hold_messages(&self) -> Hold {
+        let bytes = self.tied.rows.message_bytes(self.rank(), self.piece());
+        self.meter.hold(MemoryKind::Optimizer, bytes)
+    }
+
+    fn is_here(&self, part: &CommonPart) -> bool {
+        (part.rank, part.piece) == (self.rank(), self.piece())
+    }
+
+    /// The world's rank with that shard: without ZeRO-1 one of this replica.
+    fn peer(&self, part: &CommonPart) -> usize {
+        let dp = self.groups.mesh.dp;
+        let (zero3, dp) = match self.zero1 {
+            true => (part.piece / dp, part.piece % dp),
+            false => (part.piece, self.groups.coords.dp),
+        };
+        self.groups.mesh.rank(Coords { pp: part.rank, zero3, dp })
+    }
+
+    /// Sends others their parts of `shard`, if this rank has it.
+    fn send(&self, shard: Option<&OwnShard>, parts: &[CommonPart], tag: u64) -> Sending {
+        let mut sending = Sending::default();
+        let Some(shard) = shard else { return sending };
+        for part in parts.iter().filter(|part| !self.is_here(part)) {
+            let own = own_copy(&shard.part(part));
+            sending.messages.push(self.groups.world.send(self.peer(part), tag, own));
+            sending.bytes += 4 * part.elements.len() as u64;
+        }
+        sending
+    }
+
+    /// These parts of a shard that begins at element `start` of the weight, from other ranks, or
+    /// from the shard that is here.
+    fn arriving(
+        &self,
+        parts: &[CommonPart],
+        here: Option<&OwnShard>,
+        start: usize,
+        tag: u64,
+    ) -> Vec<Arriving> {
+        let arriving = |part: &CommonPart| {
+            let values = match here.filter(|_| self.is_here(part)) {
+                Some(shard) => Pending::ready(Ok(shard.part(part))),
+                None => {
+                    let len = part.elements.len();
+                    self.groups.world.recv(self.peer(part), tag, len, DType::F32)
+                }
+            };
+            Arriving { values, at: part.elements.start - start }
+        };
+        parts.iter().map(arriving).collect()
+    }
+}
+
+/// `all` with the parts that arrive, put in their places or added.
+fn joined(all: Tensor<1>, parts: Vec<Arriving>, adds: bool) -> CommResult<Tensor<1>> {
+    let here = all.device();
+    if cpu_tensor::on_cpu(&all).is_none() {
+        return parts.into_iter().try_fold(all, |all, Arriving { values, at }| {
+            let part = device::on(&here, values.wait()?);
+            let range = at..at + part.dims()[0];
+            let part = if adds { part + all.clone().slice([range.clone()]) } else { part };
+            Ok(all.slice_assign([range], part))
+        });
+    }
+    let mut all = cpu_tensor::into_vec(all);
+    for Arriving { values, at } in parts {
+        let part = values.wait()?;
+        let part = cpu_tensor::on_cpu(&part).expect("on the CPU, as its shard");
+        let place = &mut all[at..at + part.as_slice().len()];
+        match adds {
+            // To the bit the embedding's plus the head's.
+            true => kernels::add(place, part.as_slice()),
+            false => place.copy_from_slice(part.as_slice()),
+        }
+    }
+    let n = all.len();
+    Ok(cpu_tensor::from_vec(all, [n]))
+}
