@@ -59,7 +59,7 @@ fn job(number: u64, steps: u64) -> Config {
 
 /// The same job where programs are exchanged at every chance.
 fn always(config: Config) -> Config {
-    Config { reschedule: Reschedule::Auto, exchanges_always: true, ..config }
+    Config { reschedule: Some(Reschedule::Auto), exchanges_always: true, ..config }
 }
 
 /// A run that exchanges programs at every chance, and how often it did.

@@ -18,6 +18,7 @@ mod options;
 mod outputs;
 mod parts;
 mod predicted;
+mod reschedule;
 mod resume;
 mod roles;
 mod slice_count;
@@ -229,6 +230,7 @@ impl Config {
             micro_batches: self.micro_batches.or(own(self.micro_batches())),
             warmup: Some(self.warmup()),
             min_lr: Some(self.min_lr()),
+            reschedule: Some(self.reschedule()),
             beta1: self.beta1(),
             beta2: self.beta2(),
             eps: self.eps(),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{
     Balance, Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerSync, Precision,
-    Recompute, Reschedule, Resume,
+    Recompute, Resume,
 };
 use zeropp_core::device;
 use zeropp_core::kernels::bf16;
@@ -31,7 +31,7 @@ pub(super) const VOCAB_MAX: usize = SIZE_MAX;
 /// Largest multiple that a vocabulary is rounded up to.
 const VOCAB_MULTIPLE_MAX: usize = 1 << 16;
 
-type Checked = Result<(), ConfigError>;
+pub(super) type Checked = Result<(), ConfigError>;
 
 pub(super) fn check(ok: bool, error: impl FnOnce() -> ConfigError) -> Checked {
     if ok { Ok(()) } else { Err(error()) }
@@ -171,9 +171,9 @@ impl Config {
         let beside = [
             (self.device != DeviceKind::Cpu, "device", self.device.to_string(), "use device cpu"),
             (
-                self.reschedule != Reschedule::Off,
+                self.asked_reschedule().is_some(),
                 "reschedule",
-                self.reschedule.to_string(),
+                self.reschedule().to_string(),
                 "use reschedule = off",
             ),
         ];
@@ -345,34 +345,6 @@ impl Config {
             ConfigError::value("pin", true, problem, "use Linux, or leave pin out")
         })?;
         seconds("timeout-s", self.timeout_s)
-    }
-
-    /// A program is exchanged where one of a kind, for every replica, runs between two barriers.
-    fn check_reschedule(&self) -> Checked {
-        let refused = |problem: &str, help: &str| {
-            Err(ConfigError::value("reschedule", self.reschedule, problem, help))
-        };
-        if self.reschedule == Reschedule::Off {
-            return Ok(());
-        }
-        if self.schedule_file().is_some() {
-            let help = "name a kind of schedule, or leave it out";
-            return refused("a schedule from a file runs as it stands", help);
-        }
-        if self.engine == EngineKind::Nccl {
-            let problem = "engine nccl wants one order of operations, which is not searched for";
-            return refused(problem, "leave it out");
-        }
-        if self.optimizer_sync == OptimizerSync::Late {
-            let problem = "programs are exchanged where all ranks meet, which is not after each \
-                           step with optimizer-sync = late";
-            return refused(problem, "leave it out, or use optimizer-sync = barrier");
-        }
-        if self.deal().fewer().is_some() {
-            let problem = "the batch is dealt out unevenly, so that replicas run two programs";
-            return refused(problem, "leave it out, or use a batch that divides by dp");
-        }
-        Ok(())
     }
 
     fn check_recovery(&self) -> Checked {

@@ -24,7 +24,7 @@ fn an_emulated_run_executes_the_programs_that_it_exchanges() {
         warmup: Some(0),
         emulate: Some("other costs".into()),
         costs: Some(assumed),
-        reschedule: Reschedule::Auto,
+        reschedule: Some(Reschedule::Auto),
         exchanges_always: true,
         ..Config::default()
     };
@@ -87,11 +87,11 @@ fn a_run_with_a_rank_that_is_slower_than_guessed_has_a_new_order_within_20_steps
         emulate: Some("real costs".into()),
         costs: Some(guess),
         mem_limit: Some(Bytes(1600)),
-        reschedule: Reschedule::Auto,
+        reschedule: Some(Reschedule::Auto),
         ..Config::default()
     };
     let report = emulate(&config, &slow, |_| {}).expect("it runs");
-    let stays = Config { reschedule: Reschedule::Off, steps: 2, ..config };
+    let stays = Config { reschedule: Some(Reschedule::Off), steps: 2, ..config };
     let stays = emulate(&stays, &slow, |_| {}).expect("it runs");
     let first = report.steps.iter().find(|step| step.program > 0);
     let changed = first.expect("no order for the slower rank").step;

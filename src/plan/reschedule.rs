@@ -21,7 +21,7 @@ use crate::plan::program::{check_program, lower_options};
 /// replicas with other numbers of micro-batches, as after one was lost, have two programs.
 pub(crate) fn is_on(config: &Config) -> bool {
     let is_even = config.deal().fewer().is_none();
-    config.reschedule == Reschedule::Auto && config.pp > 1 && is_even
+    config.reschedule() != Reschedule::Off && config.pp > 1 && is_even
 }
 
 /// A run whose program may be exchanged.

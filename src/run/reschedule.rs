@@ -304,7 +304,7 @@ mod tests {
             pp: 2,
             layers: 4,
             schedule: "gpipe".into(),
-            reschedule: crate::config::Reschedule::Auto,
+            reschedule: Some(crate::config::Reschedule::Auto),
             exchanges_always: true,
             micro_batches: Some(6),
             steps: 40,

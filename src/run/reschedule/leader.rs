@@ -26,8 +26,10 @@ const SEARCH_SHARE: f64 = 0.01;
 /// What of the rest of it one search may take, so that those after it have some, too: a rank may
 /// become slower at any time.
 const SEARCH_PART: f64 = 0.25;
-/// The least and the most that one of them may take, in seconds.
-const SEARCH_S: (f64, f64) = (0.02, 10.0);
+/// The least with which one begins, and the most that one may take, in seconds.
+const SEARCH_S: (f64, f64) = (0.005, 10.0);
+/// The least that one may take in a run that exchanges whatever it gains, in seconds.
+const ALWAYS_S: f64 = 0.02;
 /// Forwards and backwards that the search for kind `auto` times in a second, at least.
 const TIMED_PER_S: f64 = 5e6;
 
@@ -152,7 +154,12 @@ impl Leader {
         };
         let all_s = (self.begun.elapsed().as_secs_f64() + left_s) * SEARCH_SHARE;
         let spent_s = self.spent_ns() as f64 / 1e9;
-        let limit_s = ((all_s - spent_s) * SEARCH_PART).clamp(SEARCH_S.0, SEARCH_S.1);
+        let share_s = ((all_s - spent_s) * SEARCH_PART).min(SEARCH_S.1);
+        let limit_s = if self.always { share_s.max(ALWAYS_S) } else { share_s };
+        if limit_s < SEARCH_S.0 {
+            debug!("no better order is looked for: the run is too short for a search");
+            return self.machine.found(None);
+        }
         let (sender, receiver) = channel();
         let (run, any) = (job.run.clone(), self.always);
         let search = move |limit: &Limit| {
