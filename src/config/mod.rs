@@ -76,7 +76,7 @@ impl Config {
 
     /// Whether the run chooses for itself if the head is split.
     pub(crate) fn chooses_head_split(&self) -> bool {
-        self.head_split.as_deref().is_none_or(|text| text == AUTO)
+        !self.recuts() && self.head_split.as_deref().is_none_or(|text| text == AUTO)
     }
 
     /// Slices of a sample: 1 where the run has yet to choose.

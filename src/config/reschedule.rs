@@ -29,6 +29,11 @@ impl Config {
         self.reschedule.filter(|when| *when != Reschedule::Off)
     }
 
+    /// Whether blocks move between stages, too.
+    pub(crate) fn recuts(&self) -> bool {
+        self.reschedule == Some(Reschedule::Recut)
+    }
+
     /// Why the program stays the one that the run was started with, and what would work; none where
     /// it may be exchanged: where one of a kind, for every replica, runs between two barriers.
     fn keeps_program(&self) -> Option<(&'static str, &'static str)> {
@@ -52,13 +57,29 @@ impl Config {
         None
     }
 
+    /// Why stages stay as they are, and what would work; none where they may be cut anew.
+    fn keeps_cut(&self) -> Option<(&'static str, &'static str)> {
+        if self.is_emulated() {
+            return Some(("emulated stages have no blocks that could move", "use auto"));
+        }
+        if self.device != DeviceKind::Cpu {
+            return Some(("state is moved between stages on CPUs only yet", "use auto"));
+        }
+        if self.head_split.as_deref().is_some_and(|text| text != "off" && text != "auto") {
+            return Some(("stages with a split head are not cut anew yet", "use auto"));
+        }
+        None
+    }
+
     /// Refuses a wish for exchanges where the program stays.
     pub(super) fn check_reschedule(&self) -> Checked {
         let Some(asked) = self.asked_reschedule() else { return Ok(()) };
         let refused = |(problem, help): (&str, &str)| {
             Err(ConfigError::value("reschedule", asked, problem, help))
         };
-        self.keeps_program().map_or(Ok(()), refused)
+        let keeps = self.keeps_program();
+        let keeps = keeps.or_else(|| self.keeps_cut().filter(|_| self.recuts()));
+        keeps.map_or(Ok(()), refused)
     }
 }
 

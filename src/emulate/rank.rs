@@ -31,6 +31,8 @@ pub(super) struct EmulationShared {
     pub(super) mesh: Mesh,
     pub(super) programs: Arc<Programs>,
     pub(super) costs: Arc<Costs>,
+    /// From this step on actions take these times.
+    pub(super) later: Option<(u64, Arc<Costs>)>,
     /// Where programs are exchanged.
     pub(super) exchangeable: Option<Exchangeable>,
     pub(super) offered: Offered,
@@ -88,6 +90,9 @@ pub(super) fn run_rank(
         CommResult::Ok(all)
     };
     for step in 1..=shared.steps {
+        if let Some((_, costs)) = shared.later.as_ref().filter(|(from, _)| *from == step) {
+            executor.worker.set_costs(costs.clone());
+        }
         // Where no barrier ends a step, the next one begins at once.
         if step == 1 || !late {
             start = common_start(&*world, &clock)?;
