@@ -326,6 +326,7 @@ mod tests {
     use zeropp_pipeline::simulate::{Costs, simulate};
 
     use super::*;
+    use crate::config::Reschedule;
     use crate::{Config, Trainer};
 
     const PREDICTED: Predicted = Predicted { now_s: 0.412, then_s: 0.388, program: 1 };
@@ -347,11 +348,16 @@ mod tests {
 
     /// Two ranks, each in a process of its own, of a run that exchanges at every chance.
     fn two_processes() -> [Rescheduling; 2] {
+        processes_with(Reschedule::Auto, None)
+    }
+
+    fn processes_with(reschedule: Reschedule, rank_memory: Option<f64>) -> [Rescheduling; 2] {
         let config = Config {
             pp: 2,
             layers: 4,
             schedule: "gpipe".into(),
-            reschedule: Some(crate::config::Reschedule::Auto),
+            reschedule: Some(reschedule),
+            rank_memory,
             exchanges_always: true,
             micro_batches: Some(6),
             steps: 40,
@@ -406,6 +412,55 @@ mod tests {
         assert_eq!(mine.ranks, other.ranks);
         assert_ne!(mine.ranks, before.ranks);
         assert_eq!((&mine.units, &mine.placement), (&before.units, &before.placement));
+    }
+
+    #[test]
+    fn ranks_of_other_processes_have_the_stages_that_rank_0_has_found_and_go_back_alike() {
+        let mut ranks = processes_with(Reschedule::Recut, None);
+        let blocks = |ranks: &[Rescheduling; 2]| {
+            let of = |rank: &Rescheduling| rank.running().cut.as_ref().expect("a run").blocks();
+            let all = ranks.each_ref().map(of);
+            assert_eq!(all[0], all[1]);
+            assert_eq!(ranks[0].job.run.bytes, ranks[1].job.run.bytes);
+            all[0].clone()
+        };
+        let planned = blocks(&ranks);
+        let at = &mut 0;
+        let mut seen = vec![planned.clone()];
+        for order in [ExchangeOrder::Take, ExchangeOrder::Take, ExchangeOrder::GoBack] {
+            let words = until(&mut ranks, at, order);
+            ranks.iter_mut().for_each(|rank| assert!(rank.follow(&words).0.is_some()));
+            seen.push(blocks(&ranks));
+        }
+        assert_eq!(seen[1].iter().sum::<usize>(), 4);
+        assert!(seen[1] != planned && seen[2] != seen[1] && seen[3] == seen[1], "{seen:?}");
+    }
+
+    /// Other stages need other memory than the plan has said: the limit is what counts.
+    #[test]
+    fn stages_that_a_rank_has_no_memory_for_are_refused() {
+        let job = processes_with(Reschedule::Recut, None)[0].job.clone();
+        let starts = |job: &Exchangeable| {
+            let bp = job.blueprint.as_ref().expect("a run");
+            let uneven = bp.parts.groups().sizes(&bp.stages);
+            assert_eq!(uneven, [2, 2]);
+            vec![0, bp.starts()[1] + 1]
+        };
+        let moved = job.recut(&starts(&job), &job.run.program).expect("without a limit");
+        assert_eq!(moved.blocks(), [3, 1]);
+        let then = moved.rank_states();
+        let moving = (0..2).map(|rank| then[rank].moving(&job.run.ranks[rank])).max();
+        let most = moved.needs().most().max(moving.expect("ranks"));
+        let limited = |bytes: u64| {
+            let mut job = job.clone();
+            job.config.rank_memory = Some(bytes as f64 / (1u64 << 30) as f64);
+            let mut bp = (**job.blueprint.as_ref().expect("a run")).clone();
+            bp.config.rank_memory = job.config.rank_memory;
+            job.blueprint = Some(Arc::new(bp));
+            job.recut(&starts(&job), &job.run.program).map(drop)
+        };
+        assert_eq!(limited(most), Ok(()));
+        assert_eq!(limited(most - 1), Err("there is too little memory for it here".into()));
     }
 
     #[test]
