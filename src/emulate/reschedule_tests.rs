@@ -120,16 +120,17 @@ fn trials() -> usize {
 
 /// A run of 1F1B whose rank 0 becomes slower at step 50.
 #[test]
+#[ignore = "twenty seconds, in which ranks wait"]
 fn a_run_whose_rank_becomes_slower_has_a_new_order_within_20_steps() {
     let [before, slow] = [false, true].map(|slow| Table::from(&of_a_real_job(slow)));
     let config = Config {
         pp: 4,
         schedule: "1f1b".into(),
         micro_batches: Some(16),
-        steps: 80,
+        // As long as two searches are 1 % of.
+        steps: 120,
         warmup: Some(0),
         emulate: Some("real costs".into()),
-        mem_limit: Some(Bytes(1600)),
         reschedule: Some(Reschedule::Auto),
         ..Config::default()
     };
@@ -207,6 +208,7 @@ fn comes_near_the_best_kind(kind: &str, v: usize) {
 }
 
 #[test]
+#[ignore = "a minute of a core, most of it for the best kinds"]
 fn a_run_with_wrong_proportions_comes_within_a_percent_of_the_best_kind() {
     // Ranks wait for given times, so that several runs share the cores.
     std::thread::scope(|scope| {

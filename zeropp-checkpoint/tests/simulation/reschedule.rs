@@ -54,10 +54,12 @@ struct State {
     updates: u64,
     /// Updates that the newest checkpoint has behind it.
     saved: u64,
+    /// Its own chances: the others of a seed stay as they are.
+    rng: Rng,
 }
 
 impl State {
-    fn new(ranks: usize, rng: &mut Rng) -> State {
+    fn new(ranks: usize, mut rng: Rng) -> State {
         let mut cut = |_| {
             let mut cut: Vec<usize> =
                 (1..ranks).map(|_| rng.below(WORDS as u64 + 1) as usize).collect();
@@ -66,7 +68,7 @@ impl State {
             cut
         };
         let cuts = (0..PROGRAMS).map(&mut cut).collect();
-        let mut state = State { held: Vec::new(), cuts, updates: 0, saved: 0 };
+        let mut state = State { held: Vec::new(), cuts, updates: 0, saved: 0, rng };
         state.load(0);
         state
     }
@@ -158,7 +160,7 @@ impl World {
         let noise = if share(1) == 0.0 { 0.0 } else { share(6) };
         let error = if share(1) == 0.0 { 0.0 } else { share(30) };
         let ranks = vec![Copies::new(0); 1 + rng.below(6) as usize];
-        let state = State::new(ranks.len(), &mut rng);
+        let state = State::new(ranks.len(), Rng(seed ^ 0x9E37_79B9));
         World {
             state,
             rules,
@@ -206,7 +208,7 @@ impl World {
             let running = self.running();
             self.state.check(running);
             self.state.update(running);
-            if self.rng.once_in(5) {
+            if self.state.rng.once_in(5) {
                 self.state.saved = self.state.updates;
             }
             if self.ends_at == Some(step) {
@@ -308,7 +310,8 @@ impl World {
         }
         let now = self.running();
         if now != before {
-            let dies = self.rng.once_in(20).then(|| self.rng.below(4) as usize);
+            let rng = &mut self.state.rng;
+            let dies = rng.once_in(20).then(|| rng.below(4) as usize);
             if !self.state.moved(now, dies) {
                 end.died_moving += 1;
                 return self.die(step, end);
