@@ -40,6 +40,15 @@ pub(super) struct EmulationShared {
     pub(super) epoch: Instant,
 }
 
+impl EmulationShared {
+    /// Gives the rank the times that actions take from `step` on, where they change there.
+    fn change(&self, executor: &mut Executor<EmulatedWorker>, step: u64) {
+        if let Some((_, costs)) = self.later.as_ref().filter(|(from, _)| *from == step) {
+            executor.worker.set_costs(costs.clone());
+        }
+    }
+}
+
 /// What a rank leaves behind.
 #[derive(Default)]
 pub(super) struct RankSteps {
@@ -90,9 +99,7 @@ pub(super) fn run_rank(
         CommResult::Ok(all)
     };
     for step in 1..=shared.steps {
-        if let Some((_, costs)) = shared.later.as_ref().filter(|(from, _)| *from == step) {
-            executor.worker.set_costs(costs.clone());
-        }
+        shared.change(&mut executor, step);
         // Where no barrier ends a step, the next one begins at once.
         if step == 1 || !late {
             start = common_start(&*world, &clock)?;

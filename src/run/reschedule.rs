@@ -149,8 +149,8 @@ impl Rescheduling {
         text
     }
 
-    /// A program of the stages that begin at parts `starts`, or of those that there are, where it may
-    /// run here; or why it may not.
+    /// A program of the stages that begin at parts `starts`, or of those that there are, where it
+    /// may run here; or why it may not.
     fn candidate(
         &self,
         program: Arc<Schedule>,
