@@ -5,7 +5,7 @@
 //! defaults its new mesh would have; where the batch of all ranks was asked for, with that batch on
 //! as many replicas as there are.
 
-use zeropp_zero3::checkpoint::{Checkpoint, Store};
+use zeropp_zero3::checkpoint::{Checkpoint, Manifest, Store};
 
 use crate::checkpoint::kept::{Kept, batch_then, samples_per_step};
 use crate::checkpoint::resume::candidates;
@@ -17,8 +17,9 @@ use crate::config::{Config, Resume};
 pub(crate) fn take_over(config: Config) -> Config {
     match goes_on_from(&config) {
         Some(checkpoint) if config.schedule_file().is_none() => {
-            let settings = &checkpoint.manifest().settings;
-            with_deal(with_batch(config, settings), settings)
+            let manifest = checkpoint.manifest();
+            let settings = &manifest.settings;
+            with_stages(with_deal(with_batch(config, settings), settings), manifest)
         }
         _ => config,
     }
@@ -49,6 +50,17 @@ fn with_batch(config: Config, settings: &Kept) -> Config {
         return config;
     }
     Config { micro_batches: saved("micro-batches"), ..config }
+}
+
+/// `config` with the stages that the run had found, where it may find others, and has as many.
+fn with_stages(config: Config, manifest: &Manifest) -> Config {
+    let found = manifest.program.as_ref().and_then(|program| program.blocks.as_ref());
+    let stages = config.pp.saturating_mul(config.virtual_stages());
+    let found = found.filter(|found| config.recuts() && found.len() == stages);
+    let text =
+        |found: &Vec<usize>| found.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    let found = found.map(text).filter(|_| config.stages.is_none());
+    Config { stages: config.stages.clone().or(found), ..config }
 }
 
 /// `config` with the deal of a checkpoint with these settings, where both deal the same samples to

@@ -57,6 +57,8 @@ choice! {
         Off = "off",
         /// It measures, searches and exchanges by itself.
         Auto = "auto",
+        /// The same, and where ranks are uneven blocks move between their stages, too.
+        Recut = "recut",
     }
 }
 

@@ -18,6 +18,7 @@ mod options;
 mod outputs;
 mod parts;
 mod predicted;
+mod reschedule;
 mod resume;
 mod roles;
 mod slice_count;
@@ -75,7 +76,7 @@ impl Config {
 
     /// Whether the run chooses for itself if the head is split.
     pub(crate) fn chooses_head_split(&self) -> bool {
-        self.head_split.as_deref().is_none_or(|text| text == AUTO)
+        !self.recuts() && self.head_split.as_deref().is_none_or(|text| text == AUTO)
     }
 
     /// Slices of a sample: 1 where the run has yet to choose.
@@ -229,6 +230,7 @@ impl Config {
             micro_batches: self.micro_batches.or(own(self.micro_batches())),
             warmup: Some(self.warmup()),
             min_lr: Some(self.min_lr()),
+            reschedule: Some(self.reschedule()),
             beta1: self.beta1(),
             beta2: self.beta2(),
             eps: self.eps(),

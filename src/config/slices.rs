@@ -5,7 +5,7 @@ use std::fmt::Display;
 use zeropp_plan::layout::SAMPLE_MIN;
 
 use super::validate::{MICRO_BATCHES_MAX, check};
-use super::{Config, ConfigError, DeviceKind, Reschedule, SliceCount, SliceCut};
+use super::{Config, ConfigError, DeviceKind, SliceCount, SliceCut};
 
 impl Config {
     /// Whether the run chooses for itself into how many slices samples are cut.
@@ -65,8 +65,8 @@ impl Config {
         if self.document_mask {
             return refused("document-mask", &true, "false");
         }
-        if self.reschedule != Reschedule::Off {
-            return refused("reschedule", &self.reschedule, "off");
+        if let Some(reschedule) = self.asked_reschedule() {
+            return refused("reschedule", &reschedule, "off");
         }
         if let Some(first) = self.recompute_first {
             let problem = format!("runs cannot do it with recompute:first = {first} yet");

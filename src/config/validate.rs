@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{
     Balance, Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerSync, Precision,
-    Recompute, Reschedule, Resume,
+    Recompute, Resume,
 };
 use zeropp_core::device;
 use zeropp_core::kernels::bf16;
@@ -31,7 +31,7 @@ pub(super) const VOCAB_MAX: usize = SIZE_MAX;
 /// Largest multiple that a vocabulary is rounded up to.
 const VOCAB_MULTIPLE_MAX: usize = 1 << 16;
 
-type Checked = Result<(), ConfigError>;
+pub(super) type Checked = Result<(), ConfigError>;
 
 pub(super) fn check(ok: bool, error: impl FnOnce() -> ConfigError) -> Checked {
     if ok { Ok(()) } else { Err(error()) }
@@ -185,10 +185,10 @@ impl Config {
         what: &str,
         late: Option<OptimizerSync>,
     ) -> Checked {
-        let (device, reschedule) = (self.device, self.reschedule);
-        let device = (device != DeviceKind::Cpu).then(|| ("device", device.to_string(), "cpu"));
+        let device =
+            (self.device != DeviceKind::Cpu).then(|| ("device", self.device.to_string(), "cpu"));
         let reschedule =
-            (reschedule != Reschedule::Off).then(|| ("reschedule", reschedule.to_string(), "off"));
+            self.asked_reschedule().map(|asked| ("reschedule", asked.to_string(), "off"));
         let late = late.map(|sync| ("optimizer-sync", sync.to_string(), "barrier"));
         let Some((other, value, help)) = device.or(reschedule).or(late) else { return Ok(()) };
         let problem = format!("{what} with {other} = {value} yet");
@@ -356,34 +356,6 @@ impl Config {
             ConfigError::value("pin", true, problem, "use Linux, or leave pin out")
         })?;
         seconds("timeout-s", self.timeout_s)
-    }
-
-    /// A program is exchanged where one of a kind, for every replica, runs between two barriers.
-    fn check_reschedule(&self) -> Checked {
-        let refused = |problem: &str, help: &str| {
-            Err(ConfigError::value("reschedule", self.reschedule, problem, help))
-        };
-        if self.reschedule == Reschedule::Off {
-            return Ok(());
-        }
-        if self.schedule_file().is_some() {
-            let help = "name a kind of schedule, or leave it out";
-            return refused("a schedule from a file runs as it stands", help);
-        }
-        if self.engine == EngineKind::Nccl {
-            let problem = "engine nccl wants one order of operations, which is not searched for";
-            return refused(problem, "leave it out");
-        }
-        if self.optimizer_sync == OptimizerSync::Late {
-            let problem = "programs are exchanged where all ranks meet, which is not after each \
-                           step with optimizer-sync = late";
-            return refused(problem, "leave it out, or use optimizer-sync = barrier");
-        }
-        if self.deal().fewer().is_some() {
-            let problem = "the batch is dealt out unevenly, so that replicas run two programs";
-            return refused(problem, "leave it out, or use a batch that divides by dp");
-        }
-        Ok(())
     }
 
     fn check_recovery(&self) -> Checked {

@@ -116,10 +116,23 @@ pub fn emulate(
     costs: &Table,
     on_step: impl FnMut(&EmulatedStep),
 ) -> Result<EmulationReport, Error> {
+    emulate_changing(config, costs, None, on_step)
+}
+
+/// The same, where from a step on actions take `later` times, as where a rank has become slower;
+/// what is simulated is with those then.
+fn emulate_changing(
+    config: &Config,
+    costs: &Table,
+    later: Option<(u64, &Table)>,
+    on_step: impl FnMut(&EmulatedStep),
+) -> Result<EmulationReport, Error> {
     let config = &Config { without_model: true, ..config.clone() };
     config.validate()?;
     let resolved = in_slices(Resolved::new(config, None)?, costs)?;
     let costs = costs_of("emulate", costs, config, &resolved)?;
+    let of = |(from, table)| Ok((from, Arc::new(costs_of("emulate", table, config, &resolved)?)));
+    let later = later.map(of).transpose().map_err(|e: ConfigError| e)?;
     let assumed = match &resolved.costs {
         Some(table) => &costs_of("costs", table, config, &resolved)?,
         None => &costs,
@@ -137,6 +150,7 @@ pub fn emulate(
         offered: Offered::default(),
         programs: Arc::new(programs),
         costs: Arc::new(costs),
+        later,
         status: Arc::new(StatusBoard::new(config.mesh().world())),
         epoch: Instant::now(),
     });
@@ -145,9 +159,10 @@ pub fn emulate(
         Some(program) => Programs::alike(config.deal(), (*program).clone()),
         None => (*shared.programs).clone(),
     };
-    let simulated = simulated(&programs, &shared.costs)?;
+    let last = shared.later.as_ref().map_or(&shared.costs, |(_, costs)| costs);
+    let simulated = simulated(&programs, last)?;
     let ends = simulated.ranks.iter().filter_map(|r| r.own_span()).map(|(_, end)| end);
-    let periods = programs.each().map(|program| step_period_ns(program, &shared.costs));
+    let periods = programs.each().map(|program| step_period_ns(program, last));
     let report = EmulationReport {
         exchanging_ns: ranks[0].exchanging_ns,
         simulated_makespan_ns: ends.max().unwrap_or(0),

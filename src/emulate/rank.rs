@@ -31,11 +31,22 @@ pub(super) struct EmulationShared {
     pub(super) mesh: Mesh,
     pub(super) programs: Arc<Programs>,
     pub(super) costs: Arc<Costs>,
+    /// From this step on actions take these times.
+    pub(super) later: Option<(u64, Arc<Costs>)>,
     /// Where programs are exchanged.
     pub(super) exchangeable: Option<Exchangeable>,
     pub(super) offered: Offered,
     pub(super) status: Arc<StatusBoard>,
     pub(super) epoch: Instant,
+}
+
+impl EmulationShared {
+    /// Gives the rank the times that actions take from `step` on, where they change there.
+    fn change(&self, executor: &mut Executor<EmulatedWorker>, step: u64) {
+        if let Some((_, costs)) = self.later.as_ref().filter(|(from, _)| *from == step) {
+            executor.worker.set_costs(costs.clone());
+        }
+    }
 }
 
 /// What a rank leaves behind.
@@ -88,6 +99,7 @@ pub(super) fn run_rank(
         CommResult::Ok(all)
     };
     for step in 1..=shared.steps {
+        shared.change(&mut executor, step);
         // Where no barrier ends a step, the next one begins at once.
         if step == 1 || !late {
             start = common_start(&*world, &clock)?;

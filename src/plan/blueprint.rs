@@ -208,6 +208,31 @@ impl Blueprint {
         Ok(taken)
     }
 
+    /// The same run with other stages, by the first part of each, that run `program`.
+    ///
+    /// # Errors
+    /// As [`with_programs`](Self::with_programs).
+    pub(crate) fn recut(&self, starts: &[usize], program: Schedule) -> Result<Blueprint, String> {
+        let mut made = self.with_programs(starts, vec![program])?;
+        let stages: Vec<_> = (0..made.stages.len()).map(|stage| made.parts_of(stage)).collect();
+        let whole = &made.recomputed.whole;
+        made.times.costs.stages = self.parts.estimates(&stages, |s| whole.contains(&s));
+        made.times.source = "estimated from FLOP, of stages that were cut anew".into();
+        made.plan = made.make_plan(self.batch).map_err(|e| e.to_string())?;
+        (made.plan.cut, made.plan.blocks) = ("by the run's own times".into(), made.blocks());
+        Ok(made)
+    }
+
+    /// First part of each stage.
+    pub(crate) fn starts(&self) -> Vec<usize> {
+        self.stages.iter().map(|stage| stage.start).collect()
+    }
+
+    /// Blocks of each stage.
+    pub(crate) fn blocks(&self) -> Vec<usize> {
+        self.parts.groups().sizes(&self.stages)
+    }
+
     /// Whether gathered weights are kept as products read them: bf16 on the CPU, and by itself
     /// where a gather serves several micro-batches.
     pub(crate) fn packs_weights(&self) -> bool {
@@ -273,7 +298,7 @@ impl Blueprint {
     }
 
     /// The stages of each rank, with what it is predicted to hold.
-    fn held(&self) -> (Stages, Vec<(Vec<usize>, HeldBytes)>) {
+    pub(crate) fn held(&self) -> (Stages, Vec<(Vec<usize>, HeldBytes)>) {
         let of = |rank: &RankPlan| {
             // Slices of a split head are no stage of the cut.
             let stages = rank.stages.iter().map(|(stage, _)| *stage);

@@ -18,6 +18,7 @@ pub(crate) mod needs;
 pub(crate) mod peak;
 pub(crate) mod program;
 pub(crate) mod recompute;
+pub(crate) mod recut;
 pub(crate) mod replicas;
 pub(crate) mod reschedule;
 pub(crate) mod schedule_file;

@@ -1,5 +1,7 @@
 //! What is known of a run before another program takes the place of its own.
 
+use std::sync::Arc;
+
 use zeropp_comm::mesh::Mesh;
 use zeropp_core::metrics::RankPlan;
 use zeropp_pipeline::ir::Schedule;
@@ -21,7 +23,7 @@ use crate::plan::program::{check_program, lower_options};
 /// replicas with other numbers of micro-batches, as after one was lost, have two programs.
 pub(crate) fn is_on(config: &Config) -> bool {
     let is_even = config.deal().fewer().is_none();
-    config.reschedule == Reschedule::Auto && config.pp > 1 && is_even
+    config.reschedule() != Reschedule::Off && config.pp > 1 && is_even
 }
 
 /// A run whose program may be exchanged.
@@ -33,11 +35,13 @@ pub(crate) struct Exchangeable {
     pub(crate) run: RunningProgram,
     /// The plan of its pipeline ranks; none of an emulated one, which needs no memory.
     ranks: Vec<RankPlan>,
+    /// What its stages are cut from; none in an emulated one, which has no layers.
+    pub(crate) blueprint: Option<Arc<Blueprint>>,
 }
 
 impl Exchangeable {
     /// The run of a blueprint, where it looks for better programs.
-    pub(crate) fn of(bp: &Blueprint) -> Option<Exchangeable> {
+    pub(crate) fn of(bp: &Arc<Blueprint>) -> Option<Exchangeable> {
         if !is_on(&bp.config) {
             return None;
         }
@@ -49,7 +53,7 @@ impl Exchangeable {
             ..running(&bp.config, bp.schedule(), bp.all_bytes(), estimates)
         };
         let (config, ranks) = (bp.config.clone(), bp.plan.ranks.clone());
-        Some(Exchangeable { config, mesh: bp.mesh, run, ranks })
+        Some(Exchangeable { config, mesh: bp.mesh, run, ranks, blueprint: Some(bp.clone()) })
     }
 
     /// An emulated run of `program`, which was made for the times of `costs`, where it looks for
@@ -64,7 +68,8 @@ impl Exchangeable {
             return None;
         }
         let run = running(config, program, bytes, costs.stages.clone());
-        Some(Exchangeable { config: config.clone(), mesh: config.mesh(), run, ranks: Vec::new() })
+        let (config, mesh) = (config.clone(), config.mesh());
+        Some(Exchangeable { config, mesh, run, ranks: Vec::new(), blueprint: None })
     }
 
     /// Checks that `program` may run here in place of `run`'s: that it runs through, changes no
@@ -87,6 +92,35 @@ impl Exchangeable {
             return Err("there is too little memory for it here".into());
         }
         Ok(())
+    }
+}
+
+impl Exchangeable {
+    /// The run with stages that begin at these parts, in place of its own, and `program`: where it
+    /// may be cut so, and every rank has the memory for it.
+    ///
+    /// # Errors
+    /// Why it may not, in words.
+    pub(crate) fn recut(&self, starts: &[usize], program: &Schedule) -> Result<Blueprint, String> {
+        let own = self.blueprint.as_ref().ok_or("it has no layers")?;
+        verify(program, &VerifyLimits::default()).map_err(|e| e.to_string())?;
+        if !self.run.sums_alike(program) {
+            return Err("it sums in another order".into());
+        }
+        let other = own.recut(starts, program.clone())?;
+        if is_above_rank_memory(&other.needs()) || self.moves_above_rank_memory(&other) {
+            return Err("there is too little memory for it here".into());
+        }
+        Ok(other)
+    }
+
+    /// Whether a rank is above its limit while state moves.
+    fn moves_above_rank_memory(&self, other: &Blueprint) -> bool {
+        let Some(limit) = self.config.rank_memory_bytes() else { return false };
+        let then = other.rank_states();
+        let ranks = self.run.ranks.iter().zip(&then);
+        let most = ranks.map(|(now, then)| then.moving(now)).max().unwrap_or(0);
+        !self.config.no_memory_check && most > limit
     }
 }
 

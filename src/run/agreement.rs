@@ -147,7 +147,7 @@ fn given(own: &Blueprint, host: &str) -> Vec<u8> {
     let fits = programs.iter().map(String::len).sum::<usize>() <= PROGRAM_BYTES_MAX;
     let given = Rank0Program {
         host: host.to_owned(),
-        cuts: own.stages.iter().map(|stage| stage.start).collect(),
+        cuts: own.starts(),
         programs: if fits { programs } else { Vec::new() },
         settings: of_program(&own.config),
     };

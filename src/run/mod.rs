@@ -2,6 +2,7 @@
 
 pub(crate) mod agreement;
 pub(crate) mod behind;
+pub(crate) mod build;
 pub(crate) mod collect;
 pub(crate) mod context;
 pub(crate) mod diagnose;
@@ -14,6 +15,7 @@ pub(crate) mod measured;
 pub(crate) mod processes;
 pub(crate) mod rank;
 pub(crate) mod ranks;
+pub(crate) mod recut;
 pub(crate) mod request;
 pub(crate) mod reschedule;
 pub(crate) mod results;

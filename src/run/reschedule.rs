@@ -19,6 +19,7 @@ use zeropp_pipeline::exchange::json::{self, Document};
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::timeline::Span;
 
+use crate::plan::blueprint::Blueprint;
 use crate::plan::reschedule::Exchangeable;
 use leader::Leader;
 pub(crate) use note::RankNote;
@@ -30,13 +31,23 @@ const HEAD: usize = 6;
 
 /// What the ranks of a process know of the program that was offered last: its digest, and it where
 /// it may run here.
-pub(crate) type Offered = Arc<Mutex<Option<(blake3::Hash, Option<Arc<Schedule>>)>>>;
+pub(crate) type Offered = Arc<Mutex<Option<(blake3::Hash, Option<Candidate>)>>>;
+
+/// A program that may run here.
+#[derive(Clone)]
+pub(crate) struct Candidate {
+    program: Arc<Schedule>,
+    /// The blueprint with its stages; none in an emulated run.
+    cut: Option<Arc<Blueprint>>,
+}
 
 /// A program and how many had taken its predecessor's place by then: 0 for the planned one.
 #[derive(Clone)]
 pub(crate) struct NumberedProgram {
     pub(crate) number: u64,
     pub(crate) program: Arc<Schedule>,
+    /// The blueprint with its stages; none in an emulated run.
+    pub(crate) cut: Option<Arc<Blueprint>>,
 }
 
 /// A rank's part of the exchanges of a run.
@@ -65,7 +76,8 @@ impl Rescheduling {
         beside: Vec<usize>,
     ) -> Option<Rescheduling> {
         let job = job?;
-        let planned = NumberedProgram { number: 0, program: Arc::new(job.run.program.clone()) };
+        let (program, cut) = (Arc::new(job.run.program.clone()), job.blueprint.clone());
+        let planned = NumberedProgram { number: 0, program, cut };
         Some(Rescheduling {
             here_are_all: here.len() == job.mesh.world(),
             copies: Copies::new(planned),
@@ -113,11 +125,11 @@ impl Rescheduling {
             info!("{}", in_words(&tried));
             tried.stays.then(|| saved(self.copies.running(), tried.measured_s))?
         });
-        let text = offer.map(|program| {
-            let text = written(&program);
-            let checked = self.job.check(&program);
-            let checked = checked.inspect_err(|why| debug!("a better order is left: {why}"));
-            self.offer(text, checked.ok().map(|()| program))
+        let text = offer.map(|found| {
+            let text = written(&found.program, found.starts.as_deref());
+            let candidate = self.candidate(found.program, found.starts);
+            let candidate = candidate.inspect_err(|why| debug!("a better order is left: {why}"));
+            self.offer(text, candidate.ok())
         });
         let text = text.unwrap_or_default();
         let len = (text.len() as u32).to_le_bytes();
@@ -126,15 +138,32 @@ impl Rescheduling {
 
     /// On rank 0: makes a program that was written so what is offered, where it may run here; what
     /// other ranks read.
-    fn offer(&self, mut text: Vec<u8>, program: Option<Arc<Schedule>>) -> Vec<u8> {
+    fn offer(&self, mut text: Vec<u8>, candidate: Option<Candidate>) -> Vec<u8> {
         let digest = blake3::hash(&text);
-        *self.offered.lock() = Some((digest, program));
+        *self.offered.lock() = Some((digest, candidate));
         // Processes of other ranks read it; too large a one they refuse.
         if self.here_are_all || text.len() > PROGRAM_BYTES_MAX {
             text.clear();
         }
         text.splice(0..0, *digest.as_bytes());
         text
+    }
+
+    /// A program of the stages that begin at parts `starts`, or of those that there are, where it
+    /// may run here; or why it may not.
+    fn candidate(
+        &self,
+        program: Arc<Schedule>,
+        starts: Option<Vec<usize>>,
+    ) -> Result<Candidate, String> {
+        let cut = self.job.blueprint.clone();
+        match starts.filter(|starts| cut.as_ref().is_none_or(|cut| cut.starts() != *starts)) {
+            Some(starts) => {
+                let cut = Some(Arc::new(self.job.recut(&starts, &program)?));
+                Ok(Candidate { program, cut })
+            }
+            None => self.job.check(&program).map(|()| Candidate { program, cut }),
+        }
     }
 
     /// Follows the order at the beginning of `words`, of which rank 0 has said more; the program
@@ -155,13 +184,18 @@ impl Rescheduling {
     /// Looks at a program that is offered.
     fn hear(&mut self, offer: &[u8]) {
         let number = self.next;
-        let program = self.received(offer);
-        self.copies.offer(program.map(|program| NumberedProgram { number, program }));
+        let candidate = self.received(offer);
+        let numbered = |Candidate { program, cut }| NumberedProgram { number, program, cut };
+        self.copies.offer(candidate.map(numbered));
     }
 
     /// Does what is ordered; the program that runs from now on, where it is another.
     fn obey(&mut self, order: ExchangeOrder) -> Option<NumberedProgram> {
         let exchanged = self.copies.follow(order).then(|| self.copies.running().clone())?;
+        let now = self.job.blueprint.as_ref().map(|cut| &cut.stages);
+        if let Some(cut) = exchanged.cut.as_ref().filter(|cut| now != Some(&cut.stages)) {
+            self.job = Exchangeable::of(cut).expect("it was exchangeable");
+        }
         self.job.run.program = (*exchanged.program).clone();
         self.next = self.next.max(exchanged.number + 1);
         Some(exchanged)
@@ -180,11 +214,10 @@ impl Rescheduling {
     ) -> CommResult<Option<NumberedProgram>> {
         let offer = saved.map(|saved| {
             let text = saved.text.as_bytes();
-            let read = read(text).and_then(|program| self.job.check(&program).map(|()| program));
-            let read = read.inspect_err(|why| {
+            let candidate = self.understood(text).inspect_err(|why| {
                 warn!("the order that the run had found does not suit it any more: {why}");
             });
-            let offer = self.offer(text.to_vec(), read.ok().map(Arc::new));
+            let offer = self.offer(text.to_vec(), candidate.ok());
             [&saved.number.to_le_bytes()[..], &offer].concat()
         });
         let all = world.exchange(offer.unwrap_or_default()).wait()?;
@@ -205,29 +238,31 @@ impl Rescheduling {
     }
 
     /// The program of an offer, once for all ranks of the process; none where it cannot run here.
-    fn received(&self, offer: &[u8]) -> Option<Arc<Schedule>> {
+    fn received(&self, offer: &[u8]) -> Option<Candidate> {
         let (digest, text) = offer.split_at(blake3::OUT_LEN.min(offer.len()));
         let digest = blake3::Hash::from_bytes(digest.try_into().ok()?);
         let mut offered = self.offered.lock();
-        if let Some((known, program)) = &*offered
+        if let Some((known, candidate)) = &*offered
             && *known == digest
         {
-            return program.clone();
+            return candidate.clone();
         }
-        let read = || -> Result<Schedule, String> {
-            if blake3::hash(text) != digest {
-                return Err("it did not arrive whole".into());
-            }
-            let program = read(text)?;
-            self.job.check(&program)?;
-            Ok(program)
+        let candidate = match blake3::hash(text) == digest {
+            true => self.understood(text),
+            false => Err("it did not arrive whole".into()),
         };
-        let program = read().inspect_err(|why| {
+        let candidate = candidate.inspect_err(|why| {
             warn!("this process refuses the order that rank 0 has found: {why}");
         });
-        let program = program.ok().map(Arc::new);
-        *offered = Some((digest, program.clone()));
-        program
+        let candidate = candidate.ok();
+        *offered = Some((digest, candidate.clone()));
+        candidate
+    }
+
+    /// The program of a text, where it may run here.
+    fn understood(&self, text: &[u8]) -> Result<Candidate, String> {
+        let (program, starts) = read(text)?;
+        self.candidate(Arc::new(program), starts)
     }
 }
 
@@ -237,26 +272,38 @@ fn as_if(number: u64) -> f64 {
     if number % 2 == 1 { 1.0 / (2 + number) as f64 } else { 1.0 }
 }
 
-/// A program as it is sent and saved.
-fn written(program: &Schedule) -> Vec<u8> {
+/// A program as it is sent and saved, behind a line with the parts that its stages begin at, where
+/// these are others.
+fn written(program: &Schedule, starts: Option<&[usize]>) -> Vec<u8> {
     let mut text = Vec::new();
+    if let Some(starts) = starts {
+        text = serde_json::to_vec(starts).expect("numbers");
+        text.push(b'\n');
+    }
     let document = Document { schedule: program.clone(), costs: None, measures: None };
     json::write(&document, &mut text).expect("a buffer takes everything");
     text
 }
 
 /// Reads what [`written`] gave.
-fn read(text: &[u8]) -> Result<Schedule, String> {
+fn read(text: &[u8]) -> Result<(Schedule, Option<Vec<usize>>), String> {
     let text = std::str::from_utf8(text).map_err(|e| e.to_string())?;
-    Ok(json::read(text).map_err(|e| e.to_string())?.schedule)
+    let (starts, text) = match text.split_once('\n').filter(|_| text.starts_with('[')) {
+        Some((starts, text)) => (Some(serde_json::from_str(starts)), text),
+        None => (None, text),
+    };
+    let starts = starts.transpose().map_err(|e| e.to_string())?;
+    Ok((json::read(text).map_err(|e| e.to_string())?.schedule, starts))
 }
 
 /// A program whose steps take so long, for a run that is resumed; none that is too large.
 fn saved(running: &NumberedProgram, step_s: f64) -> Option<SavedProgram> {
-    let text = written(&running.program);
+    let text = written(&running.program, None);
     let text = String::from_utf8(text).expect("JSON is text");
     let (number, step_ns) = (running.number, (step_s * 1e9) as u64);
-    (text.len() <= PROGRAM_BYTES_MAX).then_some(SavedProgram { number, step_ns, text })
+    let blocks = running.cut.as_ref().filter(|cut| cut.config.recuts()).map(|cut| cut.blocks());
+    let saved = SavedProgram { number, step_ns, text, blocks };
+    (saved.text.len() <= PROGRAM_BYTES_MAX).then_some(saved)
 }
 
 /// The line about a program that was tried.
@@ -279,6 +326,7 @@ mod tests {
     use zeropp_pipeline::simulate::{Costs, simulate};
 
     use super::*;
+    use crate::config::Reschedule;
     use crate::{Config, Trainer};
 
     const PREDICTED: Predicted = Predicted { now_s: 0.412, then_s: 0.388, program: 1 };
@@ -300,11 +348,16 @@ mod tests {
 
     /// Two ranks, each in a process of its own, of a run that exchanges at every chance.
     fn two_processes() -> [Rescheduling; 2] {
+        processes_with(Reschedule::Auto, None)
+    }
+
+    fn processes_with(reschedule: Reschedule, rank_memory: Option<f64>) -> [Rescheduling; 2] {
         let config = Config {
             pp: 2,
             layers: 4,
             schedule: "gpipe".into(),
-            reschedule: crate::config::Reschedule::Auto,
+            reschedule: Some(reschedule),
+            rank_memory,
             exchanges_always: true,
             micro_batches: Some(6),
             steps: 40,
@@ -359,6 +412,55 @@ mod tests {
         assert_eq!(mine.ranks, other.ranks);
         assert_ne!(mine.ranks, before.ranks);
         assert_eq!((&mine.units, &mine.placement), (&before.units, &before.placement));
+    }
+
+    #[test]
+    fn ranks_of_other_processes_have_the_stages_that_rank_0_has_found_and_go_back_alike() {
+        let mut ranks = processes_with(Reschedule::Recut, None);
+        let blocks = |ranks: &[Rescheduling; 2]| {
+            let of = |rank: &Rescheduling| rank.running().cut.as_ref().expect("a run").blocks();
+            let all = ranks.each_ref().map(of);
+            assert_eq!(all[0], all[1]);
+            assert_eq!(ranks[0].job.run.bytes, ranks[1].job.run.bytes);
+            all[0].clone()
+        };
+        let planned = blocks(&ranks);
+        let at = &mut 0;
+        let mut seen = vec![planned.clone()];
+        for order in [ExchangeOrder::Take, ExchangeOrder::Take, ExchangeOrder::GoBack] {
+            let words = until(&mut ranks, at, order);
+            ranks.iter_mut().for_each(|rank| assert!(rank.follow(&words).0.is_some()));
+            seen.push(blocks(&ranks));
+        }
+        assert_eq!(seen[1].iter().sum::<usize>(), 4);
+        assert!(seen[1] != planned && seen[2] != seen[1] && seen[3] == seen[1], "{seen:?}");
+    }
+
+    /// Other stages need other memory than the plan has said: the limit is what counts.
+    #[test]
+    fn stages_that_a_rank_has_no_memory_for_are_refused() {
+        let job = processes_with(Reschedule::Recut, None)[0].job.clone();
+        let starts = |job: &Exchangeable| {
+            let bp = job.blueprint.as_ref().expect("a run");
+            let uneven = bp.parts.groups().sizes(&bp.stages);
+            assert_eq!(uneven, [2, 2]);
+            vec![0, bp.starts()[1] + 1]
+        };
+        let moved = job.recut(&starts(&job), &job.run.program).expect("without a limit");
+        assert_eq!(moved.blocks(), [3, 1]);
+        let then = moved.rank_states();
+        let moving = (0..2).map(|rank| then[rank].moving(&job.run.ranks[rank])).max();
+        let most = moved.needs().most().max(moving.expect("ranks"));
+        let limited = |bytes: u64| {
+            let mut job = job.clone();
+            job.config.rank_memory = Some(bytes as f64 / (1u64 << 30) as f64);
+            let mut bp = (**job.blueprint.as_ref().expect("a run")).clone();
+            bp.config.rank_memory = job.config.rank_memory;
+            job.blueprint = Some(Arc::new(bp));
+            job.recut(&starts(&job), &job.run.program).map(drop)
+        };
+        assert_eq!(limited(most), Ok(()));
+        assert_eq!(limited(most - 1), Err("there is too little memory for it here".into()));
     }
 
     #[test]

@@ -1,10 +1,13 @@
 //! The events that a rank reports while it runs, and what it leaves behind at its end.
 
+use std::sync::Arc;
+
 use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped};
 use zeropp_pipeline::timeline::{SaveSpan, Span};
 use zeropp_zero3::ParamExport;
 
 use crate::checkpoint::resume::Resumed;
+use crate::plan::blueprint::Blueprint;
 use crate::run::diagnose::Diverged;
 use crate::run::figures::StageTimes;
 use crate::run::reschedule::NumberedProgram;
@@ -65,6 +68,8 @@ pub(crate) enum RankEvent {
     Ready(Ready),
     /// A step is done; and whether all ranks wait at its end for what is to follow.
     Step(StepMetrics, StageTimes, bool),
+    /// The run is cut into other stages from now on.
+    Recut(Arc<Blueprint>),
     /// The validation loss that was asked for.
     Evaluated(Evaluation),
     /// The weights that were asked for: of all ranks where rank 0 is, and none elsewhere.

@@ -11,19 +11,23 @@ use tracing::{debug_span, warn};
 use zeropp_checkpoint::pace::{Pace, SaveDecision};
 use zeropp_checkpoint::step_end::{Decision, Ending, MetStep, Rules, StepEnds};
 use zeropp_comm::groups::Groups;
+use zeropp_core::data::Sampler;
 use zeropp_core::meter::Meter;
 use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped, wall_time};
 use zeropp_failures::ExpertLoad;
 use zeropp_pipeline::executor::{Executor, ModelWorker, StepRecord};
+use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::timeline::Span;
 use zeropp_zero3::StepOutcome;
 
 use crate::checkpoint::Saver;
 use crate::checkpoint::resume::Resumed;
 use crate::error::RankError;
+use crate::plan::blueprint::Blueprint;
 use crate::plan::peak::BestRate;
 use crate::plan::reschedule::Exchangeable;
 use crate::run::behind::{Behind, Note, ReportedSteps};
+use crate::run::build::{Bench, Built};
 use crate::run::collect;
 use crate::run::diagnose::diagnose;
 use crate::run::evaluation::{EvaluationRequests, Evaluator};
@@ -35,17 +39,16 @@ use crate::run::results::{RankEnd, RankEvent, RankResult, Ready};
 use crate::run::saving::Saving;
 use crate::run::shared::{Export, RunShared};
 use crate::run::stop::StopRequest;
-use crate::run::tokens::Scored;
 use crate::world::clocks::ClockOffset;
 use crate::world::hello::Roster;
 
 /// A rank's steps.
 pub(crate) struct Training<'a, R> {
-    shared: &'a RunShared,
+    shared: Arc<RunShared>,
+    bench: &'a Bench,
     groups: &'a Groups,
     meter: &'a Meter,
-    /// Scored tokens of the step under way.
-    scored: Scored,
+    sampler: Sampler,
     executor: Executor<ModelWorker>,
     evaluator: Option<Evaluator>,
     /// The best rates of this machine, with which those of the steps are compared.
@@ -73,6 +76,8 @@ pub(crate) struct Training<'a, R> {
     copying: Option<Saving>,
     /// Where programs are exchanged.
     rescheduling: Option<Rescheduling>,
+    /// The stages that the run is cut into anew before the next step, and their program.
+    recut: Option<(Arc<Blueprint>, Arc<Schedule>)>,
     /// On rank 0: what it orders of that after the step under way.
     orders: Vec<u8>,
     /// On rank 0: the programs of the steps in `spans`, each with the first one's number.
@@ -109,31 +114,32 @@ fn rules(shared: &RunShared, measures: bool) -> Rules {
 
 impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
     pub(crate) fn new(
-        shared: &'a RunShared,
-        (groups, meter, scored): (&'a Groups, &'a Meter, Scored),
-        executor: Executor<ModelWorker>,
+        shared: Arc<RunShared>,
+        bench: &'a Bench,
+        built: Built,
         evaluator: Option<Evaluator>,
         roster: &Roster,
         report: R,
     ) -> Result<Self, RankError> {
         let is_here = shared.here[0] == 0;
+        let groups = &bench.groups;
         let saving = |saver: &Option<Arc<Saver>>| {
             saver.as_ref().map(|saver| Saving::new(saver, &groups.world, is_here)).transpose()
         };
         Ok(Self {
             saving: saving(&shared.saver)?,
             copying: saving(&shared.copier)?,
-            ends: StepEnds::new(rules(shared, evaluator.is_some())),
+            ends: StepEnds::new(rules(&shared, evaluator.is_some())),
             before: None,
             began: Instant::now(),
             warm: false,
             reported: ReportedSteps::default(),
             awaiting_reply: 0,
-            shared,
+            bench,
             groups,
-            meter,
-            scored,
-            executor,
+            meter: &bench.meter,
+            sampler: built.sampler,
+            executor: built.executor,
             evaluator,
             best: BestRate::new(roster.peak_flops()),
             clock: roster.clock(),
@@ -146,10 +152,12 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
                 &shared.here,
                 roster.beside_rank_0(),
             ),
+            recut: None,
             orders: Vec::new(),
             programs: Vec::new(),
             spans: Vec::new(),
             end: RankEnd::default(),
+            shared,
         })
     }
 
@@ -171,7 +179,8 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
 
     /// Runs all steps, or those until a stop, after where the rank was `resumed`.
     pub(crate) fn run(&mut self, resumed: Option<Resumed>) -> Result<(), RankError> {
-        let (shared, config) = (self.shared, &self.shared.blueprint.config);
+        let shared = self.shared.clone();
+        let config = &shared.blueprint.config;
         self.done = resumed.as_ref().map_or(0, |resumed| resumed.step);
         // The losses before were the last ones then; to train on until another one comes would undo
         // with each start what patience is for.
@@ -221,7 +230,11 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
             let (signal, no_lower) = match ending {
                 Some(Ending::Asked { signal }) => (signal, None),
                 Some(Ending::NoLower { since }) => (None, Some(since)),
-                _ => continue,
+                None => {
+                    self.recut(step)?;
+                    continue;
+                }
+                Some(Ending::Diverged { .. }) => continue,
             };
             self.end.stopped = Some(Stopped { step, signal, no_lower });
             break;
@@ -280,7 +293,7 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
         }
         let mut record = self.executor.run_step(step).map_err(RankError::Step)?;
         let mut mine = self.figures(&record);
-        mine.scored = self.scored.of(step);
+        mine.scored = self.bench.scored.of(step);
         if self.shared.traces(step, self.done) {
             self.spans.append(&mut record.spans);
             self.note_program(step);
@@ -443,7 +456,7 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
         record: &StepRecord,
         mine: RankStep,
     ) -> Result<(MetStep, Decision), RankError> {
-        let (shared, groups) = (self.shared, self.groups);
+        let (shared, groups) = (self.shared.clone(), self.groups);
         // Rank 0 alone reads all records: what everyone needs of them is in its answer.
         let all = collect::figures(&*groups.world, &(shared.stopper.receive(), mine))?;
         self.past_first_step();
@@ -472,7 +485,7 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
 
     /// The rank's results; those of other processes come to rank 0.
     pub(crate) fn finish(mut self) -> Result<RankEnd, RankError> {
-        let shared = self.shared;
+        let shared = self.shared.clone();
         if self.end.diverged.is_some() {
             return Ok(self.end);
         }

@@ -97,6 +97,7 @@ impl Steps<'_> {
                     return Err(Error::Program(format!("step {step}: {problem}")));
                 }
                 Some(RankEvent::Ready(_)) => self.epoch.let_begin(),
+                Some(RankEvent::Recut(blueprint)) => self.take_cut(blueprint),
                 Some(news) => {
                     if let Some(got) = taken(news) {
                         return Ok(got);

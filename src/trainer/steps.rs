@@ -48,8 +48,8 @@ use crate::trainer::timeline::timeline;
 /// run after one of the next steps.
 pub struct Steps<'a> {
     trainer: &'a Trainer,
-    /// Of the replicas that are left, where some were lost.
-    survivors: Option<Trainer>,
+    /// Of the replicas that are left, where some were lost, and of the stages that the run has now.
+    changed: Option<Trainer>,
     lost_replicas: u64,
     pub(super) epoch: Epoch,
     pub(super) recoveries: Recoveries,
@@ -124,7 +124,7 @@ impl<'a> Steps<'a> {
         let epoch = Epoch::start(trainer, &devices, begin, &span)?;
         let mut steps = Steps {
             trainer,
-            survivors: None,
+            changed: None,
             lost_replicas: 0,
             epoch,
             devices,
@@ -207,9 +207,9 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// The trainer that is run: with the replicas that are left.
+    /// The trainer that is run: with the replicas that are left, and the stages that there are now.
     pub(super) fn trainer(&self) -> &Trainer {
-        self.survivors.as_ref().unwrap_or(self.trainer)
+        self.changed.as_ref().unwrap_or(self.trainer)
     }
 
     pub(crate) fn blueprint(&self) -> &Arc<Blueprint> {
@@ -309,12 +309,19 @@ impl<'a> Steps<'a> {
                 }
                 // The ranks of another epoch are there.
                 Some(RankEvent::Ready(_)) => self.epoch.let_begin(),
+                Some(RankEvent::Recut(blueprint)) => self.take_cut(blueprint),
                 // Asked for in rank 0's process alone.
                 Some(RankEvent::Evaluated(_) | RankEvent::Weights(_)) => {}
                 None if self.recovers() => {}
                 None => return None,
             }
         }
+    }
+
+    /// The run has other stages from now on, whose times are others.
+    pub(super) fn take_cut(&mut self, blueprint: Arc<Blueprint>) {
+        self.changed = Some(self.trainer().with(blueprint));
+        self.times = StageTimes::default();
     }
 
     fn see(&mut self, metrics: &StepMetrics, times: &StageTimes) {
@@ -385,7 +392,7 @@ impl<'a> Steps<'a> {
         self.devices = self.devices.without(ranks, bp.mesh.world());
         self.recoveries.change_shape();
         let left = fewer.blueprint.mesh.dp;
-        self.survivors = Some(fewer);
+        self.changed = Some(fewer);
         self.lost_replicas += 1;
         let others = if left == 1 { "the other one takes" } else { "the others take" };
         Some(format!("replica {replica} of {}, whose samples {others}", bp.mesh.dp))
@@ -481,9 +488,11 @@ impl<'a> Steps<'a> {
             trace::write(path, &timeline(self.blueprint(), &results))?;
         }
         if let Some(path) = config.save_costs.as_ref().filter(|_| self.has_rank_0()) {
-            let timeline = timeline(self.blueprint(), &results);
             let (done, steps) = (resumed.unwrap_or(0), self.totals.steps());
-            let nothing = measured::write(path, self.blueprint(), &timeline, done, steps)?;
+            let nothing = match traced_stages(self.trainer(), &results) {
+                Some(bp) => measured::write(path, bp, &timeline(bp, &results), done, steps)?,
+                None => Some("stages were cut anew in the steps that are traced".into()),
+            };
             if let Some(why) = nothing {
                 warn!("save-costs: nothing is written, as {why}");
             }
@@ -508,6 +517,15 @@ impl<'a> Steps<'a> {
             _ => error,
         }
     }
+}
+
+/// The blueprint with the stages that ranks had in the steps that are traced; none where these had
+/// several.
+fn traced_stages<'a>(trainer: &'a Trainer, results: &'a [RankResult]) -> Option<&'a Blueprint> {
+    let programs = results.iter().flat_map(|result| &result.programs);
+    let cuts: Vec<_> = programs.filter_map(|(_, program)| program.cut.as_deref()).collect();
+    let first = cuts.first().copied().unwrap_or(&trainer.blueprint);
+    cuts.iter().all(|cut| cut.stages == first.stages).then_some(first)
 }
 
 /// Help where no step of a run had a token that was scored.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::Error;
 use crate::config::{Config, ConfigError};
+use crate::plan::blueprint::Blueprint;
 use crate::plan::{fits, slice_number};
 use crate::trainer::Trainer;
 
@@ -28,14 +29,19 @@ impl Trainer {
         let mut blueprint = slice_number::planned(&config, bp.model.clone(), &bp.own)?;
         fits::check(&blueprint)?;
         blueprint.base = bp.base.clone();
-        Ok(Some(Trainer {
-            blueprint: Arc::new(blueprint),
+        Ok(Some(self.with(Arc::new(blueprint))))
+    }
+
+    /// The trainer of the same run by another blueprint.
+    pub(crate) fn with(&self, blueprint: Arc<Blueprint>) -> Trainer {
+        Trainer {
+            blueprint,
             data: self.data.clone(),
             found: self.found.clone(),
             initial: self.initial.clone(),
             stopper: self.stopper.clone(),
             // It is of the same samples, batch by batch.
             evaluation: self.evaluation.clone(),
-        }))
+        }
     }
 }

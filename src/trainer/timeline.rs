@@ -41,7 +41,7 @@ pub(crate) fn timeline(bp: &Blueprint, results: &[RankResult]) -> Timeline {
 }
 
 /// The program of the steps from one on, which may be exchanged.
-fn in_words(step: u64, NumberedProgram { number, program }: &NumberedProgram) -> String {
+fn in_words(step: u64, NumberedProgram { number, program, .. }: &NumberedProgram) -> String {
     let kind = &program.kind;
     match number {
         0 => format!("from step {step} on: the planned order ({kind})"),

@@ -346,7 +346,7 @@ fn runs_that_slices_cannot_have_yet_are_refused_by_name() {
             "schedule:slices = 4: runs cannot do it with micro-batch-size = 2 yet; use 1, or",
         ),
         (
-            Config { reschedule: Reschedule::Auto, pp: 2, ..base.clone() },
+            Config { reschedule: Some(Reschedule::Auto), pp: 2, ..base.clone() },
             "schedule:slices = 4: runs cannot do it with reschedule = auto yet",
         ),
         (

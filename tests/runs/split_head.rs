@@ -430,7 +430,7 @@ fn orders_of_slices_are_exchanged_and_no_bit_depends_on_it() {
         let config = Config { micro_batches: Some(6), unit: Some(unit), steps: 30, ..small() };
         let reference = run(config.clone());
         let of = Config {
-            reschedule: Reschedule::Auto,
+            reschedule: Some(Reschedule::Auto),
             exchanges_always: true,
             mem_limit: Some(Bytes(1 << 30)),
             schedule: schedule.into(),

@@ -79,6 +79,13 @@ impl StateTensor {
         }
     }
 
+    /// The words of it that elements `offset..offset + elements` have, from which one on and how
+    /// many, where a block begins at the first of them.
+    pub fn span(&self, offset: usize, elements: usize) -> (usize, usize) {
+        let start = if self.is_whole() { 0 } else { self.words(offset) };
+        (start, self.words(elements))
+    }
+
     /// The words that a file has of it for the piece that begins at element `offset`: those of a
     /// whole parameter are with its first piece.
     pub fn words_in_piece(&self, offset: usize, elements: usize) -> usize {

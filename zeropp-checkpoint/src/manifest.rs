@@ -77,6 +77,9 @@ pub struct SavedProgram {
     pub step_ns: u64,
     /// It, as files of schedules have it.
     pub text: String,
+    /// Blocks of each of its stages, where the run may cut them anew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<Vec<usize>>,
 }
 
 /// Where the parameters are that a run did not train, and no checkpoint of it has.
@@ -354,7 +357,8 @@ mod tests {
         let position = Position::after(40, 64).and(24, 32);
         m.position = Some(position.clone());
         m.set_learning_rate(Some(1.0 / 3e4));
-        let program = SavedProgram { number: 2, step_ns: u64::MAX, text: "{\"format\": 1}".into() };
+        let (text, blocks) = ("{\"format\": 1}".into(), Some(vec![3, 5]));
+        let program = SavedProgram { number: 2, step_ns: u64::MAX, text, blocks };
         m.program = Some(program.clone());
         let back = read(&m).unwrap();
         assert_eq!((back.learning_rate(), back.position), (Some(1.0 / 3e4), Some(position)));

@@ -201,6 +201,41 @@ impl ParameterReader<'_> {
     }
 }
 
+/// Where what ranks have of a run's state is read from.
+pub trait StateSource {
+    /// The words of `kept` for these elements of the parameter `name`; of a tensor of the whole
+    /// parameter, all of it.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is not what was written.
+    fn read_state(
+        &mut self,
+        kept: &StateTensor,
+        name: &str,
+        elements: Range<usize>,
+        out: &mut [f32],
+    ) -> Checked<()>;
+
+    /// Whether it has this state of the parameter `name`.
+    fn has(&self, kept: &StateTensor, name: &str) -> bool;
+}
+
+impl StateSource for CheckpointReader<'_> {
+    fn read_state(
+        &mut self,
+        kept: &StateTensor,
+        name: &str,
+        elements: Range<usize>,
+        out: &mut [f32],
+    ) -> Checked<()> {
+        CheckpointReader::read_state(self, kept, name, elements, out)
+    }
+
+    fn has(&self, kept: &StateTensor, name: &str) -> bool {
+        CheckpointReader::has(self, kept, name)
+    }
+}
+
 /// Reads ranges of parameters; keeps the files it needs open.
 pub struct CheckpointReader<'a> {
     checkpoint: &'a Checkpoint,

@@ -164,7 +164,7 @@ pub(crate) fn writing_nothing(config: Config) -> Config {
         // What is measured is the program of the plan, in its slices.
         slices: config.slices().into(),
         slice_cut: if config.slices() > 1 { config.slice_cut } else { SliceCut::default() },
-        reschedule: Reschedule::Off,
+        reschedule: Some(Reschedule::Off),
         ..config
     }
 }
@@ -250,7 +250,10 @@ mod tests {
         let asked = read(line.split_whitespace().map(str::to_string).collect());
         let short = writing_nothing(asked.clone());
         assert!(asked.save.is_some() && short.save.is_none() && short.metrics.is_none());
-        assert_eq!((asked.reschedule, short.reschedule), (Reschedule::Auto, Reschedule::Off));
+        assert_eq!(
+            (asked.reschedule, short.reschedule),
+            (Some(Reschedule::Auto), Some(Reschedule::Off))
+        );
         let again = read(std::iter::once("run".to_string()).chain(as_flags(&short)).collect());
         for option in OPTIONS {
             assert_eq!(again.get(option.key), short.get(option.key), "{}", option.key);

@@ -348,6 +348,14 @@ impl RankState {
         self.owned + self.kept_saved
     }
 
+    /// The most that the rank holds, between two steps, to get this state in place of that of
+    /// `before`: what it gives away is copied first, and what it gets comes beside it.
+    pub fn moving(&self, before: &RankState) -> u64 {
+        let at_rest = |of: &RankState| of.parameters + of.gradient + of.kept;
+        let leaving = at_rest(before) + before.saved();
+        leaving.max(before.saved() + 2 * at_rest(self))
+    }
+
     /// Bytes that the optimizer keeps in memory from step to step.
     pub fn optimizer_kept(&self) -> u64 {
         self.kept

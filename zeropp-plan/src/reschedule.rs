@@ -103,14 +103,19 @@ impl RunningProgram {
     /// Whether a program sums in the same order as the one that runs, has its stages where that has
     /// them, redoes the same, and keeps within the planned memory: what may take its place.
     pub fn allows(&self, program: &Schedule) -> bool {
+        self.sums_alike(program) && self.holds(program)
+    }
+
+    /// Whether a program sums in the same order as the one that runs, has its stages where that has
+    /// them, and redoes the same.
+    pub fn sums_alike(&self, program: &Schedule) -> bool {
         let mine = &self.program;
-        let same = program.units == mine.units
+        program.units == mine.units
             && program.placement == mine.placement
             && program.head_blocks == mine.head_blocks
             && program.sample_slices == mine.sample_slices
             && program.validates_late() == mine.validates_late()
-            && redone(program) == redone(mine);
-        same && self.holds(program)
+            && redone(program) == redone(mine)
     }
 
     /// Whether no rank holds or needs more than the plan has said of it, no kind of memory has a
@@ -227,7 +232,7 @@ impl RunningProgram {
 
     /// The same costs with the time of whole backwards divided into B and W, where a stage has no
     /// others in the program that runs.
-    fn with_divided_backwards(&self, measured: &Costs) -> Costs {
+    pub fn with_divided_backwards(&self, measured: &Costs) -> Costs {
         let mut costs =
             Costs { memory: vec![StageBytes::default(); self.bytes.len()], ..measured.clone() };
         let tasks = || self.program.ranks.iter().flatten().flat_map(Action::computes);
@@ -247,7 +252,7 @@ impl RunningProgram {
 }
 
 /// What a step of a program takes, from its first action to its last one's end, in ns.
-fn step_ns(program: &Schedule, costs: &Costs) -> Option<u64> {
+pub fn step_ns(program: &Schedule, costs: &Costs) -> Option<u64> {
     Some(simulate(program, costs).ok()?.end_ns())
 }
 

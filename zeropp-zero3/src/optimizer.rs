@@ -176,7 +176,7 @@ impl Optimizer {
     }
 
     /// Gives up all that is kept.
-    pub(crate) fn forget(&mut self) {
+    pub fn forget(&mut self) {
         self.holds.clear();
         self.state.clear();
     }

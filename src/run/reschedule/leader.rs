@@ -14,10 +14,11 @@ use zeropp_pipeline::costs::measured;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::simulate::Costs;
 use zeropp_pipeline::timeline::Span;
-use zeropp_plan::reschedule::{Better, Effort, RunningProgram};
+use zeropp_plan::reschedule::{Better, Effort};
 
 use super::background::{self, Limit};
 use super::note::RankNote;
+use crate::plan::recut;
 use crate::plan::reschedule::Exchangeable;
 use crate::run::trace;
 
@@ -26,8 +27,12 @@ const SEARCH_SHARE: f64 = 0.01;
 /// What of the rest of it one search may take, so that those after it have some, too: a rank may
 /// become slower at any time.
 const SEARCH_PART: f64 = 0.25;
-/// The least and the most that one of them may take, in seconds.
-const SEARCH_S: (f64, f64) = (0.02, 10.0);
+/// The least with which one begins, and the most that one may take, in seconds.
+const SEARCH_S: (f64, f64) = (0.005, 10.0);
+/// The most that a step with other stages takes of one with a better order.
+const RECUT_GAIN: f64 = 0.98;
+/// The least that one may take in a run that exchanges whatever it gains, in seconds.
+const ALWAYS_S: f64 = 0.02;
 /// Forwards and backwards that the search for kind `auto` times in a second, at least.
 const TIMED_PER_S: f64 = 5e6;
 
@@ -43,8 +48,21 @@ pub(super) struct Leader {
     spent: Arc<AtomicU64>,
     /// Spans of every rank, of the steps that were measured.
     spans: Vec<Vec<Span>>,
-    search: Option<Receiver<Option<Better>>>,
-    found: Option<Arc<Schedule>>,
+    search: Option<Receiver<Option<Found>>>,
+    found: Option<Offer>,
+    /// Searches that have begun.
+    searches: u64,
+}
+
+/// What a search has found.
+type Found = (Better, Option<Vec<usize>>);
+
+/// A program that is offered.
+#[derive(Clone)]
+pub(super) struct Offer {
+    pub(super) program: Arc<Schedule>,
+    /// First part of each of its stages, where these are others.
+    pub(super) starts: Option<Vec<usize>>,
 }
 
 impl Leader {
@@ -65,6 +83,7 @@ impl Leader {
             spans: vec![Vec::new(); job.mesh.world()],
             search: None,
             found: None,
+            searches: 0,
         }
     }
 
@@ -85,7 +104,7 @@ impl Leader {
         step: u64,
         seconds: f64,
         notes: Vec<RankNote>,
-    ) -> (Follows, Option<Arc<Schedule>>) {
+    ) -> (Follows, Option<Offer>) {
         let refused = notes.iter().any(|note| note.refuses);
         self.add(job, notes);
         self.look_at_search();
@@ -125,17 +144,18 @@ impl Leader {
             Ok(found) => found,
         };
         self.search = None;
-        let id = |program: &Schedule| {
-            let digest = blake3::hash(format!("{:?}", program.ranks).as_bytes());
+        let id = |program: &Schedule, starts: &Option<Vec<usize>>| {
+            let digest = blake3::hash(format!("{:?} {starts:?}", program.ranks).as_bytes());
             u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"))
         };
         let seconds = |ns: u64| ns as f64 / 1e9;
-        self.machine.found(found.as_ref().map(|found| Predicted {
+        self.machine.found(found.as_ref().map(|(found, starts)| Predicted {
             now_s: seconds(found.now_ns),
             then_s: seconds(found.then_ns),
-            program: id(&found.program),
+            program: id(&found.program, starts),
         }));
-        self.found = found.map(|found| Arc::new(found.program));
+        self.found =
+            found.map(|(found, starts)| Offer { program: Arc::new(found.program), starts });
     }
 
     /// Begins a search by what was measured of `job`, which takes `left_s` more.
@@ -152,11 +172,18 @@ impl Leader {
         };
         let all_s = (self.begun.elapsed().as_secs_f64() + left_s) * SEARCH_SHARE;
         let spent_s = self.spent_ns() as f64 / 1e9;
-        let limit_s = ((all_s - spent_s) * SEARCH_PART).clamp(SEARCH_S.0, SEARCH_S.1);
+        let share_s = ((all_s - spent_s) * SEARCH_PART).min(SEARCH_S.1);
+        let limit_s = if self.always { share_s.max(ALWAYS_S) } else { share_s };
+        if limit_s < SEARCH_S.0 {
+            debug!("no better order is looked for: the run is too short for a search");
+            return self.machine.found(None);
+        }
         let (sender, receiver) = channel();
-        let (run, any) = (job.run.clone(), self.always);
+        // A test's runs do both, and go back from both.
+        self.searches += 1;
+        let (job, any) = (job.clone(), self.always.then_some(matches!(self.searches % 4, 1 | 2)));
         let search = move |limit: &Limit| {
-            drop(sender.send(searched(&run, &costs, limit_s, limit, any)));
+            drop(sender.send(searched(&job, &costs, limit_s, limit, any)));
         };
         let limit = Duration::from_secs_f64(limit_s);
         match background::start(self.beside.clone(), limit, &self.spent, search) {
@@ -169,15 +196,36 @@ impl Leader {
     }
 }
 
-/// The search of one thread, which may take so many seconds of a core.
+/// The search of one thread, which may take so many seconds of a core: for a better order, and for
+/// other stages where the run may have them and they gain more. In a test's run `any` says whether
+/// it is to be other stages.
 fn searched(
-    run: &RunningProgram,
+    job: &Exchangeable,
     costs: &Costs,
     limit_s: f64,
     limit: &Limit,
-    any: bool,
-) -> Option<Better> {
+    any: Option<bool>,
+) -> Option<Found> {
     let goes_on = || limit.goes_on();
     let timed = (limit_s / 2.0 * TIMED_PER_S) as u64;
-    run.better(costs, &Effort { timed, goes_on: &goes_on, any })
+    let effort = Effort { timed, goes_on: &goes_on, any: any.is_some() };
+    let order = || Some((job.run.better(costs, &effort)?, None));
+    let recut = || {
+        let (better, starts) = recut::better(job, costs, &effort)?;
+        Some((better, Some(starts)))
+    };
+    match any {
+        _ if !job.config.recuts() => order(),
+        Some(true) => recut().or_else(order),
+        Some(false) => order(),
+        None => match (order(), recut().filter(|_| goes_on())) {
+            (Some(order), Some(recut)) if !is_worth(&order.0, &recut.0) => Some(order),
+            (order, recut) => recut.or(order),
+        },
+    }
+}
+
+/// Whether other stages gain more than a better order does, as state has to move for them.
+fn is_worth(order: &Better, recut: &Better) -> bool {
+    (recut.then_ns as f64) < RECUT_GAIN * order.then_ns as f64
 }

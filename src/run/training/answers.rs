@@ -56,7 +56,7 @@ impl<R: FnMut(RankEvent)> Training<'_, R> {
     /// what follows; and then what its process was sent since.
     fn answer(&mut self, met: &MetStep, wished: &mut StopRequest) -> Result<Vec<u8>, RankError> {
         let reported = self.reported.take();
-        let (shared, world) = (self.shared, &*self.groups.world);
+        let (shared, world) = (self.shared.clone(), &*self.groups.world);
         let patience = Patience::new(&shared.blueprint.config);
         let updates = self.executor.worker.optimizer().updates();
         let (saving, copying, ends) = (&mut self.saving, &mut self.copying, &mut self.ends);

@@ -1,7 +1,9 @@
 //! Many random runs whose ranks exchange their program, by the machines of real runs: searches
 //! that end late, never, or with a worse program; ranks that refuse one, or die between an offer
-//! and the next step; steps that become slower; noise.
+//! and the next step, or while blocks move; steps that become slower; noise. Programs have stages
+//! of their own, so that each exchange moves what ranks have.
 
+use zeropp_checkpoint::moves::{HeldWords, StateSpan, moves};
 use zeropp_checkpoint::reschedule::{
     Copies, ExchangeOrder, ExchangeRules, Follows, Predicted, Reply, Rescheduler, StepSeen,
 };
@@ -24,6 +26,7 @@ struct World {
     /// By how much a prediction may be wrong.
     error: f64,
     ranks: Vec<Copies<u64>>,
+    state: State,
     machine: Rescheduler,
     /// When the search under way ends, if it ever does.
     ends_at: Option<u64>,
@@ -40,6 +43,102 @@ struct World {
     kept: Option<(u64, f64)>,
 }
 
+/// Words of the run's state.
+const WORDS: usize = 64;
+
+/// What every rank has of the state: words that say how many updates there were.
+struct State {
+    held: Vec<HeldWords>,
+    /// Where each program has the state cut, between its ranks.
+    cuts: Vec<Vec<usize>>,
+    updates: u64,
+    /// Updates that the newest checkpoint has behind it.
+    saved: u64,
+    /// Its own chances: the others of a seed stay as they are.
+    rng: Rng,
+}
+
+impl State {
+    fn new(ranks: usize, mut rng: Rng) -> State {
+        let mut cut = |_| {
+            let mut cut: Vec<usize> =
+                (1..ranks).map(|_| rng.below(WORDS as u64 + 1) as usize).collect();
+            cut.extend([0, WORDS]);
+            cut.sort_unstable();
+            cut
+        };
+        let cuts = (0..PROGRAMS).map(&mut cut).collect();
+        let mut state = State { held: Vec::new(), cuts, updates: 0, saved: 0, rng };
+        state.load(0);
+        state
+    }
+
+    /// What each rank has where `program` runs.
+    fn spans(&self, program: u64) -> Vec<Vec<StateSpan>> {
+        let span = |two: &[usize]| {
+            let (start, words) = (two[0], two[1] - two[0]);
+            vec![StateSpan { tensor: "w".into(), start, words }]
+        };
+        self.cuts[program as usize].windows(2).map(span).collect()
+    }
+
+    /// All ranks have the newest checkpoint's state, cut as `program` has it.
+    fn load(&mut self, program: u64) {
+        self.updates = self.saved;
+        self.write(program);
+    }
+
+    /// All ranks have made an update of what `program` gives them.
+    fn update(&mut self, program: u64) {
+        self.updates += 1;
+        self.write(program);
+    }
+
+    fn write(&mut self, program: u64) {
+        let of = |spans: Vec<StateSpan>| {
+            let mut held = HeldWords::default();
+            for StateSpan { tensor, start, words } in spans {
+                held.add(tensor, start, vec![self.updates as f32; words]);
+            }
+            held
+        };
+        self.held = self.spans(program).into_iter().map(of).collect();
+    }
+
+    /// Moves what ranks have to where `program` has it, of which a rank may die after so many
+    /// moves; whether none did.
+    fn moved(&mut self, program: u64, dies_after: Option<usize>) -> bool {
+        let have: Vec<_> = self.held.iter().map(HeldWords::spans).collect();
+        let all = moves(&have, &self.spans(program)).expect("all of it is there");
+        let mut got: Vec<_> = self.held.iter().map(|_| HeldWords::default()).collect();
+        for (i, m) in all.iter().enumerate() {
+            if dies_after == Some(i) {
+                self.held = got;
+                return false;
+            }
+            let mut words = vec![0.0; m.span.words];
+            self.held[m.from].copy("w", m.span.start, &mut words);
+            got[m.to].add("w".into(), m.span.start, words);
+        }
+        got.iter_mut().for_each(HeldWords::sort);
+        self.held = got;
+        true
+    }
+
+    /// Every word is where `program` has it, once, and is of the last update.
+    fn check(&self, program: u64) {
+        let bytes: u64 = self.held.iter().map(HeldWords::bytes).sum();
+        assert_eq!(bytes, 4 * WORDS as u64, "words were lost or doubled");
+        for (held, spans) in self.held.iter().zip(self.spans(program)) {
+            for StateSpan { start, words, .. } in spans.into_iter().filter(|s| s.words > 0) {
+                let mut read = vec![0.0; words];
+                held.copy("w", start, &mut read);
+                assert!(read.iter().all(|word| *word == self.updates as f32), "an old word");
+            }
+        }
+    }
+}
+
 /// What came of a run.
 #[derive(Debug, Default)]
 struct End {
@@ -47,6 +146,7 @@ struct End {
     back: u64,
     refused: u64,
     died: u64,
+    died_moving: u64,
     best: u64,
 }
 
@@ -60,7 +160,9 @@ impl World {
         let noise = if share(1) == 0.0 { 0.0 } else { share(6) };
         let error = if share(1) == 0.0 { 0.0 } else { share(30) };
         let ranks = vec![Copies::new(0); 1 + rng.below(6) as usize];
+        let state = State::new(ranks.len(), Rng(seed ^ 0x9E37_79B9));
         World {
+            state,
             rules,
             seconds,
             changes_at: rng.below(2 * last),
@@ -100,17 +202,14 @@ impl World {
             let noise = 1.0 + self.share(self.noise);
             let seconds = beside * noise * self.seconds[self.running() as usize];
             if self.rng.once_in(400) {
-                // A rank dies in the step: all go on with the program that was kept last.
-                let goes_on = self.kept.map_or(0, |(program, _)| program);
-                self.ranks.iter_mut().for_each(|rank| *rank = Copies::new(goes_on));
-                self.machine = match self.kept {
-                    Some((_, seconds)) => Rescheduler::going_on(self.rules, step, seconds),
-                    None => Rescheduler::new(self.rules),
-                };
-                (self.ends_at, self.offered, self.before) = (None, None, None);
-                self.changes.clear();
-                end.died += 1;
+                self.die(step, &mut end);
                 continue;
+            }
+            let running = self.running();
+            self.state.check(running);
+            self.state.update(running);
+            if self.state.rng.once_in(5) {
+                self.state.saved = self.state.updates;
             }
             if self.ends_at == Some(step) {
                 self.ends_at = None;
@@ -131,6 +230,21 @@ impl World {
         assert!(is_best || !self.is_calm(&end), "a worse program than there is");
         end.best = u64::from(is_best);
         end
+    }
+
+    /// A rank dies in a step, or before it: all go on with the program that was kept last, from the
+    /// newest checkpoint.
+    fn die(&mut self, step: u64, end: &mut End) {
+        let goes_on = self.kept.map_or(0, |(program, _)| program);
+        self.ranks.iter_mut().for_each(|rank| *rank = Copies::new(goes_on));
+        self.state.load(goes_on);
+        self.machine = match self.kept {
+            Some((_, seconds)) => Rescheduler::going_on(self.rules, step, seconds),
+            None => Rescheduler::new(self.rules),
+        };
+        (self.ends_at, self.offered, self.before) = (None, None, None);
+        self.changes.clear();
+        end.died += 1;
     }
 
     /// Whether nothing was to keep it from the best program.
@@ -194,6 +308,15 @@ impl World {
         if follows.order == ExchangeOrder::GoBack {
             assert_eq!(Some(self.running()), self.before.take(), "{step}: the last good one");
         }
+        let now = self.running();
+        if now != before {
+            let rng = &mut self.state.rng;
+            let dies = rng.once_in(20).then(|| rng.below(4) as usize);
+            if !self.state.moved(now, dies) {
+                end.died_moving += 1;
+                return self.die(step, end);
+            }
+        }
         if let Some(tried) = follows.tried {
             assert_eq!(tried.stays, tried.measured_s < tried.before_s, "{step}");
             assert_eq!(tried.stays, follows.order == ExchangeOrder::Stay, "{step}");
@@ -224,10 +347,11 @@ fn seeds_of_changed_programs_keep_all_ranks_on_one_and_do_not_swing() {
         all.back += end.back;
         all.refused += end.refused;
         all.died += end.died;
+        all.died_moving += end.died_moving;
         all.best += end.best;
     }
     println!("{all:?}");
     let n = seeds.end - seeds.start;
-    let counts = [all.taken, all.back, all.refused, all.died];
+    let counts = [all.taken, all.back, all.refused, all.died, all.died_moving];
     assert!(n < 1000 || counts.iter().all(|count| *count > n / 100), "{all:?}");
 }

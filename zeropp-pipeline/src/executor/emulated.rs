@@ -92,6 +92,11 @@ impl EmulatedWorker {
         }
     }
 
+    /// Takes these times from now on, of as many stages.
+    pub fn set_costs(&mut self, costs: Arc<Costs>) {
+        self.costs = costs;
+    }
+
     /// What a stage takes, or the rank's slice behind the stages.
     fn costs_of(&self, stage: usize) -> &StageCosts {
         &self.costs.stages[self.cell(stage)]

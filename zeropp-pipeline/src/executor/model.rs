@@ -240,6 +240,12 @@ impl ModelWorker {
         &self.sharded
     }
 
+    /// Gives up all state, of a rank that runs no step any more.
+    pub fn forget(&mut self) {
+        self.optimizer.forget();
+        self.sharded.clear();
+    }
+
     /// The rank's optimizer.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer

@@ -4,7 +4,7 @@
 
 mod state;
 
-pub use state::{StateToWrite, read_state};
+pub use state::{StateToWrite, read_from, read_state};
 pub use zeropp_checkpoint::{
     Base, Checkpoint, CheckpointError, FileRecord, Manifest, ParameterReader, Piece, Plateau,
     SavedParameter, Store, StoreLock, WRITER_BYTES,

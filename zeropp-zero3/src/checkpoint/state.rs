@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData};
 use zeropp_checkpoint::disk::Disk;
+use zeropp_checkpoint::moves::HeldWords;
 use zeropp_checkpoint::{
-    Checked, Checkpoint, CheckpointError, CheckpointReader, PARAMETER, StateTensor, StateWriter,
+    Checked, Checkpoint, CheckpointError, PARAMETER, StateSource, StateTensor, StateWriter,
     UnsyncedState, WRITER_BYTES, WrittenPiece, tensor_name,
 };
 use zeropp_core::cpu_tensor;
@@ -112,6 +113,31 @@ impl StateToWrite {
         })
     }
 
+    /// A copy of it in memory, for other ranks to get their parts of. The rank's thread calls it.
+    pub fn copied(&self) -> HeldWords {
+        let mut all = HeldWords::default();
+        for layer in &self.layers {
+            for (of, tensor) in layer.tensors.iter().enumerate() {
+                let here = layer.pieces.iter().filter_map(|p| Some((p, p.part(of)?)));
+                let here: Vec<_> = here.collect();
+                let places: Vec<_> =
+                    here.iter().map(|(_, part)| (part.start, part.words)).collect();
+                let mut here = here.into_iter();
+                with_values(tensor, &places, |values| {
+                    let (piece, part) = here.next().expect("one for each place");
+                    let kept = piece.kept.iter().find(|kept| kept.name == part.name);
+                    let each = StateTensor::per_element(PARAMETER);
+                    let (first, _) = kept.unwrap_or(&each).span(piece.offset, piece.len);
+                    all.add(tensor_name(&part.name, &piece.name), first, values.to_vec());
+                    Ok(())
+                })
+                .expect("memory does not refuse");
+            }
+        }
+        all.sort();
+        all
+    }
+
     /// Writes it into `folder/file` of `disk`, for as long as it is to `go_on`.
     ///
     /// # Errors
@@ -178,6 +204,20 @@ pub fn read_state(
     optimizer: &mut Optimizer,
 ) -> Checked<()> {
     let mut reader = checkpoint.reader();
+    read_from(&mut reader, checkpoint.manifest().updates, stages, optimizer)?;
+    reader.finish()
+}
+
+/// The same from a `source` that has the state after so many `updates`.
+///
+/// # Errors
+/// The source's.
+pub fn read_from(
+    source: &mut impl StateSource,
+    updates: u64,
+    stages: &mut [ShardedStage],
+    optimizer: &mut Optimizer,
+) -> Checked<()> {
     optimizer.forget();
     // In the order in which it was written, so that a file is read once.
     for stage in stages.iter_mut() {
@@ -189,7 +229,7 @@ pub fn read_state(
             }
             let n = stage.layers[layer].param.len();
             let whole = stage.pieces(layer, 0, n);
-            let param = read_pieces(&mut reader, &whole, n)?;
+            let param = read_pieces(source, &whole, n)?;
             let device = stage.layers[layer].param.device();
             let param = Tensor::from_data(TensorData::new(param, [n]), &device);
             let meter = stage.meter.clone();
@@ -197,19 +237,19 @@ pub fn read_state(
             // A mean of the weights that it does not have begins with them.
             let mut state = optimizer.fresh(stage, layer);
             let (start, len) = stage.owned_range(layer);
-            read_kept(&mut reader, &mut state, &stage.pieces(layer, start, len))?;
+            read_kept(source, &mut state, &stage.pieces(layer, start, len))?;
             states.push(state);
         }
         optimizer.state.push(states);
     }
     optimizer.hold_state();
-    optimizer.updates = checkpoint.manifest().updates;
-    reader.finish()
+    optimizer.updates = updates;
+    Ok(())
 }
 
 /// Replaces what the checkpoint has of what is kept of these pieces of a layer.
 fn read_kept(
-    reader: &mut CheckpointReader<'_>,
+    source: &mut impl StateSource,
     state: &mut LayerState,
     pieces: &[FlatPiece<'_>],
 ) -> Checked<()> {
@@ -220,10 +260,10 @@ fn read_kept(
         for p in pieces {
             let kept = state.kept(p.at).into_iter().find(|k| std::ptr::eq(k.tensor, words));
             let Some(KeptTensor { state, start, .. }) = kept else { continue };
-            if reader.has(&state, &p.spec.name) {
+            if source.has(&state, &p.spec.name) {
                 let out = &mut values[start..start + state.words(p.len)];
                 let elements = p.offset..p.offset + p.len;
-                reader.read_state(&state, &p.spec.name, elements, out)?;
+                source.read_state(&state, &p.spec.name, elements, out)?;
             }
         }
         let (n, device) = (values.len(), words.device());
@@ -239,13 +279,14 @@ fn values_of(t: &Tensor<1>) -> Vec<f32> {
 
 /// `len` elements of a flat buffer; padding is zero.
 fn read_pieces(
-    reader: &mut CheckpointReader<'_>,
+    source: &mut impl StateSource,
     pieces: &[FlatPiece<'_>],
     len: usize,
 ) -> Checked<Vec<f32>> {
-    let mut values = vec![0f32; len];
+    let (mut values, each) = (vec![0f32; len], StateTensor::per_element(PARAMETER));
     for p in pieces {
-        reader.read(PARAMETER, &p.spec.name, p.offset, &mut values[p.at..p.at + p.len])?;
+        let elements = p.offset..p.offset + p.len;
+        source.read_state(&each, &p.spec.name, elements, &mut values[p.at..p.at + p.len])?;
     }
     Ok(values)
 }

@@ -1,0 +1,171 @@
+//! A rank's state while the run's stages are cut anew (ADR 106): copied in memory as a checkpoint
+//! would have it, sent to the ranks that have its blocks from then on, and read there as a
+//! checkpoint is.
+
+use burn::tensor::DType;
+use zeropp_checkpoint::moves::{HeldWords, Move, Wanted, moves};
+use zeropp_comm::{CommResult, Communicator};
+use zeropp_core::cpu_tensor::{from_vec, into_vec};
+use zeropp_pipeline::executor::ModelWorker;
+use zeropp_zero3::checkpoint::{StateToWrite, read_from};
+use zeropp_zero3::{Optimizer, ShardedStage};
+
+use crate::error::RankError;
+
+/// Words of one message: 4 MiB.
+const PIECE: usize = 1 << 20;
+/// Tag of these messages, which no action of a schedule has.
+const TAG: u64 = u64::MAX - 2;
+
+/// The part of the run's state that a rank owns, on its way to others.
+pub(crate) struct Leaving {
+    held: HeldWords,
+    updates: u64,
+}
+
+impl Leaving {
+    /// Takes it out of a rank's `worker`, which has none any more.
+    pub(crate) fn of(worker: &mut ModelWorker) -> Leaving {
+        let updates = worker.optimizer().updates();
+        let state = StateToWrite::of(worker.sharded(), worker.optimizer());
+        let held = state.map(|state| state.copied()).unwrap_or_default();
+        worker.forget();
+        Leaving { held, updates }
+    }
+
+    /// Brings `stages` and `optimizer`, which are other ones than before, to the state that all
+    /// ranks had together; how many bytes went from rank to rank. All ranks call it.
+    ///
+    /// # Errors
+    /// Ranks that do not have the state together, which they say alike; the world's first.
+    pub(crate) fn arrive(
+        self,
+        world: &dyn Communicator,
+        stages: &mut [ShardedStage],
+        optimizer: &mut Optimizer,
+    ) -> Result<u64, RankError> {
+        let mut wanted = Wanted::default();
+        read_from(&mut wanted, self.updates, stages, optimizer)?;
+        let mine = serde_json::to_vec(&(self.held.spans(), wanted.0)).expect("plain data");
+        let all = world.exchange(mine).wait()?;
+        let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes).expect("written by a rank");
+        let (have, want): (Vec<_>, Vec<_>) = all.iter().map(read).unzip();
+        let moves = moves(&have, &want).map_err(|why| wrong(&why))?;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&serde_json::to_vec(&moves).expect("plain data"));
+        hasher.update(&self.updates.to_le_bytes());
+        let digests = world.exchange(hasher.finalize().as_bytes().to_vec()).wait()?;
+        if digests.iter().any(|digest| *digest != digests[0]) {
+            return Err(wrong("ranks differ in what is to be moved"));
+        }
+        let mut got = sent(world, &self.held, &moves)?;
+        drop(self.held);
+        read_from(&mut got, self.updates, stages, optimizer)?;
+        Ok(moves.iter().filter(|m| m.from != m.to).map(|m| 4 * m.span.words as u64).sum())
+    }
+}
+
+fn wrong(why: &str) -> RankError {
+    RankError::Program(format!("stages cannot be cut anew: {why}"))
+}
+
+/// Does this rank's part of `moves` with what it has; what it then has of the new state. All ranks
+/// call it: in each round a rank sends to one and gets from one, piece by piece.
+fn sent(world: &dyn Communicator, held: &HeldWords, moves: &[Move]) -> CommResult<HeldWords> {
+    let (n, me) = (world.size(), world.rank());
+    let between =
+        |from: usize, to: usize| moves.iter().filter(move |m| (m.from, m.to) == (from, to));
+    let mut got = HeldWords::default();
+    for round in 0..n {
+        let (to, from) = ((me + round) % n, (me + n - round) % n);
+        let mut leaving = Vec::new();
+        for m in between(me, to) {
+            let at = leaving.len();
+            leaving.resize(at + m.span.words, 0.0);
+            held.copy(&m.span.tensor, m.span.start, &mut leaving[at..]);
+        }
+        let arriving: usize = between(from, me).map(|m| m.span.words).sum();
+        let arrived = match round {
+            0 => leaving,
+            _ => passed(world, to, &leaving, from, arriving)?,
+        };
+        let mut at = 0;
+        for m in between(from, me) {
+            let words = arrived[at..at + m.span.words].to_vec();
+            got.add(m.span.tensor.clone(), m.span.start, words);
+            at += m.span.words;
+        }
+    }
+    got.sort();
+    Ok(got)
+}
+
+/// Sends words `to` a rank, and gets so many `from` one.
+fn passed(
+    world: &dyn Communicator,
+    to: usize,
+    leaving: &[f32],
+    from: usize,
+    arriving: usize,
+) -> CommResult<Vec<f32>> {
+    let mut arrived = Vec::with_capacity(arriving);
+    let mut pieces = leaving.chunks(PIECE);
+    loop {
+        let piece = pieces.next();
+        let left = (arriving - arrived.len()).min(PIECE);
+        if piece.is_none() && left == 0 {
+            return Ok(arrived);
+        }
+        let sent = piece.map(|piece| world.send(to, TAG, from_vec(piece.to_vec(), [piece.len()])));
+        if left > 0 {
+            arrived.extend(into_vec(world.recv(from, TAG, left, DType::F32).wait()?));
+        }
+        if let Some(sent) = sent {
+            sent.wait()?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use zeropp_checkpoint::moves::StateSpan;
+    use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
+
+    use super::*;
+
+    /// Every word arrives where it is wanted, whatever its bits, and ranks send as many bytes as
+    /// the moves say: also more than a message has.
+    #[test]
+    fn what_moves_say_is_what_is_sent_and_every_bit_arrives() {
+        let words = 3 * PIECE + 77;
+        let bits = |i: usize| (i as u32).wrapping_mul(2_654_435_761);
+        let span = |start, words| StateSpan { tensor: "w".into(), start, words };
+        let cut = [0, 500_000, 500_001, words];
+        let have: Vec<Vec<StateSpan>> =
+            cut.windows(2).map(|w| vec![span(w[0], w[1] - w[0])]).collect();
+        let want = vec![vec![span(words - 9, 9)], vec![span(0, words)], vec![span(7, 2 * PIECE)]];
+        let all = moves(&have, &want).expect("all is there");
+        let worlds = ThreadsWorld::new(3, ThreadsOptions::default()).communicators();
+        std::thread::scope(|scope| {
+            for (rank, world) in worlds.into_iter().enumerate() {
+                let (all, have, want) = (&all, &have[rank], &want[rank]);
+                scope.spawn(move || {
+                    let mut held = HeldWords::default();
+                    for StateSpan { start, words, .. } in have {
+                        let values = (*start..start + words).map(|i| f32::from_bits(bits(i)));
+                        held.add("w".into(), *start, values.collect());
+                    }
+                    let got = sent(&*world, &held, all).expect("all arrive");
+                    for StateSpan { start, words, .. } in want {
+                        let mut out = vec![0.0; *words];
+                        got.copy("w", *start, &mut out);
+                        assert!(out.iter().zip(*start..).all(|(x, i)| x.to_bits() == bits(i)));
+                    }
+                    let mine = all.iter().filter(|m| m.from == rank && m.to != rank);
+                    let planned: u64 = mine.map(|m| 4 * m.span.words as u64).sum();
+                    assert_eq!(world.stats().send.bytes, planned, "rank {rank}");
+                });
+            }
+        });
+    }
+}
