@@ -16,7 +16,8 @@ const GAIN: f64 = 0.03;
 
 /// The run of these settings; where they leave the number of slices open, with the one of which a
 /// step is shortest, or that fits where fewer do not. Of more slices it has to be shorter by
-/// [`GAIN`]. No bit depends on it: where whole samples run, slices have their units. A note says what was chosen.
+/// [`GAIN`]. No bit depends on it: where whole samples run, slices have their units. A note says
+/// what was chosen.
 ///
 /// # Errors
 /// What is wrong with the settings.
