@@ -278,7 +278,7 @@ mod tests {
     fn advice_of_stages_and_kind_was_simulated() {
         let hint = |plan: &Plan| plan.notes.iter().find(|n| n.contains("(simulated)")).cloned();
         for line in [
-            "--model llama-1b --pp 4 --zero3 2 --seq 2048",
+            "--model llama3-8b --pp 4 --zero3 2 --seq 2048 --rank-memory unchecked",
             "--pp 4 --layers 8 --hidden 64 --heads 4 --seq 32 --schedule gpipe --micro-batches 8",
         ] {
             let plan = dry_run(line);

@@ -90,6 +90,8 @@ struct Early {
     update: u64,
     /// The layers that it changed.
     before: Vec<LayerBefore>,
+    /// Bytes that this rank sent to sum its gradients.
+    summed_bytes: u64,
 }
 
 /// The place in its layer of the elements that a rank updates; found from the parameters, before
@@ -277,6 +279,7 @@ impl Optimizer {
     /// # Errors
     /// A collective's error.
     pub fn step(&mut self, stages: &mut [ShardedStage], step: u64) -> CommResult<StepOutcome> {
+        stages.iter_mut().try_for_each(ShardedStage::finish_replica_reduce)?;
         let _pieces = self.meter.hold(MemoryKind::Optimizer, self.piece_bytes(stages));
         let sent_bytes = self.sum_gradients(stages)?;
         self.watch_gradients(stages);
@@ -322,7 +325,8 @@ impl Optimizer {
         let mut before = Vec::new();
         self.update(stages, &scale, &mut outcome, Some(&mut before))?;
         stages.iter_mut().for_each(ShardedStage::clear_grads);
-        self.early = Some(Early { norm: Some(norm), outcome, update: self.updates, before });
+        let (norm, update) = (Some(norm), self.updates);
+        self.early = Some(Early { norm, outcome, update, before, summed_bytes: sent_bytes });
         Ok(outcome)
     }
 
@@ -350,7 +354,8 @@ impl Optimizer {
     /// A collective's error.
     pub fn settle(&mut self, stages: &mut [ShardedStage]) -> CommResult<Option<StepOutcome>> {
         let right = self.was_right()?;
-        let Some(Early { mut outcome, update, before, .. }) = self.early.take() else {
+        let Some(Early { mut outcome, update, before, summed_bytes, .. }) = self.early.take()
+        else {
             return Ok(None);
         };
         if !right {
@@ -358,7 +363,7 @@ impl Optimizer {
             self.updates = if outcome.skipped { update - 1 } else { update };
             let scale = StepScale { lr, update, gradient };
             let scale = (!outcome.skipped).then_some(&scale);
-            (outcome.gathers, outcome.sent_bytes) = (0, 0);
+            (outcome.gathers, outcome.sent_bytes) = (0, summed_bytes);
             outcome.rolled_back = true;
             let watched = self.watched.iter_mut().flat_map(HashMap::values_mut);
             watched.for_each(LayerSums::forget_update);
