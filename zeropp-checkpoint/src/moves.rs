@@ -15,7 +15,7 @@ use crate::open::StateSource;
 /// Words `start..start + words` of a tensor, by the name that it has in files.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StateSpan {
-    /// Its name, as [`tensor_name`](crate::tensor_name) gives it.
+    /// Its name, as [`tensor_name`] gives it.
     pub tensor: String,
     /// First word.
     pub start: usize,

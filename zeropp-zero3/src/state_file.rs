@@ -1,5 +1,5 @@
 //! A rank's file for parameters, optimizer state and reduced gradients between their uses
-//! (ADR 107). What cannot be read or written is told by [`StateFile::check`], which everything asks
+//! (ADR 107). What cannot be read or written is told by `StateFile::check`, which everything asks
 //! before others may see what came of it.
 
 use std::io;
