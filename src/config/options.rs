@@ -250,8 +250,8 @@ options! {
         /// So a run takes the memory of a few stages and of the activations: with many `virtual`
         /// stages and one rank, a model larger than memory trains. A gather reads a stage's
         /// weights, an update reads and writes pieces; no bit depends on it. Every step reads and
-        /// writes some 44 bytes a parameter with adamw: a fast local disk is wanted, of some 16
-        /// bytes a parameter. With `dp`, sums over replicas stay in memory. On CPUs only.
+        /// writes some 44 bytes per parameter with adamw: a fast local disk is wanted, of some 16
+        /// bytes per parameter. With `dp`, sums over replicas stay in memory. On CPUs only.
         "optimizer-out" "DIR" optimizer_out: Option<PathBuf> = None, Given Left
             => "optimizer:out";
         /// Also keep an exponential moving average (EMA) of the weights, with this decay, such as

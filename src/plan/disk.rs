@@ -75,7 +75,7 @@ pub(crate) fn note(config: &Config) -> Option<String> {
     let is_memory = |out: &OutFolder<'_>| room_in(out.folder).is_ok_and(|room| room.is_memory);
     let OutFolder { field, folder, .. } = folders(config).find(is_memory)?;
     Some(format!(
-        "{field} = {}: is a file system in memory, and saves none; name a folder on a disk",
+        "{field} = {}: is a file system in memory, which saves no memory; name a folder on a disk",
         folder.display()
     ))
 }

@@ -136,7 +136,7 @@ mod tests {
     /// Every word arrives where it is wanted, whatever its bits, and ranks send as many bytes as
     /// the moves say: also more than a message has.
     #[test]
-    fn what_moves_say_is_what_is_sent_and_every_bit_arrives() {
+    fn bytes_sent_are_those_planned_and_every_bit_arrives() {
         let words = 3 * PIECE + 77;
         let bits = |i: usize| (i as u32).wrapping_mul(2_654_435_761);
         let span = |start, words| StateSpan { tensor: "w".into(), start, words };

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::common::{Run, assert_same_bits, llama, run, tiny};
 use crate::late::{mixed, random};
-use crate::slices::assert_memory;
+use crate::slices::{assert_memory, described};
 use zeropp::config::{OptimizerSync, PackWeights, Precision, Recompute, Tokenizer};
 use zeropp::pipeline::timeline::Lane;
 use zeropp::{Config, Trainer, emulate, read_costs};
@@ -37,18 +37,7 @@ fn layout(config: &Config, pp: usize, v: usize) -> Config {
 
 /// The bits of `reference`, and the predicted memory; the most that a rank had out at once.
 fn check(reference: &Run, config: Config) -> u64 {
-    let what = format!(
-        "{} {} {} pp {} virtual {:?} zero3 {} dp {} recompute {} out-first {:?}",
-        config.model,
-        config.precision,
-        config.schedule,
-        config.pp,
-        config.virtual_stages,
-        config.zero3,
-        config.dp,
-        config.recompute,
-        config.recompute_out_first,
-    );
+    let what = format!("{} out-first {:?}", described(&config), config.recompute_out_first);
     let run = run(config);
     assert_same_bits(reference, &run, &what);
     assert_memory(&run, &what);

@@ -49,20 +49,20 @@ pub(crate) fn assert_memory(run: &Run, what: &str) {
     assert_eq!(measured, predicted, "{what}: at once");
 }
 
+/// A configuration's layout, for failures.
+pub(crate) fn described(config: &Config) -> String {
+    let Config { model, optimizer, precision, schedule, pp, zero3, dp, .. } = config;
+    let v = config.virtual_stages;
+    format!(
+        "{model} {optimizer} {precision} {schedule} pp {pp} virtual {v:?} zero3 {zero3} dp {dp} \
+         recompute {}",
+        config.recompute
+    )
+}
+
 /// The bits of `reference`, and the predicted memory.
 fn check(reference: &Run, config: Config) {
-    let what = format!(
-        "{} {} pp {} virtual {:?} zero3 {} dp {} recompute {} {} slices {}",
-        config.model,
-        config.precision,
-        config.pp,
-        config.virtual_stages,
-        config.zero3,
-        config.dp,
-        config.recompute,
-        config.schedule,
-        config.slices
-    );
+    let what = format!("{} slices {}", described(&config), config.slices);
     let run = run(config);
     assert_same_bits(reference, &run, &what);
     assert_memory(&run, &what);

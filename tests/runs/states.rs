@@ -2,7 +2,7 @@
 //! them in memory, the memory that is predicted, and checkpoints of one read by the other.
 
 use crate::common::{Run, assert_same_bits, llama, run, tiny};
-use crate::slices::assert_memory;
+use crate::slices::{assert_memory, described};
 use zeropp::config::{Decay, OptimizerKind, Precision, Recompute, Resume};
 use zeropp::{Config, Trainer};
 
@@ -21,18 +21,7 @@ fn out(config: &Config) -> Config {
 
 /// The bits of `reference`, and the predicted memory.
 fn check(reference: &Run, config: Config) -> Run {
-    let what = format!(
-        "{} {} {} {} pp {} virtual {:?} zero3 {} dp {} zero1 {}",
-        config.model,
-        config.optimizer,
-        config.precision,
-        config.schedule,
-        config.pp,
-        config.virtual_stages,
-        config.zero3,
-        config.dp,
-        config.zero1,
-    );
+    let what = format!("{} zero1 {}", described(&config), config.zero1);
     let zero1 = config.zero1;
     let run = run(config);
     assert_same_bits(reference, &run, &what);

@@ -46,7 +46,7 @@ pub struct Move {
 /// get, and of names and words.
 ///
 /// # Errors
-/// In words: two ranks that have a word, or one that is wanted and nobody has.
+/// In words: two ranks that have a word, or one that is wanted and no rank has.
 pub fn moves(have: &[Vec<StateSpan>], want: &[Vec<StateSpan>]) -> Result<Vec<Move>, String> {
     let mut owners: BTreeMap<&str, Vec<(usize, usize, usize)>> = BTreeMap::new();
     for (rank, spans) in have.iter().enumerate() {
@@ -77,7 +77,7 @@ pub fn moves(have: &[Vec<StateSpan>], want: &[Vec<StateSpan>]) -> Result<Vec<Mov
                 at += words;
             }
             if at < end {
-                return Err(format!("rank {to} wants word {at} of {tensor}, which nobody has"));
+                return Err(format!("rank {to} wants word {at} of {tensor}, which no rank has"));
             }
         }
     }
@@ -266,12 +266,12 @@ mod tests {
     }
 
     #[test]
-    fn what_two_have_or_nobody_has_is_an_error() {
+    fn a_word_with_two_owners_or_none_is_an_error() {
         let two = moves(&[vec![span("w", 0, 5)], vec![span("w", 4, 2)]], &[]).unwrap_err();
         assert_eq!(two, "ranks 0 and 1 both have word 4 of w");
         let have = [vec![span("w", 0, 5), span("w", 6, 2)]];
         let none = moves(&have, &[vec![span("w", 3, 4)]]).unwrap_err();
-        assert_eq!(none, "rank 0 wants word 5 of w, which nobody has");
+        assert_eq!(none, "rank 0 wants word 5 of w, which no rank has");
         assert!(moves(&have, &[vec![span("v", 0, 1)]]).is_err());
     }
 

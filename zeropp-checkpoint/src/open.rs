@@ -221,6 +221,8 @@ pub trait StateSource {
 }
 
 impl StateSource for CheckpointReader<'_> {
+    /// # Panics
+    /// As [`read`](Self::read), and where no block begins at the first element.
     fn read_state(
         &mut self,
         kept: &StateTensor,
@@ -228,11 +230,30 @@ impl StateSource for CheckpointReader<'_> {
         elements: Range<usize>,
         out: &mut [f32],
     ) -> Checked<()> {
-        CheckpointReader::read_state(self, kept, name, elements, out)
+        let parameter = &self.checkpoint.manifest.parameters[name];
+        let Range { start: offset, end } = elements;
+        // Pieces are sorted and without gaps.
+        let first = parameter.pieces.partition_point(|p| p.offset + p.len <= offset);
+        let pieces =
+            if kept.is_whole() { &parameter.pieces[..1] } else { &parameter.pieces[first..] };
+        for piece in pieces.iter().take_while(|p| kept.is_whole() || p.offset < end) {
+            let (a, b) = (piece.offset.max(offset), (piece.offset + piece.len).min(end));
+            let file = self.file(&piece.file)?;
+            let (start, _) = file.places()[&tensor_name(&kept.name, name)];
+            let (skipped, here) = match kept.is_whole() {
+                true => (0, 0..out.len()),
+                false => {
+                    (kept.words(a - piece.offset), kept.words(a - offset)..kept.words(b - offset))
+                }
+            };
+            file.values(start + 4 * skipped as u64, &mut out[here])?;
+        }
+        Ok(())
     }
 
     fn has(&self, kept: &StateTensor, name: &str) -> bool {
-        CheckpointReader::has(self, kept, name)
+        let parameter = self.checkpoint.manifest.parameters.get(name);
+        parameter.is_some_and(|p| p.kept.contains(kept))
     }
 }
 
@@ -262,48 +283,6 @@ impl<'a> CheckpointReader<'a> {
     /// Panics for a name that is not in the manifest, and beyond the parameter's end.
     pub fn read(&mut self, kept: &str, name: &str, offset: usize, out: &mut [f32]) -> Checked<()> {
         self.read_state(&StateTensor::per_element(kept), name, offset..offset + out.len(), out)
-    }
-
-    /// The words of `kept` for these elements of the parameter `name`; of a tensor of the whole
-    /// parameter, all of it.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
-    ///
-    /// # Panics
-    /// As [`read`](Self::read), and where no block begins at the first element.
-    pub fn read_state(
-        &mut self,
-        kept: &StateTensor,
-        name: &str,
-        elements: Range<usize>,
-        out: &mut [f32],
-    ) -> Checked<()> {
-        let parameter = &self.checkpoint.manifest.parameters[name];
-        let Range { start: offset, end } = elements;
-        // Pieces are sorted and without gaps.
-        let first = parameter.pieces.partition_point(|p| p.offset + p.len <= offset);
-        let pieces =
-            if kept.is_whole() { &parameter.pieces[..1] } else { &parameter.pieces[first..] };
-        for piece in pieces.iter().take_while(|p| kept.is_whole() || p.offset < end) {
-            let (a, b) = (piece.offset.max(offset), (piece.offset + piece.len).min(end));
-            let file = self.file(&piece.file)?;
-            let (start, _) = file.places()[&tensor_name(&kept.name, name)];
-            let (skipped, here) = match kept.is_whole() {
-                true => (0, 0..out.len()),
-                false => {
-                    (kept.words(a - piece.offset), kept.words(a - offset)..kept.words(b - offset))
-                }
-            };
-            file.values(start + 4 * skipped as u64, &mut out[here])?;
-        }
-        Ok(())
-    }
-
-    /// Whether the checkpoint has this state of the parameter `name`.
-    pub fn has(&self, kept: &StateTensor, name: &str) -> bool {
-        let parameter = self.checkpoint.manifest.parameters.get(name);
-        parameter.is_some_and(|p| p.kept.contains(kept))
     }
 
     fn file(&mut self, name: &'a str) -> Checked<&mut StateReader<'a>> {

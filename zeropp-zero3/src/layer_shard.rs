@@ -155,7 +155,7 @@ impl LayerShard {
         self.grad = Some(grad);
     }
 
-    /// Adds a unit's gradient, which is nobody else's where `alone`.
+    /// Adds a unit's gradient, which no other rank has where `alone`.
     pub(crate) fn add_grad(&mut self, part: Tensor<1>, alone: bool, meter: &Arc<Meter>) {
         if let Some(file) = self.file.gradients.clone() {
             return self.add_in_file(&part, &file);

@@ -313,6 +313,7 @@ impl Optimizer {
     ) -> CommResult<StepOutcome> {
         assert!(self.early.is_none(), "the update before is validated first");
         assert!(self.file.is_none(), "what was before an update is kept in memory");
+        stages.iter_mut().try_for_each(ShardedStage::finish_replica_reduce)?;
         let sent_bytes = self.sum_gradients(stages)?;
         self.watch_gradients(stages);
         self.wait_for_readers()?;
@@ -373,11 +374,9 @@ impl Optimizer {
         Ok(Some(outcome))
     }
 
-    /// Finishes what is under way of the gradients of `stages`. Returns bytes that it sent.
+    /// Makes the gradients of `stages`, which are reduced, those of the whole model. Returns bytes
+    /// that this rank sent.
     fn sum_gradients(&mut self, stages: &mut [ShardedStage]) -> CommResult<u64> {
-        for stage in stages.iter_mut() {
-            stage.finish_replica_reduce()?;
-        }
         let sent = match self.row_exchange() {
             Some(exchange) => exchange.sum_gradients(stages)?,
             None => tied::sum_gradients(stages, self.options.tie, &self.groups, &self.meter)?,

@@ -16,9 +16,9 @@ use zeropp_core::{cpu_tensor, device, kernels};
 use crate::stage::ShardedStage;
 use crate::words::{Words, own_copy};
 
-/// Tags of the two exchanges; the executor's tags stay below them.
-const GRADIENT_TAG: u64 = u64::MAX - 1;
-const PARAMETER_TAG: u64 = u64::MAX - 2;
+/// Tags of the two exchanges, which no other message has; the executor's tags stay below them.
+const GRADIENT_TAG: u64 = u64::MAX - 3;
+const PARAMETER_TAG: u64 = u64::MAX - 4;
 
 /// The weight of an embedding that slices of a head update.
 #[derive(Clone, Debug)]
