@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crates by the folder of their sources.
-const CRATES: [&str; 18] = [
+const CRATES: [&str; 19] = [
     "zeropp-schedule/src",
     "zeropp-search/src",
     "zeropp-kernels/src",
@@ -22,6 +22,7 @@ const CRATES: [&str; 18] = [
     "zeropp-comm/src",
     "zeropp-checkpoint/src",
     "zeropp-failures/src",
+    "zeropp-allocator/src",
     "zeropp-zero3/src",
     "zeropp-pipeline/src",
     "zeropp-plan/src",
@@ -263,7 +264,7 @@ fn only_the_command_prints() {
 #[test]
 fn dependencies_run_one_way() {
     let mut broken = Vec::new();
-    let below: [(&str, &[&str]); 18] = [
+    let below: [(&str, &[&str]); 19] = [
         ("zeropp-schedule", &[]),
         ("zeropp-search", &["schedule"]),
         ("zeropp-kernels", &[]),
@@ -273,6 +274,7 @@ fn dependencies_run_one_way() {
         ("zeropp-tokens", &["data"]),
         ("zeropp-core", &["kernels", "data", "model", "schedule"]),
         ("zeropp-failures", &["data", "schedule"]),
+        ("zeropp-allocator", &[]),
         ("zeropp-comm", &["core", "failures"]),
         ("zeropp-checkpoint", &["data"]),
         ("zeropp-zero3", &["core", "comm", "checkpoint"]),
@@ -309,6 +311,7 @@ fn dependencies_run_one_way() {
                 "plan",
                 "papers",
                 "playground",
+                "allocator",
             ],
         ),
     ];

@@ -12,7 +12,7 @@ use zeropp::config::{
 };
 use zeropp::{config_of, is_model, with_model_of_checkpoint, with_model_of_weights};
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::fit::check_tokens;
 
 const RUN_ABOUT: &str = "Train a model\n\n\

@@ -10,7 +10,7 @@ use zeropp::pipeline::verify::{VerifyLimits, is_program};
 use zeropp::schedule_text;
 use zeropp_core::files::escaped_line;
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::figures::{count, say};
 use crate::values::whole;
 

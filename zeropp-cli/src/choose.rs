@@ -9,8 +9,9 @@ use zeropp_plan::layout::{Fixed, Job};
 use zeropp_plan::model::ModelSizes;
 use zeropp_plan::{machines, text};
 
+use crate::failure::Failure;
 use crate::values::whole;
-use crate::{Failure, measure, planning, trial};
+use crate::{measure, planning, trial};
 
 /// Stands for a machine that is measured first.
 const MEASURED: &str = "measured";

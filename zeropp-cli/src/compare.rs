@@ -12,7 +12,7 @@ use zeropp::pipeline::timeline::{MemoryUnit, RankTimeline, Timeline};
 use zeropp::read_schedule;
 use zeropp_core::files::{escaped_line, read_text};
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::figures::{count, say, table};
 use crate::output::{keep_inputs, write};
 use crate::schedule::{CostFlags, cost_args, made_by};

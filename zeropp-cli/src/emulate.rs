@@ -4,7 +4,7 @@ use std::path::Path;
 
 use zeropp::{Config, EmulatedStep, EmulationReport, read_costs};
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::figures::{count, percent, say};
 use crate::log_file;
 

@@ -9,10 +9,11 @@ use zeropp::data::{Dataset, SplitPart};
 use zeropp::{Evaluation, Trainer, config_of, split_of};
 
 use crate::args::{about, ema, reading, trained_model};
+use crate::failure::Failure;
 use crate::figures::say;
 use crate::fit::check_tokens;
 use crate::progress::evaluated;
-use crate::{Failure, stderr};
+use crate::stderr;
 
 const ABOUT: &str = "Measure the loss and the perplexity of a model on data\n\n\
 Takes a checkpoint of any layout, a Hugging Face folder or a GGUF file. Samples are read one after \

@@ -6,8 +6,8 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::weights::StoreAs;
 use zeropp::{ExportOptions, export_adapter, export_checkpoint};
 
-use crate::Failure;
 use crate::args::ema;
+use crate::failure::Failure;
 use crate::figures::{count, say, scaled};
 
 const ABOUT: &str = "Write a checkpoint or another model as a Hugging Face folder\n\n\

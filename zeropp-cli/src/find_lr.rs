@@ -6,7 +6,7 @@ use zeropp::pipeline::draw::chart::{self, Curve, CurveStyle, Mark, Panel, Scale}
 use zeropp::pipeline::draw::page::{lines, page};
 use zeropp::{Config, Trainer};
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::figures::say;
 use crate::log::Voice;
 use crate::output::write;

@@ -7,7 +7,7 @@ use zeropp::config::{Config, Tokenizer};
 use zeropp::is_model;
 use zeropp_core::data::Dataset;
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Ids of a model of bytes. One that was exported knows as many ids as there are bytes.
 const BYTES: usize = 256;

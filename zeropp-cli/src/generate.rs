@@ -13,9 +13,10 @@ use zeropp::{Generator, Sampling, belongings_of, config_of};
 use zeropp_core::files::escaped;
 
 use crate::args::{ema, trained_model};
+use crate::failure::Failure;
 use crate::tokenize::{absent, program};
 use crate::values::whole;
-use crate::{Failure, stderr, stdout};
+use crate::{stderr, stdout};
 
 /// How often is shown what is written.
 const LOOK: Duration = Duration::from_millis(200);

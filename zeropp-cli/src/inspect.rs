@@ -7,7 +7,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::weights::{Container, GgufValue, StoredTensor, Weights};
 use zeropp_checkpoint::{Checkpoint, checkpoint_at};
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::figures::{bytes, count, say, scaled, table};
 
 const ABOUT: &str = "Show what a checkpoint, a Hugging Face folder, a safetensors or a GGUF file \

@@ -3,7 +3,6 @@
 //! Exit codes: 0 done, 2 bad input (before any rank starts), 1 a run that failed, 128 and its
 //! number a run that a signal has stopped. `supervise` ends with the code of what it started.
 
-mod allocator;
 mod args;
 mod check;
 mod choose;
@@ -12,6 +11,7 @@ mod compare;
 mod emulate;
 mod eval;
 mod export;
+mod failure;
 mod figures;
 mod find_lr;
 mod fit;
@@ -47,51 +47,26 @@ mod values;
 mod version;
 mod why;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use tracing::Level;
+use zeropp_allocator::Allocator;
 use zeropp_core::files::escaped;
 
+use crate::failure::incomplete;
+
 #[global_allocator]
-static ALLOCATOR: allocator::Allocator = allocator::Allocator;
+static ALLOCATOR: Allocator = Allocator::new(|bytes| zeropp::end_out_of_memory(bytes, say));
 
-/// Why a command ends early: the message for standard error, if it is not said yet, and the exit
-/// code.
-struct Failure {
-    message: String,
-    code: u8,
-}
-
-impl Failure {
-    /// Input that would have to change; nothing was started.
-    fn bad_input(message: impl ToString) -> Failure {
-        Failure { message: message.to_string(), code: 2 }
-    }
-
-    /// A run that a signal has stopped, as it should.
-    fn stopped_by(signal: i32) -> Failure {
-        Failure { message: String::new(), code: u8::try_from(128 + signal).unwrap_or(1) }
-    }
-
-    /// A run that was started and did not end well.
-    fn failed_run(message: impl ToString) -> Failure {
-        Failure { message: message.to_string(), code: 1 }
-    }
-}
-
-impl From<zeropp::Error> for Failure {
-    fn from(error: zeropp::Error) -> Failure {
-        if error.is_bad_input() { Failure::bad_input(error) } else { Failure::failed_run(error) }
-    }
-}
-
-/// Of a command whose words did not all reach their reader.
-fn incomplete(error: &std::io::Error) -> Failure {
-    Failure::failed_run(format!("standard output cannot be written ({error}): it is incomplete"))
+/// Writes to standard error, without allocating anything.
+fn say(text: &str) {
+    // What cannot be written cannot be helped.
+    let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
 fn main() -> ExitCode {
-    allocator::keep_pages();
+    zeropp_allocator::keep_pages();
     signals::prepare();
     let command = command::command();
     let words = switches::joined(&command, std::env::args_os());

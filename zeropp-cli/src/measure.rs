@@ -8,9 +8,10 @@ use zeropp::Config;
 use zeropp::config::{DeviceKind, EngineKind, OptionInfo};
 use zeropp::measure::{LinkFit, LinkTimes, Measured, measure};
 
+use crate::args;
+use crate::failure::Failure;
 use crate::figures::say;
 use crate::output::write;
-use crate::{Failure, args};
 
 const ABOUT: &str = "Measure this machine for plans\n\n\
 Times matrix products by shape, one layer's F, B, W and R at the model's sizes, the optimizer, and \

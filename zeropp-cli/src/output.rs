@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use zeropp_core::files::{FilePlace, write_whole};
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// The output must not be one of the inputs, under whatever name.
 pub(crate) fn keep_inputs<'a>(

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::figures::say;
 use crate::output::write;
 

@@ -14,10 +14,11 @@ use zeropp_plan::launch::{Launcher, nodes};
 use zeropp_plan::plan::LayoutPlan;
 use zeropp_plan::{PlanError, against, page, text};
 
+use crate::failure::Failure;
 use crate::figures::say;
 use crate::output::{keep_inputs, write};
 use crate::values::whole;
-use crate::{Failure, args, trial};
+use crate::{args, trial};
 
 use job::{PlanRequest, job, recompute, schedule};
 pub(crate) use job::{flag, head_split, machine_called, searched_slices};

@@ -9,7 +9,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use zeropp::http::{self, HttpRequest, HttpResponse};
 use zeropp_playground::page;
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::figures::say;
 use crate::output::write;
 

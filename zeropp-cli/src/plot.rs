@@ -10,7 +10,7 @@ use zeropp::pipeline::draw::chart::{self, Curve, CurveStyle, Mark, Panel, Scale}
 use zeropp::pipeline::draw::page::{lines, page};
 use zeropp_core::files::open_regular;
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::figures::{count, say};
 use crate::output::{keep_inputs, write};
 

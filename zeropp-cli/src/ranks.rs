@@ -4,8 +4,9 @@ use clap::{ArgMatches, Command};
 use zeropp::Launched;
 use zeropp::config::OptionInfo;
 
+use crate::args;
+use crate::failure::Failure;
 use crate::figures::{count, say, table};
-use crate::{Failure, args};
 
 const ABOUT: &str = "Show which rank runs where, as it was launched\n\n\
 Takes the settings of `zeropp run` and is started in the same way, by the same launcher. The \

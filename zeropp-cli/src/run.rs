@@ -12,6 +12,7 @@ use zeropp_core::metrics::JsonLines;
 
 use crate::args::Run;
 use crate::choose::RunToPlan;
+use crate::failure::Failure;
 use crate::figures::{say, speak_on_stderr, speaks_on_stderr};
 use crate::log::Voice;
 use crate::log_file;
@@ -21,7 +22,7 @@ use crate::progress::Progress;
 use crate::samples::SampleTexts;
 use crate::shell::{command_line_without, quoted};
 use crate::supervise::COPIES_VARIABLE;
-use crate::{Failure, emulate, find_lr, large, pages, plan, stdout, summary};
+use crate::{emulate, find_lr, large, pages, plan, stdout, summary};
 
 /// Most steps of which a plan draws the learning rate.
 const PLANNED_POINTS: u64 = 1000;

@@ -5,7 +5,7 @@ use std::path::Path;
 use zeropp::config::Config;
 use zeropp::{Generator, Sampling, Steps, Trainer};
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::generate::{Vocabulary, written};
 
 /// Tokens of a text.

@@ -21,8 +21,9 @@ pub(crate) use cost_args::{CostFlags, cost_args};
 pub(crate) use costs::ScheduleCosts;
 pub(crate) use facts::{facts, made_by, shape};
 
+use crate::failure::Failure;
 use crate::output::{keep_inputs, write};
-use crate::{Failure, stderr, stdout};
+use crate::{stderr, stdout};
 
 /// Makes what is asked for and shows or writes it.
 pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {

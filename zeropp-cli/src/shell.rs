@@ -8,8 +8,9 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
 use zeropp_core::files::escaped_line;
 
+use crate::failure::Failure;
 use crate::figures::say;
-use crate::{Failure, stdout};
+use crate::stdout;
 
 const COMPLETIONS_ABOUT: &str = "Print a script that completes zeropp's flags in a shell";
 

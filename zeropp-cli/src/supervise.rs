@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use clap::{Arg, ArgMatches, Command};
 use zeropp_checkpoint::attempts::{Attempts, Remedy, SAME_PLACE};
 
+use crate::failure::Failure;
+use crate::stderr;
 use crate::values::whole;
-use crate::{Failure, stderr};
 use child::{Child, Ended, SignalAnswer};
 use memory::CopyFolder;
 use progress::ProgressFiles;

@@ -7,7 +7,7 @@ use std::process;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 
-use crate::Failure;
+use crate::failure::Failure;
 
 /// The program beside this one, or in `PATH`.
 const PROGRAM: &str = "zeropp-tokenize";

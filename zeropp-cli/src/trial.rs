@@ -13,7 +13,7 @@ use zeropp_plan::layout::Job;
 use zeropp_plan::plan::LayoutPlan;
 use zeropp_plan::race::race;
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::values::whole;
 
 /// Steps of a trial that do not count: a run's first ones map its memory.

@@ -3,7 +3,7 @@
 use clap::Command;
 use zeropp_core::kernels::bf16::requested;
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::figures::say;
 
 const ABOUT: &str = "Show the version, the commit, and the engines and devices it was built with";

@@ -10,7 +10,7 @@ use zeropp::failures::{
     Run, Verdict, judge, signal_name,
 };
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::figures::{count, say};
 use crate::values::whole;
 

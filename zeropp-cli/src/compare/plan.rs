@@ -10,7 +10,7 @@ use zeropp::pipeline::simulate::{Costs, simulate};
 use zeropp::pipeline::timeline::{MemoryUnit, RankTimeline, Timeline};
 use zeropp::search::bound::least_bubble_rate;
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::schedule::{CostFlags, ScheduleCosts, facts, shape};
 
 /// A plan whose ranks work this much longer or shorter than a run's is in other units than times.

@@ -16,7 +16,7 @@ use zeropp_plan::machines;
 use zeropp_plan::model::ModelSizes;
 
 use super::{bad, file, model_options};
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Token ids of a run without data and a vocabulary: bytes.
 const BYTE_IDS: usize = 256;

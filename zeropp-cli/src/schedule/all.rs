@@ -11,7 +11,7 @@ use super::args::ScheduleRequest;
 use super::facts::{made_by, micro_batches};
 use super::make::{SimulatedSchedule, make, shape};
 use super::output::rate;
-use crate::Failure;
+use crate::failure::Failure;
 use crate::figures::table;
 
 /// Values of `--format` with `--all`.

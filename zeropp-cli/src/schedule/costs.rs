@@ -10,7 +10,7 @@ use zeropp::pipeline::timeline::MemoryUnit;
 use super::cost_args::{CostFlags, LayerTimes, MemoryArgs, PerStage, TimeArgs};
 use super::micros::{Micros, micros};
 use super::slice_args::SliceArgs;
-use crate::Failure;
+use crate::failure::Failure;
 
 /// Every stage's costs.
 pub(crate) struct ScheduleCosts {

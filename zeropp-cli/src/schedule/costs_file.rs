@@ -11,7 +11,7 @@ use zeropp_core::files::escaped_line;
 use super::cost_args::{CostFlags, PerStage};
 use super::costs::{Changes, ScheduleCosts};
 use super::micros::{self, Micros};
-use crate::Failure;
+use crate::failure::Failure;
 
 impl ScheduleCosts {
     /// The costs of `stages` stages for schedules of so many micro-batches.

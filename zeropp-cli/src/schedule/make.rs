@@ -20,7 +20,8 @@ use super::args::{Limit, ScheduleRequest};
 use super::costs::ScheduleCosts;
 use super::facts;
 use super::micros::micros;
-use crate::{Failure, large};
+use crate::failure::Failure;
+use crate::large;
 
 /// A schedule with all that is known about it.
 pub(super) struct SimulatedSchedule {

@@ -11,7 +11,7 @@ use zeropp::pipeline::exchange::json;
 use super::args::FORMATS;
 use super::facts::micro_batches;
 use super::make::SimulatedSchedule;
-use crate::Failure;
+use crate::failure::Failure;
 use crate::figures::{count, table};
 
 /// The format that a file's name asks for.

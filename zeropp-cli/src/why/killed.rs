@@ -9,7 +9,7 @@ use zeropp::failures::FlightError;
 use zeropp::{SavedRun, saved};
 use zeropp_core::files::{escaped_line, open_regular};
 
-use crate::Failure;
+use crate::failure::Failure;
 use crate::figures::{duration, say};
 use crate::why::spread;
 

@@ -16,58 +16,58 @@ const VARIABLE: &str = "ZEROPP_CUBLASLT_LIB";
 /// The first version whose workspaces, types and orders are as here: that of CUDA 12.0.
 const VERSION_MIN: usize = 120_000;
 
-pub(super) type Handle = *mut c_void;
-pub(super) type Descriptor = *mut c_void;
+pub(crate) type Handle = *mut c_void;
+pub(crate) type Descriptor = *mut c_void;
 
 /// Numbers of the element types.
-pub(super) const FLOAT32: c_int = 0;
-pub(super) const BFLOAT16: c_int = 14;
+pub(crate) const FLOAT32: c_int = 0;
+pub(crate) const BFLOAT16: c_int = 14;
 /// The sums' type: fp32, and of fp32 factors without a rounding of those to TF32.
-pub(super) const COMPUTE_FLOAT32: c_int = 68;
+pub(crate) const COMPUTE_FLOAT32: c_int = 68;
 
 /// Attributes of a product.
-pub(super) const TRANSPOSE_A: c_int = 3;
-pub(super) const TRANSPOSE_B: c_int = 4;
+pub(crate) const TRANSPOSE_A: c_int = 3;
+pub(crate) const TRANSPOSE_B: c_int = 4;
 /// What is done with the sums beside, and where the vector is that this takes.
-pub(super) const EPILOGUE: c_int = 7;
-pub(super) const BIAS_POINTER: c_int = 8;
+pub(crate) const EPILOGUE: c_int = 7;
+pub(crate) const BIAS_POINTER: c_int = 8;
 /// A number is added for each of the library's rows, in the result's type.
-pub(super) const ADD_BIAS: u32 = 4;
+pub(crate) const ADD_BIAS: u32 = 4;
 /// The number of a transposed factor.
-pub(super) const TRANSPOSED: i32 = 1;
+pub(crate) const TRANSPOSED: i32 = 1;
 
 /// Attributes of a matrix.
-pub(super) const BATCH_COUNT: c_int = 5;
-pub(super) const BATCH_STRIDE: c_int = 6;
+pub(crate) const BATCH_COUNT: c_int = 5;
+pub(crate) const BATCH_STRIDE: c_int = 6;
 
 /// Attributes of what an algorithm may take.
-pub(super) const WORKSPACE_MAX: c_int = 1;
-pub(super) const REDUCTIONS: c_int = 3;
-pub(super) const ALIGNMENT_A: c_int = 5;
-pub(super) const ALIGNMENT_B: c_int = 6;
-pub(super) const ALIGNMENT_C: c_int = 7;
-pub(super) const ALIGNMENT_D: c_int = 8;
+pub(crate) const WORKSPACE_MAX: c_int = 1;
+pub(crate) const REDUCTIONS: c_int = 3;
+pub(crate) const ALIGNMENT_A: c_int = 5;
+pub(crate) const ALIGNMENT_B: c_int = 6;
+pub(crate) const ALIGNMENT_C: c_int = 7;
+pub(crate) const ALIGNMENT_D: c_int = 8;
 /// Parts of a sum are added in the workspace, in fp32 and in one order: not in the result's type.
-pub(super) const REDUCTION_IN_COMPUTE_TYPE: u32 = 2;
+pub(crate) const REDUCTION_IN_COMPUTE_TYPE: u32 = 2;
 
 /// An algorithm: numbers of the library's.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(super) struct Algorithm([u64; 8]);
+pub(crate) struct Algorithm([u64; 8]);
 
 /// What the library's heuristics propose.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(super) struct Proposal {
-    pub(super) algorithm: Algorithm,
-    pub(super) workspace: usize,
-    pub(super) status: c_int,
+pub(crate) struct Proposal {
+    pub(crate) algorithm: Algorithm,
+    pub(crate) workspace: usize,
+    pub(crate) status: c_int,
     waves: f32,
     reserved: [c_int; 4],
 }
 
 impl Proposal {
-    pub(super) fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         let algorithm = Algorithm([0; 8]);
         Self { algorithm, workspace: 0, status: -1, waves: 0.0, reserved: [0; 4] }
     }
@@ -99,10 +99,10 @@ library_functions! {
 }
 
 /// A loaded libcublasLt.
-pub(super) struct CublasLt {
-    pub(super) functions: Functions,
+pub(crate) struct CublasLt {
+    pub(crate) functions: Functions,
     /// As the library counts: 13.1.0 is 130100.
-    pub(super) version: usize,
+    pub(crate) version: usize,
 }
 
 /// Where to look for libcublasLt: what [`VARIABLE`] names alone where it is set; else
@@ -121,7 +121,7 @@ impl CublasLt {
     ///
     /// # Errors
     /// Why there is none.
-    pub(super) fn load() -> Result<CublasLt, String> {
+    pub(crate) fn load() -> Result<CublasLt, String> {
         if std::env::var_os(VARIABLE).is_some_and(|value| value == "none") {
             return Err(format!("{VARIABLE} = none"));
         }
@@ -143,7 +143,7 @@ impl CublasLt {
     }
 
     /// An error for every status but that of success.
-    pub(super) fn check(&self, call: &str, status: c_int) -> Result<(), String> {
+    pub(crate) fn check(&self, call: &str, status: c_int) -> Result<(), String> {
         if status == 0 {
             return Ok(());
         }

@@ -13,21 +13,21 @@ const ALIGNMENT_MAX: u64 = 256;
 
 /// How a tensor's matrices lie in memory, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Placement {
+pub(crate) struct Placement {
     /// Whether the elements of a column follow each other, and not those of a row.
-    pub(super) by_columns: bool,
+    pub(crate) by_columns: bool,
     /// From one row to the next, or from one column.
-    pub(super) pitch: usize,
+    pub(crate) pitch: usize,
     /// From one matrix to the next.
-    pub(super) batch_stride: usize,
+    pub(crate) batch_stride: usize,
     /// What the first element's address is a multiple of, in bytes.
-    pub(super) alignment: u32,
+    pub(crate) alignment: u32,
 }
 
 impl Placement {
     /// How the matrices `[.., rows, columns]` of these strides lie; none where that is not rows or
     /// columns at one distance.
-    pub(super) fn of(shape: &[usize], strides: &[usize], first_byte: u64) -> Option<Placement> {
+    pub(crate) fn of(shape: &[usize], strides: &[usize], first_byte: u64) -> Option<Placement> {
         let (outer, [rows, columns]) = shape.split_last_chunk::<2>()?;
         let (outer_strides, [down, right]) = strides.split_last_chunk::<2>()?;
         let pitch_of = |lines: usize, length: usize, pitch: usize, step: usize| {
@@ -42,7 +42,7 @@ impl Placement {
     }
 
     /// The tensor and how it lies, or a copy of it that lies row after row.
-    pub(super) fn or_copy(tensor: CubeTensor) -> Option<(CubeTensor, Placement)> {
+    pub(crate) fn or_copy(tensor: CubeTensor) -> Option<(CubeTensor, Placement)> {
         let of = |t: &CubeTensor| {
             let first = t.handle.offset_start.unwrap_or(0);
             Placement::of(t.meta.shape(), t.meta.strides(), first)
@@ -59,7 +59,7 @@ impl Placement {
 }
 
 /// What an address is a multiple of so far into a block of CubeCL's, in bytes.
-pub(super) fn alignment(first_byte: u64) -> u32 {
+pub(crate) fn alignment(first_byte: u64) -> u32 {
     ALIGNMENT_MAX.min(1 << first_byte.trailing_zeros().min(63)) as u32
 }
 
@@ -78,21 +78,21 @@ fn stride_of_all(shape: &[usize], strides: &[usize]) -> Option<usize> {
 
 /// Products of one kind: D = X·Y (+ D) for `batch` pairs `[m, k]` and `[k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Problem {
-    pub(super) m: usize,
-    pub(super) n: usize,
-    pub(super) k: usize,
-    pub(super) batch: usize,
+pub(crate) struct Problem {
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) batch: usize,
     /// The type of both factors.
-    pub(super) factors: DType,
+    pub(crate) factors: DType,
     /// The type of D.
-    pub(super) result: DType,
-    pub(super) x: Placement,
-    pub(super) y: Placement,
+    pub(crate) result: DType,
+    pub(crate) x: Placement,
+    pub(crate) y: Placement,
     /// D lies row after row.
-    pub(super) d: Placement,
+    pub(crate) d: Placement,
     /// The alignment of a vector in the type of D that is added to each row, where there is one.
-    pub(super) bias: Option<u32>,
+    pub(crate) bias: Option<u32>,
 }
 
 #[cfg(test)]

@@ -14,16 +14,16 @@ use super::record::Redone;
 use crate::head::halves;
 use crate::timeline::Span;
 
-pub(super) struct IncomingTensor {
-    pub(super) tensor: Pending<Tensor<1>>,
-    pub(super) span: usize,
-    pub(super) _hold: Option<Hold>,
+pub(crate) struct IncomingTensor {
+    pub(crate) tensor: Pending<Tensor<1>>,
+    pub(crate) span: usize,
+    pub(crate) _hold: Option<Hold>,
 }
 
 /// What goes on beside the computes: an operation of several ranks, of a stage, or a copy, of a
 /// stage and micro-batch.
 #[derive(Clone, Copy)]
-pub(super) enum RunningOperation {
+pub(crate) enum RunningOperation {
     Gather(usize),
     Reduce(usize),
     ReplicaReduce(usize),
@@ -32,29 +32,29 @@ pub(super) enum RunningOperation {
 
 /// The data that is under way within a step.
 #[derive(Default)]
-pub(super) struct Flight {
-    pub(super) spans: Vec<Span>,
-    pub(super) arriving: HashMap<Key, IncomingTensor>,
+pub(crate) struct Flight {
+    pub(crate) spans: Vec<Span>,
+    pub(crate) arriving: HashMap<Key, IncomingTensor>,
     /// Produced here: for a stage that lives here too (counted until it is taken), or about to be
     /// sent.
-    pub(super) local: HashMap<Key, (Tensor<1>, Option<Hold>)>,
-    pub(super) sends: Vec<Pending<()>>,
-    pub(super) gathers: HashMap<usize, usize>,
-    pub(super) reduces: Vec<(usize, usize)>,
+    pub(crate) local: HashMap<Key, (Tensor<1>, Option<Hold>)>,
+    pub(crate) sends: Vec<Pending<()>>,
+    pub(crate) gathers: HashMap<usize, usize>,
+    pub(crate) reduces: Vec<(usize, usize)>,
     /// The spans of copies that were not waited for.
-    pub(super) copies: HashMap<(usize, usize), usize>,
+    pub(crate) copies: HashMap<(usize, usize), usize>,
     /// What was not yet seen to be done, with its span.
-    pub(super) running: Vec<(RunningOperation, usize)>,
-    pub(super) head: HeadFlight,
-    pub(super) sent_bytes: u64,
-    pub(super) outcome: Option<StepOutcome>,
-    pub(super) validated: Option<StepOutcome>,
-    pub(super) redone: Option<Redone>,
+    pub(crate) running: Vec<(RunningOperation, usize)>,
+    pub(crate) head: HeadFlight,
+    pub(crate) sent_bytes: u64,
+    pub(crate) outcome: Option<StepOutcome>,
+    pub(crate) validated: Option<StepOutcome>,
+    pub(crate) redone: Option<Redone>,
 }
 
 impl Flight {
     /// Something was waited for. Where it was seen to be done before, it ended then.
-    pub(super) fn end_running(&mut self, span: usize, now: u64) {
+    pub(crate) fn end_running(&mut self, span: usize, now: u64) {
         if let Some(at) = self.running.iter().position(|(_, running)| *running == span) {
             self.running.swap_remove(at);
             self.spans[span].end_ns = now;
@@ -64,41 +64,41 @@ impl Flight {
 
 /// A message, by its place among those of a micro-batch, and the micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct OfHead {
-    pub(super) edge: usize,
-    pub(super) micro_batch: usize,
+pub(crate) struct OfHead {
+    pub(crate) edge: usize,
+    pub(crate) micro_batch: usize,
 }
 
 /// What there is of a split head's messages on one rank within a step.
 #[derive(Default)]
-pub(super) struct HeadFlight {
-    pub(super) arriving: HashMap<OfHead, IncomingTensor>,
+pub(crate) struct HeadFlight {
+    pub(crate) arriving: HashMap<OfHead, IncomingTensor>,
     /// What has arrived, with how many have still to take it. Sums of gradients are in `gradients`.
-    pub(super) there: HashMap<OfHead, (Option<Tensor<1>>, usize)>,
+    pub(crate) there: HashMap<OfHead, (Option<Tensor<1>>, usize)>,
     /// What counts messages to this rank, with the sends and computes of the program after which
     /// they are no longer counted.
-    pub(super) holds: HashMap<OfHead, (Hold, usize)>,
+    pub(crate) holds: HashMap<OfHead, (Hold, usize)>,
     /// By micro-batch: the input that this rank's last stage has made.
-    pub(super) inputs: HashMap<usize, (Tensor<1>, usize)>,
+    pub(crate) inputs: HashMap<usize, (Tensor<1>, usize)>,
     /// What counts it until F of the slice takes it.
-    pub(super) input_holds: HashMap<usize, Hold>,
+    pub(crate) input_holds: HashMap<usize, Hold>,
     /// The sums of the rank's own blocks.
-    pub(super) sums: HashMap<usize, Tensor<1>>,
+    pub(crate) sums: HashMap<usize, Tensor<1>>,
     /// The totals over all blocks, on the root.
-    pub(super) totals: HashMap<usize, (Tensor<1>, usize)>,
+    pub(crate) totals: HashMap<usize, (Tensor<1>, usize)>,
     /// Sums of gradients, by micro-batch and the blocks that they are over.
-    pub(super) gradients: HashMap<(usize, usize, usize), Tensor<1>>,
+    pub(crate) gradients: HashMap<(usize, usize, usize), Tensor<1>>,
     /// What counts the rank's own ones, with the takers that are left.
-    pub(super) own: HashMap<usize, (Vec<Hold>, usize)>,
+    pub(crate) own: HashMap<usize, (Vec<Hold>, usize)>,
     /// Sends that wait for what they pass on, with their spans.
-    pub(super) waiting: Vec<(OfHead, usize)>,
+    pub(crate) waiting: Vec<(OfHead, usize)>,
     /// Micro-batches whose totals the root has not made yet.
-    pub(super) due: Vec<usize>,
+    pub(crate) due: Vec<usize>,
 }
 
 impl HeadFlight {
     /// One of those that take these messages has come.
-    pub(super) fn release(&mut self, edges: &[usize], micro_batch: usize) {
+    pub(crate) fn release(&mut self, edges: &[usize], micro_batch: usize) {
         for at in edges {
             let of = OfHead { edge: *at, micro_batch };
             if let Some((_, left)) = self.holds.get_mut(&of) {
@@ -111,7 +111,7 @@ impl HeadFlight {
     }
 
     /// One of those that take the rank's own sums of gradients has come.
-    pub(super) fn release_own(&mut self, micro_batch: usize) {
+    pub(crate) fn release_own(&mut self, micro_batch: usize) {
         if let Some((_, left)) = self.own.get_mut(&micro_batch) {
             *left -= 1;
             if *left == 0 {
@@ -121,7 +121,7 @@ impl HeadFlight {
     }
 
     /// What has arrived, for one of those that take it.
-    pub(super) fn take(&mut self, of: OfHead) -> Option<Tensor<1>> {
+    pub(crate) fn take(&mut self, of: OfHead) -> Option<Tensor<1>> {
         let (tensor, left) = self.there.get_mut(&of).expect("it has arrived");
         let tensor = tensor.clone();
         *left = left.saturating_sub(1);
@@ -132,12 +132,12 @@ impl HeadFlight {
     }
 
     /// The input that the last stage has made, for one of those that take it.
-    pub(super) fn take_input(&mut self, micro_batch: usize) -> Tensor<1> {
+    pub(crate) fn take_input(&mut self, micro_batch: usize) -> Tensor<1> {
         take_one(&mut self.inputs, micro_batch).expect("the stage before has made it")
     }
 
     /// The sum of gradients over these blocks, of those that are there.
-    pub(super) fn sum_of(&mut self, micro_batch: usize, blocks: Range<usize>) -> Tensor<1> {
+    pub(crate) fn sum_of(&mut self, micro_batch: usize, blocks: Range<usize>) -> Tensor<1> {
         if let Some(sum) = self.gradients.remove(&(micro_batch, blocks.start, blocks.end)) {
             return sum;
         }
@@ -148,7 +148,7 @@ impl HeadFlight {
 }
 
 /// A tensor for one of those that take it; with the last one it is gone.
-pub(super) fn take_one(
+pub(crate) fn take_one(
     from: &mut HashMap<usize, (Tensor<1>, usize)>,
     micro_batch: usize,
 ) -> Option<Tensor<1>> {

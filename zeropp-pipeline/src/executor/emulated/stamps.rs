@@ -5,15 +5,15 @@ use zeropp_comm::Communicator;
 use zeropp_core::cpu_tensor;
 
 /// Numbers of one time stamp: 16 bits each, so that `f32` holds them exactly.
-pub(super) const STAMP: usize = 4;
+pub(crate) const STAMP: usize = 4;
 
 /// A time as numbers that add up.
-pub(super) fn encode(time: u64) -> [f32; STAMP] {
+pub(crate) fn encode(time: u64) -> [f32; STAMP] {
     std::array::from_fn(|i| ((time >> (16 * i)) & 0xffff) as f32)
 }
 
 /// The latest of the stamps in a buffer.
-pub(super) fn latest(buffer: Tensor<1>) -> u64 {
+pub(crate) fn latest(buffer: Tensor<1>) -> u64 {
     let decode = |stamp: &[f32]| {
         let parts = stamp.iter().enumerate().map(|(i, part)| (*part as u64) << (16 * i));
         parts.sum()
@@ -21,14 +21,14 @@ pub(super) fn latest(buffer: Tensor<1>) -> u64 {
     cpu_tensor::into_vec(buffer).chunks(STAMP).map(decode).max().unwrap_or(0)
 }
 
-pub(super) fn tensor(values: Vec<f32>) -> Tensor<1> {
+pub(crate) fn tensor(values: Vec<f32>) -> Tensor<1> {
     let len = values.len();
     cpu_tensor::from_vec(values, [len])
 }
 
 /// This rank's stamp in its own place of `copies` buffers with a place for every rank, so that the
 /// ranks' sum has all stamps.
-pub(super) fn own_place(group: &dyn Communicator, copies: usize, time: u64) -> Tensor<1> {
+pub(crate) fn own_place(group: &dyn Communicator, copies: usize, time: u64) -> Tensor<1> {
     let width = STAMP * group.size();
     let mut values = vec![0.0; copies * width];
     for copy in values.chunks_mut(width) {

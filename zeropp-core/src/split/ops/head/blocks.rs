@@ -19,17 +19,17 @@ use crate::split::weight::Side;
 use crate::split::{ForwardGrads, Saved};
 
 /// Where the gradients of a head in fp32 go.
-pub(super) struct HostGrads<'a> {
+pub(crate) struct HostGrads<'a> {
     /// Of x, `[n, h]`; empty at first.
-    pub(super) dx: &'a mut Vec<f32>,
+    pub(crate) dx: &'a mut Vec<f32>,
     /// Of the weight, `[V, h]`; added to. None where it does not train.
-    pub(super) dw: Option<&'a mut [f32]>,
+    pub(crate) dw: Option<&'a mut [f32]>,
     /// Factor on every token's loss.
-    pub(super) weight: f32,
+    pub(crate) weight: f32,
 }
 
 impl ChunkedHead<'_> {
-    pub(super) fn on_host(
+    pub(crate) fn on_host(
         &self,
         x: &[f32],
         targets: &[usize],
@@ -65,7 +65,7 @@ impl ChunkedHead<'_> {
     }
 
     /// The logits of a chunk of tokens `x: [c, h]` for its own blocks.
-    pub(super) fn logits_of<'t>(
+    pub(crate) fn logits_of<'t>(
         &self,
         w: &[f32],
         x: &[f32],
@@ -81,7 +81,7 @@ impl ChunkedHead<'_> {
     }
 
     /// Adds the next block's gradient of the input, for its `slope: [c, rows]`.
-    pub(super) fn add_input_gradient(
+    pub(crate) fn add_input_gradient(
         &self,
         sum: &mut TreeSum,
         w: &[f32],
@@ -96,12 +96,12 @@ impl ChunkedHead<'_> {
     }
 
     /// The first id of its own blocks.
-    pub(super) fn first_id(&self) -> usize {
+    pub(crate) fn first_id(&self) -> usize {
         self.id_blocks().next().map_or(0, |block| block.start)
     }
 
     /// The same in bf16: logits, loss and sums in fp32, the factors of products in bf16.
-    pub(super) fn in_halves(
+    pub(crate) fn in_halves(
         &self,
         x: &Tensor<3>,
         targets: Tensor<2, Int>,
@@ -143,7 +143,7 @@ impl ChunkedHead<'_> {
     }
 
     /// The logits of a chunk of tokens `x: [c, h]` for its own blocks.
-    pub(super) fn logits_of_halves<'t>(
+    pub(crate) fn logits_of_halves<'t>(
         &self,
         w: &[Half],
         x: Mat,
@@ -160,13 +160,13 @@ impl ChunkedHead<'_> {
     }
 
     /// Rows of the weight that are token ids.
-    pub(super) fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.row_blocks().map(|block| block.len()).sum()
     }
 
     /// Calls `f` with each block of the bf16 weight, in order, and how products on `side` read its
     /// rows: kept, or packed anew each time.
-    pub(super) fn each_block(
+    pub(crate) fn each_block(
         &self,
         side: Side,
         w: &[Half],
@@ -199,7 +199,7 @@ impl ChunkedHead<'_> {
 
 /// Adds a block's slopeᵀ·x to `dw: [rows, h]`, for `slope: [c, rows]` and `x: [c, h]`: first tokens
 /// first, as F comes.
-pub(super) fn add_weight_gradient(dw: &mut [f32], slope: &[f32], x: &[f32], h: usize) {
+pub(crate) fn add_weight_gradient(dw: &mut [f32], slope: &[f32], x: &[f32], h: usize) {
     let (rows, n) = (dw.len() / h, x.len() / h);
     let (x, slope) = (MatRef::new(x, n, h), MatRef::new(slope, n, rows));
     add_by_blocks(dw, slope, x, tokens::blocks(n));

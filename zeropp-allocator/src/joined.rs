@@ -6,44 +6,44 @@
 use std::collections::BTreeMap;
 
 /// Of blocks that consist of several mappings the bytes of each, in order, by the block's address.
-pub(super) struct JoinedMappings(BTreeMap<usize, Vec<usize>>);
+pub(crate) struct JoinedMappings(BTreeMap<usize, Vec<usize>>);
 
 impl JoinedMappings {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self(BTreeMap::new())
     }
 
     /// Of how many mappings the block at `address` consists.
-    pub(super) fn count(&self, address: usize) -> usize {
+    pub(crate) fn count(&self, address: usize) -> usize {
         self.0.get(&address).map_or(1, Vec::len)
     }
 
     /// The most mappings that a block consists of.
     #[cfg(test)]
-    pub(super) fn most(&self) -> usize {
+    pub(crate) fn most(&self) -> usize {
         self.0.values().map(Vec::len).max().unwrap_or(1)
     }
 
     /// Whether nothing is noted.
     #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Notes the mappings of the block at `address`.
-    pub(super) fn note(&mut self, address: usize, parts: Vec<usize>) {
+    pub(crate) fn note(&mut self, address: usize, parts: Vec<usize>) {
         if parts.len() > 1 {
             self.0.insert(address, parts);
         }
     }
 
     /// The mappings of a block of `bytes`, which are not noted any more.
-    pub(super) fn take(&mut self, address: usize, bytes: usize) -> Vec<usize> {
+    pub(crate) fn take(&mut self, address: usize, bytes: usize) -> Vec<usize> {
         self.0.remove(&address).unwrap_or_else(|| vec![bytes])
     }
 
     /// Two blocks where one was: the first `bytes` of it, and the rest.
-    pub(super) fn split(&mut self, address: usize, bytes: usize) {
+    pub(crate) fn split(&mut self, address: usize, bytes: usize) {
         let Some(parts) = self.0.remove(&address) else { return };
         let (mut front, mut rest, mut left) = (Vec::new(), Vec::new(), bytes);
         for part in parts {
@@ -57,7 +57,7 @@ impl JoinedMappings {
     }
 
     /// One block where several lay, each behind the one before it: their addresses and bytes.
-    pub(super) fn merge(&mut self, run: &[(usize, usize)]) {
+    pub(crate) fn merge(&mut self, run: &[(usize, usize)]) {
         let parts = run.iter().flat_map(|&(address, bytes)| self.take(address, bytes)).collect();
         self.note(run[0].0, parts);
     }

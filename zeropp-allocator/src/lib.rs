@@ -1,11 +1,10 @@
-//! The command's allocator: mimalloc, and an end that can be understood where it has no more.
+//! An allocator for training on CPUs: large blocks are kept whole for the next step, what is small
+//! is mimalloc's, and where no memory is left a function of the program's ends the process.
 //!
-//! Without this an allocation that fails aborts the process somewhere inside of a tensor library,
-//! and nothing is left of what the ranks did. The library installs no allocator.
+//! A step allocates what the step before it freed (docs/adr/0066-large-blocks-are-kept-whole.md).
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_int, c_long};
-use std::io::Write;
 
 use mimalloc::MiMalloc;
 
@@ -16,9 +15,39 @@ mod joined;
 
 static BLOCKS: Blocks = Blocks::new();
 
-/// mimalloc for what is small and [`Blocks`] for what is large; it ends the process where memory is
-/// out. Ranks are threads that allocate and free tensors of all sizes at once.
-pub(crate) struct Allocator;
+/// mimalloc for what is small and whole blocks for what is larger than 32 KiB. Ranks are threads
+/// that allocate and free tensors of all sizes at once.
+///
+/// ```
+/// use zeropp_allocator::Allocator;
+///
+/// #[global_allocator]
+/// static ALLOCATOR: Allocator = Allocator::new(|_| std::process::abort());
+/// # assert_eq!(vec![1u8; 1 << 20].len(), 1 << 20);
+/// ```
+pub struct Allocator {
+    out_of_memory: fn(usize) -> !,
+}
+
+impl Allocator {
+    /// `out_of_memory` is called with the bytes of an allocation that cannot be made; it must not
+    /// allocate. An allocation that fails would abort the process without a word otherwise.
+    pub const fn new(out_of_memory: fn(usize) -> !) -> Self {
+        Self { out_of_memory }
+    }
+
+    /// A block from `alloc`, tried again without the kept large blocks where there is none.
+    fn some(&self, alloc: impl Fn() -> *mut u8, bytes: usize) -> *mut u8 {
+        let mut memory = alloc();
+        if memory.is_null() && BLOCKS.give_back() {
+            memory = alloc();
+        }
+        if memory.is_null() {
+            (self.out_of_memory)(bytes);
+        }
+        memory
+    }
+}
 
 /// `mi_option_purge_delay` of mimalloc's header: milliseconds after which pages that are not in use
 /// go back to the system; −1 keeps them.
@@ -31,27 +60,9 @@ unsafe extern "C" {
 
 /// Keeps what is freed for what is allocated next. A step allocates what the step before it freed;
 /// given back to the system in between, that returns as page faults, up to a tenth of a step.
-pub(crate) fn keep_pages() {
+pub fn keep_pages() {
     // SAFETY: the declaration is that of mimalloc's header, and any option takes any number.
     unsafe { mi_option_set_default(PURGE_DELAY, -1) }
-}
-
-/// A block from `alloc`, tried again without the large blocks that are kept where there is none.
-fn some(alloc: impl Fn() -> *mut u8, bytes: usize) -> *mut u8 {
-    let mut memory = alloc();
-    if memory.is_null() && BLOCKS.give_back() {
-        memory = alloc();
-    }
-    if memory.is_null() {
-        zeropp::end_out_of_memory(bytes, say);
-    }
-    memory
-}
-
-/// Writes to standard error, without allocating anything.
-fn say(text: &str) {
-    // What cannot be written cannot be helped.
-    let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
 // SAFETY: every method hands its arguments on to an allocator that keeps the contract, and returns
@@ -59,18 +70,18 @@ fn say(text: &str) {
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if is_block(layout) {
-            return some(|| BLOCKS.alloc(layout.size(), false), layout.size());
+            return self.some(|| BLOCKS.alloc(layout.size(), false), layout.size());
         }
         // SAFETY: as the caller promises.
-        some(|| unsafe { MiMalloc.alloc(layout) }, layout.size())
+        self.some(|| unsafe { MiMalloc.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         if is_block(layout) {
-            return some(|| BLOCKS.alloc(layout.size(), true), layout.size());
+            return self.some(|| BLOCKS.alloc(layout.size(), true), layout.size());
         }
         // SAFETY: as the caller promises.
-        some(|| unsafe { MiMalloc.alloc_zeroed(layout) }, layout.size())
+        self.some(|| unsafe { MiMalloc.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
@@ -89,7 +100,7 @@ unsafe impl GlobalAlloc for Allocator {
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         if !is_block(layout) && !is_block(new) {
             // SAFETY: as the caller promises.
-            return some(|| unsafe { MiMalloc.realloc(memory, layout, size) }, size);
+            return self.some(|| unsafe { MiMalloc.realloc(memory, layout, size) }, size);
         }
         if is_block(layout) && Blocks::serves(layout.size(), size) {
             return memory;
@@ -107,6 +118,9 @@ unsafe impl GlobalAlloc for Allocator {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[global_allocator]
+    static ALLOCATOR: Allocator = Allocator::new(|_| std::process::abort());
 
     unsafe extern "C" {
         fn mi_option_get(option: c_int) -> c_long;

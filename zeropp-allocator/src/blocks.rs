@@ -16,7 +16,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::joined::JoinedMappings;
+use crate::joined::JoinedMappings;
 
 /// Bytes above which an allocation is a block. Up to it are small tensors and all that is not one;
 /// the lists of free blocks, which are allocated while they are locked, stay there, too.
@@ -47,7 +47,7 @@ const RUN: usize = 16;
 const MANY: usize = 2047;
 
 /// Large blocks of memory, for any thread.
-pub(super) struct Blocks(Mutex<KeptBlocks>);
+pub(crate) struct Blocks(Mutex<KeptBlocks>);
 
 /// The blocks that are kept, and how much there is of them.
 struct KeptBlocks {
@@ -98,7 +98,7 @@ impl Drop for BlocksGuard<'_> {
 }
 
 /// Whether a layout is that of a block. What asks for more than a page's alignment is not.
-pub(super) fn is_block(layout: Layout) -> bool {
+pub(crate) fn is_block(layout: Layout) -> bool {
     layout.size() > SMALL && layout.align() <= 4096
 }
 
@@ -127,7 +127,7 @@ fn page() -> usize {
 }
 
 impl Blocks {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self(Mutex::new(KeptBlocks {
             free: Vec::new(),
             free_bytes: 0,
@@ -145,7 +145,7 @@ impl Blocks {
     }
 
     /// Memory for `size` bytes, of which each is zero if `zeroed`; null where there is no more.
-    pub(super) fn alloc(&self, size: usize, zeroed: bool) -> *mut u8 {
+    pub(crate) fn alloc(&self, size: usize, zeroed: bool) -> *mut u8 {
         let bytes = rounded(size);
         // Let go before the bytes are zeroed, which may take a while.
         let kept = self.lock().take(bytes);
@@ -166,7 +166,7 @@ impl Blocks {
 
     /// Gives all kept blocks back to the system; whether there were any. None where this thread is
     /// at work on them: its lists are small memory, which may have run out meanwhile.
-    pub(super) fn give_back(&self) -> bool {
+    pub(crate) fn give_back(&self) -> bool {
         if IS_HELD.get() {
             return false;
         }
@@ -181,13 +181,13 @@ impl Blocks {
     /// # Safety
     ///
     /// `memory` came from `alloc` with this size, and is not used any more.
-    pub(super) unsafe fn free(&self, memory: *mut u8, size: usize) {
+    pub(crate) unsafe fn free(&self, memory: *mut u8, size: usize) {
         let block = FreeBlock { address: memory.expose_provenance(), bytes: rounded(size) };
         self.lock().keep(block);
     }
 
     /// Whether a block for `old` bytes serves for `new` ones as it is.
-    pub(super) fn serves(old: usize, new: usize) -> bool {
+    pub(crate) fn serves(old: usize, new: usize) -> bool {
         new > SMALL && rounded(old) == rounded(new)
     }
 }
