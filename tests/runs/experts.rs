@@ -15,7 +15,7 @@ use zeropp::config::{
     Resume,
 };
 use zeropp::model::DecoderTensor;
-use zeropp::model::decoder::{Decoder, Moe};
+use zeropp::model::decoder::Decoder;
 use zeropp::weights::{self, Import, ParameterShape, StoreAs, Weights};
 use zeropp::{
     Config, ExportOptions, Generator, Sampling, Trainer, config_of, export_checkpoint, model,
@@ -343,13 +343,19 @@ fn gguf_files_of_experts_are_the_models_that_they_were_made_of() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("tokens.bin");
-    for (name, like) in
-        [("qwen3-moe-all", "qwen3-moe-all"), ("mixtral", "mixtral"), ("qwen2-moe-all", "qwen2-moe")]
-    {
+    for (name, like) in [
+        ("qwen3-moe-all", "qwen3-moe-all"),
+        ("mixtral", "mixtral"),
+        ("qwen2-moe-all", "qwen2-moe"),
+        ("dots1", "dots1"),
+    ] {
         let file = folder.join(format!("{name}.gguf"));
         let family = Family::read(like);
         let decoder = Config::for_model(file.to_str().unwrap()).unwrap().decoder(32).unwrap();
-        let moe = Moe { first: 0, divided: name != "qwen2-moe-all", ..family.decoder.moe.unwrap() };
+        let mut moe = family.decoder.moe.unwrap();
+        if name == "qwen2-moe-all" {
+            (moe.first, moe.divided) = (0, false);
+        }
         assert_eq!(decoder, Decoder { moe: Some(moe), ..family.decoder }, "{name}");
 
         let tensors = decoder.tensors();

@@ -21,7 +21,7 @@ enum ValueType {
 
 /// The keys of an architecture that are read, without its name: `llama.block_count` is
 /// `block_count`. What is not here is refused.
-const KNOWN: [(&str, ValueType); 29] = [
+const KNOWN: [(&str, ValueType); 33] = [
     ("block_count", ValueType::Count),
     ("context_length", ValueType::Count),
     ("embedding_length", ValueType::Count),
@@ -38,6 +38,10 @@ const KNOWN: [(&str, ValueType); 29] = [
     ("expert_used_count", ValueType::Count),
     ("expert_feed_forward_length", ValueType::Count),
     ("expert_shared_feed_forward_length", ValueType::Count),
+    ("expert_shared_count", ValueType::Count),
+    ("expert_group_count", ValueType::Count),
+    ("expert_group_used_count", ValueType::Count),
+    ("leading_dense_block_count", ValueType::Count),
     ("expert_weights_norm", ValueType::Truth),
     ("expert_weights_scale", ValueType::Number),
     ("expert_gating_func", ValueType::Count),
@@ -76,6 +80,14 @@ const FIELDS: [(&str, &str); 12] = [
     ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
 ];
 
+/// Keys of dots1 alone, the fields that they are, and what they are where no key says it.
+const OF_DOTS1: [(&str, &str, Option<u32>); 4] = [
+    ("leading_dense_block_count", "first_k_dense_replace", None),
+    ("expert_shared_count", "n_shared_experts", None),
+    ("expert_group_count", "n_group", Some(1)),
+    ("expert_group_used_count", "topk_group", Some(1)),
+];
+
 /// Keys of experts, which a model without has none of, or 0.
 const OF_EXPERTS: [&str; 5] = [
     "expert_count",
@@ -87,8 +99,9 @@ const OF_EXPERTS: [&str; 5] = [
 /// Fields of a `config.json` that say how large they are.
 const EXPERTS: [&str; 3] =
     ["num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"];
-/// The scores that are a softmax, of `expert_gating_func`.
+/// The scores that `expert_gating_func` names: a softmax over all experts, or a sigmoid of each.
 const SOFTMAX: u32 = 1;
+const SIGMOID: u32 = 2;
 
 /// A key and what is wrong with it: the problem, and what would work.
 pub(crate) struct KeyProblem {
@@ -117,6 +130,7 @@ pub(crate) fn config(values: &GgufValues, tied: bool, vocabulary: usize) -> Chec
     let experts = keys.count("expert_count")?.filter(|n| *n > 0);
     let (class, kind) = match (name.as_str(), window) {
         ("llama", _) if experts.is_some() => ("MixtralForCausalLM", "mixtral"),
+        ("dots1", _) => ("Dots1ForCausalLM", "dots1"),
         ("qwen2moe", _) => ("Qwen2MoeForCausalLM", "qwen2_moe"),
         ("qwen3moe", _) => ("Qwen3MoeForCausalLM", "qwen3_moe"),
         ("llama", Some(_)) => ("MistralForCausalLM", "mistral"),
@@ -125,9 +139,9 @@ pub(crate) fn config(values: &GgufValues, tied: bool, vocabulary: usize) -> Chec
         ("qwen3", _) => ("Qwen3ForCausalLM", "qwen3"),
         _ => return Ok(None),
     };
-    let has_experts = kind == "mixtral" || kind.ends_with("_moe");
+    let has_experts = ["mixtral", "dots1"].contains(&kind) || kind.ends_with("_moe");
     keys.check(window.is_some_and(|_| !["mistral", "mixtral"].contains(&kind)))?;
-    keys.check_experts(has_experts)?;
+    keys.check_experts(has_experts, kind == "dots1")?;
     let mut config = Map::new();
     config.insert("architectures".into(), json!([class]));
     config.insert("model_type".into(), json!(kind));
@@ -141,12 +155,16 @@ pub(crate) fn config(values: &GgufValues, tied: bool, vocabulary: usize) -> Chec
             config.insert(field.into(), plain(value));
         }
     }
+    if kind == "dots1" {
+        keys.dots1(&mut config)?;
+    }
     if has_experts {
-        config.insert("num_local_experts".into(), json!(experts));
+        let field = if kind == "dots1" { "n_routed_experts" } else { "num_local_experts" };
+        config.insert(field.into(), json!(experts));
         // Where no key says it, as llama.cpp computes it.
         let divided = match keys.get("expert_weights_norm") {
             Some(GgufValue::Truth(divided)) => *divided,
-            _ => kind != "qwen2_moe",
+            _ => !["qwen2_moe", "dots1"].contains(&kind),
         };
         if kind != "mixtral" {
             config.insert("norm_topk_prob".into(), json!(divided));
@@ -190,7 +208,8 @@ impl<'a> ArchitectureKeys<'a> {
     }
 
     fn wrong<T>(self, key: &str, what: &str) -> Checked<T> {
-        let value = self.get(key).map_or(String::new(), |value| excerpt(&value.to_string()));
+        let value = self.get(key).map(|value| excerpt(&value.to_string()));
+        let value = value.unwrap_or_else(|| "missing".into());
         fault(format!("its {}.{key} is {value}, {what}", self.name), ORIGINAL)
     }
 
@@ -249,26 +268,58 @@ impl<'a> ArchitectureKeys<'a> {
     }
 
     /// There are experts where the architecture has some, chosen as here.
-    fn check_experts(self, has_some: bool) -> Checked<()> {
-        if has_some {
-            if self.count("expert_count")?.is_none_or(|n| n == 0) {
-                return self.wrong("expert_count", "and this architecture has experts");
-            }
-            if self.count("expert_gating_func")?.is_some_and(|of| of > SOFTMAX) {
-                return self.wrong("expert_gating_func", "and scores are a softmax, 1, here");
-            }
-            return match self.number("expert_weights_scale")? {
-                Some(scale) if scale != 0.0 && scale != 1.0 => {
-                    self.wrong("expert_weights_scale", "and nothing is scaled there here")
+    fn check_experts(self, has_some: bool, is_dots1: bool) -> Checked<()> {
+        if !is_dots1 {
+            for (key, _, usual) in OF_DOTS1 {
+                if self.count(key)?.is_some_and(|n| n > usual.unwrap_or(0)) {
+                    return self.wrong(key, "and this architecture has none of these");
                 }
-                _ => Ok(()),
-            };
-        }
-        for key in OF_EXPERTS {
-            if self.count(key)?.is_some_and(|n| n > 0) {
-                return self.wrong(key, "and a block has one MLP here");
             }
         }
+        if !has_some {
+            for key in OF_EXPERTS {
+                if self.count(key)?.is_some_and(|n| n > 0) {
+                    return self.wrong(key, "and a block has one MLP here");
+                }
+            }
+            return Ok(());
+        }
+        if self.count("expert_count")?.is_none_or(|n| n == 0) {
+            return self.wrong("expert_count", "and this architecture has experts");
+        }
+        if is_dots1 {
+            return Ok(());
+        }
+        if self.count("expert_gating_func")?.is_some_and(|of| of > SOFTMAX) {
+            return self.wrong("expert_gating_func", "and scores are a softmax, 1, here");
+        }
+        match self.number("expert_weights_scale")? {
+            Some(scale) if scale != 0.0 && scale != 1.0 => {
+                self.wrong("expert_weights_scale", "and nothing is scaled there here")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The fields that dots1 alone has. No key says that a layer slides: none does.
+    fn dots1(self, config: &mut Map<String, Value>) -> Checked<()> {
+        if self.count("expert_gating_func")? != Some(SIGMOID) {
+            return self.wrong("expert_gating_func", "and scores are a sigmoid, 2, here");
+        }
+        if self.count("expert_shared_feed_forward_length")?.is_some_and(|n| n > 0) {
+            let problem = "and shared experts are as large as the others here";
+            return self.wrong("expert_shared_feed_forward_length", problem);
+        }
+        config.remove("shared_expert_intermediate_size");
+        for (key, field, usual) in OF_DOTS1 {
+            let Some(n) = self.count(key)?.filter(|n| *n > 0 || usual.is_none()).or(usual) else {
+                return self.wrong(key, "and this architecture has it");
+            };
+            config.insert(field.into(), json!(n));
+        }
+        let scale = self.number("expert_weights_scale")?.filter(|scale| *scale != 0.0);
+        config.insert("routed_scaling_factor".into(), json!(scale.unwrap_or(1.0)));
+        config.insert("sliding_window".into(), Value::Null);
         Ok(())
     }
 

@@ -26,7 +26,7 @@ impl Architecture {
         let Some(GgufValue::Text(name)) = values.get("general.architecture") else {
             return Ok(None);
         };
-        if !["llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe"].contains(&name.as_str()) {
+        if !["dots1", "llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe"].contains(&name.as_str()) {
             return Ok(None);
         }
         let heads_key = format!("{name}.attention.head_count");
@@ -90,6 +90,10 @@ pub(crate) fn hf_name(architecture: &Architecture, name: &str) -> Option<(String
     let (block, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let block: usize = block.parse().ok()?;
     let (part, kind) = rest.rsplit_once('.')?;
+    if (part, kind) == ("exp_probs_b", "bias") {
+        let name = format!("model.layers.{block}.mlp.gate.e_score_correction_bias");
+        return Some((name, RowOrder::AsNamed));
+    }
     if !["weight", "bias"].contains(&kind) {
         return None;
     }
@@ -97,6 +101,14 @@ pub(crate) fn hf_name(architecture: &Architecture, name: &str) -> Option<(String
         true => RowOrder::Interleaved { heads },
         false => RowOrder::AsNamed,
     };
+    if let Some(map) = part.strip_prefix("ffn_").and_then(|part| part.strip_suffix("_shexp"))
+        && ["gate", "up", "down"].contains(&map)
+    {
+        // dots1 may have several, side by side in one matrix.
+        let several = if architecture.name == "dots1" { "s" } else { "" };
+        let name = format!("model.layers.{block}.mlp.shared_expert{several}.{map}_proj.{kind}");
+        return Some((name, RowOrder::AsNamed));
+    }
     let (part, rows) = match part {
         "attn_norm" => ("input_layernorm", RowOrder::AsNamed),
         "attn_q" => ("self_attn.q_proj", rows(architecture.heads)),
@@ -111,9 +123,6 @@ pub(crate) fn hf_name(architecture: &Architecture, name: &str) -> Option<(String
         "ffn_down" => ("mlp.down_proj", RowOrder::AsNamed),
         "ffn_gate_inp" => ("mlp.gate", RowOrder::AsNamed),
         "ffn_gate_inp_shexp" => (SHARED_GATE, RowOrder::AsNamed),
-        "ffn_gate_shexp" => ("mlp.shared_expert.gate_proj", RowOrder::AsNamed),
-        "ffn_up_shexp" => ("mlp.shared_expert.up_proj", RowOrder::AsNamed),
-        "ffn_down_shexp" => ("mlp.shared_expert.down_proj", RowOrder::AsNamed),
         _ => return None,
     };
     Some((format!("model.layers.{block}.{part}.{kind}"), rows))

@@ -17,6 +17,39 @@ fn llama() -> Gguf {
         .number("llama.attention.head_count", 2)
 }
 
+/// A model of dots1's architecture without the keys that only it has.
+fn dots1() -> Gguf {
+    Gguf::new()
+        .word("general.architecture", "dots1")
+        .number("dots1.attention.head_count", 2)
+        .number("dots1.expert_count", 4)
+}
+
+/// Keys of dots1 that are 0 or absent are llama.cpp's defaults.
+#[test]
+fn keys_of_dots1_are_fields_of_its_config() {
+    let keys = dots1()
+        .number("dots1.expert_gating_func", 2)
+        .number("dots1.leading_dense_block_count", 0)
+        .number("dots1.expert_shared_count", 2)
+        .number("dots1.expert_group_count", 0)
+        .float("dots1.expert_weights_scale", 2.5);
+    let config = config(keys).unwrap();
+    for (field, value) in [
+        ("model_type", json!("dots1")),
+        ("n_routed_experts", json!(4)),
+        ("first_k_dense_replace", json!(0)),
+        ("n_shared_experts", json!(2)),
+        ("n_group", json!(1)),
+        ("topk_group", json!(1)),
+        ("routed_scaling_factor", json!(2.5)),
+        ("norm_topk_prob", json!(false)),
+    ] {
+        assert_eq!(config[field], value, "{field}");
+    }
+    assert!(config["sliding_window"].is_null());
+}
+
 fn config(gguf: Gguf) -> Result<Value, String> {
     let bytes = gguf.f32s("token_embd.weight", &[3, 8], &[0.25; 24]).bytes();
     let dir = folder(&[("m.gguf", bytes)]);
@@ -106,6 +139,25 @@ fn keys_that_ask_for_another_model_are_refused_by_name() {
         (
             llama().number("llama.expert_count", 8).key("llama.expert_weights_norm", 7, &[0]),
             "its llama.expert_weights_norm is false, and Mixtral divides by their sum",
+        ),
+        (
+            llama().number("llama.leading_dense_block_count", 1),
+            "its llama.leading_dense_block_count is 1, and this architecture has none of these",
+        ),
+        (
+            llama().number("llama.expert_group_count", 2),
+            "its llama.expert_group_count is 2, and this architecture has none of these",
+        ),
+        (dots1(), "its dots1.expert_gating_func is missing, and scores are a sigmoid"),
+        (
+            dots1().number("dots1.expert_gating_func", 2),
+            "its dots1.leading_dense_block_count is missing, and this architecture has it",
+        ),
+        (
+            dots1()
+                .number("dots1.expert_gating_func", 2)
+                .number("dots1.expert_shared_feed_forward_length", 8),
+            "shared_feed_forward_length is 8, and shared experts are as large as the others",
         ),
         (llama().float("llama.logit_scale", 2.0), "its llama.logit_scale is 2, and nothing is"),
         (llama().float("llama.attention.scale", 0.25), "its llama.attention.scale is 0.25, and"),
