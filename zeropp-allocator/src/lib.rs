@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_long};
 
 use mimalloc::MiMalloc;
 
-use self::blocks::{Blocks, is_block};
+use blocks::{Blocks, is_block};
 
 mod blocks;
 mod joined;

@@ -54,7 +54,7 @@ use tracing::Level;
 use zeropp_allocator::Allocator;
 use zeropp_core::files::escaped;
 
-use crate::failure::incomplete;
+use failure::incomplete;
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator::new(|bytes| zeropp::end_out_of_memory(bytes, say));

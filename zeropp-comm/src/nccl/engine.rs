@@ -8,8 +8,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::accelerator::{Accelerator, DeviceResult, Event, Pinned};
 use super::library::NcclTransfer;
-use super::links::FRAME_MAX;
-use super::wire::NcclFrame;
+use super::wire::{FRAME_MAX, NcclFrame};
 use crate::codec::can_send;
 use crate::progress::{self, Engine, OpRequest, ProgressCommunicator};
 use crate::signature::{Operation, Signature, bytes_of};

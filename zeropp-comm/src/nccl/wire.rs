@@ -5,6 +5,9 @@ use super::library::UniqueId;
 use crate::codec::{get, put, put_all};
 use crate::progress::{self, Envelope};
 
+/// Longest frame, in bytes: an exchange's result is the largest.
+pub(super) const FRAME_MAX: usize = 256 << 20;
+
 /// The header that a rank sends to the first rank of a group as it joins a collective, with the
 /// bytes that it brings to an exchange or a split.
 pub(super) type Header = progress::Header<Vec<u8>>;

@@ -14,8 +14,8 @@ use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
 use super::super::engine::{Command, NcclEvent};
-use super::super::wire::NcclFrame;
-use super::{FRAME_MAX, HANDSHAKE_TIME, start};
+use super::super::wire::{FRAME_MAX, NcclFrame};
+use super::{HANDSHAKE_TIME, start};
 use crate::handshake::{self, HandshakeError, Secret};
 use crate::patience::Deadline;
 use crate::sealed::Opener;

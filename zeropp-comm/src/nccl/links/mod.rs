@@ -23,15 +23,13 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
 use super::NcclOptions;
 use super::engine::{Command, NcclEvent};
-use super::wire::NcclFrame;
+use super::wire::{FRAME_MAX, NcclFrame};
 use crate::CommError;
 use crate::handshake::Secret;
 use crate::rendezvous::Rendezvous;
 use crate::sealed::Sealer;
 use door::LinkListener;
 
-/// Longest frame, in bytes: an exchange's result is the largest.
-pub(super) const FRAME_MAX: usize = 256 << 20;
 /// How long a connection may take to open and to prove itself, all together.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// How long a frame may take to leave: only a rank that has stopped reading lets it wait.
