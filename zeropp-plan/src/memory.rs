@@ -132,7 +132,8 @@ pub(crate) fn outside(job: &Job, layout: &Layout, stages: &[Stage]) -> u64 {
         let (cut, d) = (job.cut(layout), layout.zero3 as f64);
         let gradients = if cut.out == Out::All { 4 } else { 0 };
         let state = sum(&|s| 4 * s.state.elements + gradients * s.state.trained);
-        let state = if cut.out.is_any() { state + sum(&|s| s.kept) / cut.owners as f64 } else { 0.0 };
+        let state =
+            if cut.out.is_any() { state + sum(&|s| s.kept) / cut.owners as f64 } else { 0.0 };
         all + inputs + state / d
     };
     (0..layout.pp.min(2)).map(of).fold(0.0, f64::max) as u64

@@ -66,9 +66,8 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<PlanRequest, Failure> {
         )));
     }
     let states = config.optimizer_out.clone();
-    let states = states.map(|place| {
-        out_place("optimizer:out", &place.to_string_lossy(), &config, on_cpu)
-    });
+    let states =
+        states.map(|place| out_place("optimizer:out", &place.to_string_lossy(), &config, on_cpu));
     let states = states.transpose()?;
     if states == Some(OutPlace::Host) {
         config.optimizer_out = None;
@@ -214,12 +213,7 @@ pub(crate) fn folder(path: &Path) -> OutPlace {
 }
 
 /// The place that `field` calls so, for ranks on GPUs or CPUs.
-fn out_place(
-    field: &str,
-    place: &str,
-    config: &Config,
-    on_cpu: bool,
-) -> Result<OutPlace, Failure> {
+fn out_place(field: &str, place: &str, config: &Config, on_cpu: bool) -> Result<OutPlace, Failure> {
     let on_cpu = on_cpu || config.file.is_some() && config.device == DeviceKind::Cpu;
     match (place, on_cpu) {
         ("host", false) => Ok(OutPlace::Host),
