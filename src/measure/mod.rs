@@ -40,9 +40,9 @@ pub struct Measured {
 
 /// Measures with the ranks that `config` names, all at once, in well under a minute for models of
 /// whose blocks a rank computes one in a tenth of a second. Device, precision, model, samples and
-/// engine are those of `config`; nothing is read or written but in the folder that it names for what
-/// ranks put out. Where a launcher started several
-/// processes, all of them call it, and every one gets the numbers.
+/// engine are those of `config`; nothing is read or written but in the folder that it names for
+/// what ranks put out. Where a launcher started several processes, all of them call it, and every
+/// one gets the numbers.
 ///
 /// # Errors
 /// Settings that do not work, too little memory, or a device or an engine that does not start.

@@ -35,10 +35,10 @@ pub struct LowerOptions {
     /// Of each unit only the first so many micro-batches are recomputed, if that is given, and none
     /// of the last stage's, whose head has to make its gradients in their order.
     pub redone: Option<usize>,
-    /// Of so many micro-batches of each unit, what F has kept is copied out of the rank's memory and
-    /// in again before it is needed, in all stages where there is time for both: of those that are
-    /// recomputed, which are the first, and then of others that are as far apart as they can be.
-    /// Slices of samples, which need each other's, stay.
+    /// Of so many micro-batches of each unit, what F has kept is copied out of the rank's memory
+    /// and in again before it is needed, in all stages where there is time for both: of those that
+    /// are recomputed, which are the first, and then of others that are as far apart as they can
+    /// be. Slices of samples, which need each other's, stay.
     pub out: usize,
     /// There are data-parallel replicas: sum every stage's gradient over them after its last unit.
     /// Copies of a stage are summed in any case.

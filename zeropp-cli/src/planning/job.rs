@@ -65,13 +65,7 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<PlanRequest, Failure> {
             config.device
         )));
     }
-    let states = config.optimizer_out.clone();
-    let states =
-        states.map(|place| out_place("optimizer:out", &place.to_string_lossy(), &config, on_cpu));
-    let states = states.transpose()?;
-    if states == Some(OutPlace::Host) {
-        config.optimizer_out = None;
-    }
+    let states = states_out(&mut config, on_cpu)?;
     let given = matches.get_one::<String>("precision").is_some();
     let (device, precision) = match (file, on_cpu) {
         (Some(_), _) => (config.device, config.precision),
@@ -180,7 +174,7 @@ fn fixed(
     })
 }
 
-/// A text of `--optimizer` without a host, where no run can have states; none where nothing is left.
+/// A text of `--optimizer` without a host, where no run has states; none where nothing is left.
 fn optimizer_of_run(text: &str) -> Option<String> {
     let (name, values) = text.split_once(':').unwrap_or(("", text));
     let values: Vec<&str> = values.split(',').filter(|value| *value != "out=host").collect();
@@ -205,6 +199,16 @@ pub(super) fn recompute(text: &str) -> Result<(Recompute, Option<&str>), String>
          auto:out=host"
             .into()
     })
+}
+
+/// Where states are out; a host is taken out of the settings, as no run can have it.
+fn states_out(config: &mut Config, on_cpu: bool) -> Result<Option<OutPlace>, Failure> {
+    let Some(place) = config.optimizer_out.clone() else { return Ok(None) };
+    let place = out_place("optimizer:out", &place.to_string_lossy(), config, on_cpu)?;
+    if place == OutPlace::Host {
+        config.optimizer_out = None;
+    }
+    Ok(Some(place))
 }
 
 /// A folder that ranks on CPUs put out to.

@@ -210,7 +210,7 @@ mod tests {
         assert!(again(2, Some(4)).into_iter().eq([0, 1, 4, 5]));
     }
 
-    /// Where copies out take as long as all forwards together, a step waits for two of them at most.
+    /// Where copies out take as long as all forwards together, a step waits for two of them.
     #[test]
     fn a_link_that_is_as_fast_as_the_forwards_is_hardly_waited_for() {
         let shape = Shape { pp: 1, virtual_stages: 6, micro_batches: 8, unit: 8 };

@@ -348,17 +348,7 @@ impl<'a> SimulatedRank<'a> {
                     self.stages[stage].0 = end.1;
                     end
                 }
-                Action::ReduceScatter { stage } => {
-                    self.clock = self.clock.max(self.reduced);
-                    let cell = world.schedule.cost_entry(self.rank, stage, 0);
-                    let takes = world.costs.stages[cell].reduce_scatter_ns;
-                    let times = self.zero3(self.clock, takes);
-                    let beside = world.costs.copies_apart;
-                    let added = if beside { self.add(world, stage, times.1) } else { times.1 };
-                    self.reduced = added;
-                    self.stages[stage].1 = added;
-                    times
-                }
+                Action::ReduceScatter { stage } => self.reduce(world, stage),
                 Action::ReplicaReduce { stage } => {
                     let start = self.clock.max(self.replica_free).max(self.stages[stage].1);
                     let cell = world.schedule.cost_entry(self.rank, stage, 0);
@@ -465,6 +455,18 @@ impl<'a> SimulatedRank<'a> {
         let slot = world.slot(message, stage, micro_batch);
         world.arrival[slot] = arrival;
         (start, arrival)
+    }
+
+    /// Queues a reduction, whose result is added to one that is out when the rank retires it, or,
+    /// on a device, at once.
+    fn reduce(&mut self, world: &SimulationState, stage: usize) -> (u64, u64) {
+        self.clock = self.clock.max(self.reduced);
+        let cell = world.schedule.cost_entry(self.rank, stage, 0);
+        let times = self.zero3(self.clock, world.costs.stages[cell].reduce_scatter_ns);
+        let beside = world.costs.copies_apart;
+        self.reduced = if beside { self.add(world, stage, times.1) } else { times.1 };
+        self.stages[stage].1 = self.reduced;
+        times
     }
 
     /// Reads a shard that is out: when it is here.

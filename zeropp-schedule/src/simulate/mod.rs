@@ -8,8 +8,8 @@
 //! of activations out and in are one more queue, of the rank's file; the compute thread waits for
 //! a copy out where the program says that it is gone, for one in before what needs it. Where states
 //! are out, a gather begins when the shard is read in the same queue, and a reduction ends when its
-//! result is added there. All D ranks of a ZeRO-3 group are alike and run as one. Times are whole nanoseconds, so that results
-//! are exact.
+//! result is added there. All D ranks of a ZeRO-3 group are alike and run as one. Times are whole
+//! nanoseconds, so that results are exact.
 
 use crate::ir::{Compute, Schedule};
 use crate::memory::StageBytes;
@@ -55,8 +55,8 @@ impl StageCosts {
     }
 }
 
-/// What is copied of a stage whose weights, optimizer state and reduced gradient are out of a rank's
-/// memory, in nanoseconds one way.
+/// What is copied of a stage whose weights, optimizer state and reduced gradient are out of memory,
+/// in nanoseconds one way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StateCopies {
     /// The rank's shard of the weights, before each gather.
