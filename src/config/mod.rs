@@ -152,7 +152,7 @@ impl Config {
 
     /// The first micro-batches of each unit whose activations are copied out of memory.
     pub(crate) fn copied_out(&self) -> usize {
-        let first = self.recompute_out_first.unwrap_or(usize::MAX);
+        let first = self.recompute_out_batches.unwrap_or(usize::MAX);
         if self.recompute_out.is_some() { first } else { 0 }
     }
 

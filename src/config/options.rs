@@ -123,9 +123,10 @@ options! {
         /// out as memory wants, before whole stages are computed again. On CPUs only.
         "recompute-out" "DIR" recompute_out: Option<PathBuf> = None, Given Left
             => "recompute:out";
-        /// Of each unit, the first micro-batches that are copied out. Default: all.
-        "recompute-out-first" "N" recompute_out_first: Option<usize> = None, Program Kept
-            => "recompute:out-first";
+        /// How many micro-batches of each unit are copied out, as far apart as they can be, so that
+        /// a disk is always as busy. Default: all.
+        "recompute-out-batches" "N" recompute_out_batches: Option<usize> = None, Program Kept
+            => "recompute:out-batches";
         /// When ranks learn the norm that clipping and the check for finite gradients need.
         ///
         /// `barrier`: before each update, for which all ranks meet. `late`: each rank updates as

@@ -83,7 +83,6 @@ impl Config {
         RunState {
             rule: groups.state_rule(),
             watched: self.log_layers > 0,
-            has_file: self.optimizer_out.is_some(),
             save: (WRITER_BYTES + out.saving()) * self.writers(),
         }
     }

@@ -241,10 +241,10 @@ fn copies_out_of_memory_are_refused_beside_what_there_is_not_yet() {
     let beside = |more: &str| format!("{out}\n{more}");
     let (device, slices) = (beside("device = 'wgpu'"), beside("slices = 2\nseq = 512"));
     let reschedule = beside("pp = 2\nreschedule = 'auto'\nschedule = 'zeropp'");
-    let (none, experts) = (beside("recompute-out-first = 0"), beside("model = 'mixtral'"));
+    let (none, experts) = (beside("recompute-out-batches = 0"), beside("model = 'mixtral'"));
     refused(&[
-        ("recompute-out-first = 2", "recompute:out-first = 2: says how much goes to a folder"),
-        (&none, "recompute:out-first = 0: copies nothing out; use 1 or more"),
+        ("recompute-out-batches = 2", "recompute:out-batches = 2: says how much goes to a folder"),
+        (&none, "recompute:out-batches = 0: copies nothing out; use 1 or more"),
         (&device, "recompute:out = /nowhere: activations are not copied out with device = wgpu"),
         (
             &slices,
@@ -523,7 +523,7 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         experts_per_token: Some(2),
         recompute_first: Some(2),
         recompute_out: path(),
-        recompute_out_first: Some(3),
+        recompute_out_batches: Some(3),
         optimizer_out: path(),
         max_gathered: Some(2),
         max_gathers: Some(12),

@@ -1,6 +1,7 @@
 //! This machine's work in a second, measured: products by shape, one layer at the model's sizes,
 //! the optimizer, and what passes between ranks. From these numbers the times of any layout follow.
 
+mod file;
 mod layer;
 mod links;
 mod products;
@@ -11,6 +12,7 @@ use zeropp_core::device::{self, Room};
 use crate::Error;
 use crate::config::{Config, DeviceKind};
 
+pub use file::FileRate;
 pub use layer::LayerRates;
 pub use links::{LinkFit, LinkTimes};
 pub use products::Product;
@@ -32,12 +34,15 @@ pub struct Measured {
     pub inside: Option<LinkTimes>,
     /// Between processes; none where there is one.
     pub between: Option<LinkTimes>,
+    /// The folder that the settings name for what ranks put out; none where they name none.
+    pub file: Option<FileRate>,
 }
 
 /// Measures with the ranks that `config` names, all at once, in well under a minute for models of
 /// whose blocks a rank computes one in a tenth of a second. Device, precision, model, samples and
-/// engine are those of `config`; nothing is read or written. Where a launcher started several
-/// processes, all of them call it, and every one gets the numbers.
+/// engine are those of `config`; nothing is read or written but in the folder that it names for
+/// what ranks put out. Where a launcher started several processes, all of them call it, and every
+/// one gets the numbers.
 ///
 /// # Errors
 /// Settings that do not work, too little memory, or a device or an engine that does not start.
@@ -60,7 +65,8 @@ pub fn measure(config: &Config) -> Result<Measured, Error> {
         gpu => device::gpus(gpu).iter().map(|gpu| gpu.total).min(),
     };
     let at_once = (config.device == DeviceKind::Cpu).then_some(at_once);
-    Ok(Measured { ranks, at_once, memory_bytes, products, layer, inside, between })
+    let file = file::measure(config, config.job()?.ranks.min(ranks))?;
+    Ok(Measured { ranks, at_once, memory_bytes, products, layer, inside, between, file })
 }
 
 /// The settings of a run of `config`'s model that is measured: nothing read or written, whatever

@@ -32,7 +32,7 @@ pub(crate) fn planned(
         }
         made
     };
-    let mut chosen = match (&config.recompute_out, config.recompute_out_first) {
+    let mut chosen = match (&config.recompute_out, config.recompute_out_batches) {
         (Some(_), None) => with_copies(config, made)?,
         _ => without_copies(config, made)?,
     };
@@ -42,7 +42,9 @@ pub(crate) fn planned(
         let mut values = Vec::new();
         values.extend(chosen.config.recompute_first.map(|first| format!("first={first}")));
         values.extend(out.map(|folder| format!("out={}", folder.display())));
-        values.extend(chosen.config.recompute_out_first.map(|first| format!("out-first={first}")));
+        values.extend(
+            chosen.config.recompute_out_batches.map(|first| format!("out-batches={first}")),
+        );
         let values = if values.is_empty() { "".into() } else { format!(":{}", values.join(",")) };
         let why = short.map_or_else(String::new, |memory::Shortage { needed, room, source }| {
             let (needed, room) = (in_words(needed), in_words(room));
@@ -98,7 +100,7 @@ fn with_copies(
     let (mut fewer, mut enough) = (0, unit(&least));
     while enough - fewer > 1 {
         let first = fewer.midpoint(enough);
-        match made(Config { recompute_out_first: Some(first), ..selective.clone() }) {
+        match made(Config { recompute_out_batches: Some(first), ..selective.clone() }) {
             Ok(made) if fits(&made) => (enough, least) = (first, made),
             _ => fewer = first,
         }

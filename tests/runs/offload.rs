@@ -37,7 +37,7 @@ fn layout(config: &Config, pp: usize, v: usize) -> Config {
 
 /// The bits of `reference`, and the predicted memory; the most that a rank had out at once.
 fn check(reference: &Run, config: Config) -> u64 {
-    let what = format!("{} out-first {:?}", described(&config), config.recompute_out_first);
+    let what = format!("{} out-batches {:?}", described(&config), config.recompute_out_batches);
     let run = run(config);
     assert_same_bits(reference, &run, &what);
     assert_memory(&run, &what);
@@ -60,7 +60,7 @@ fn less_is_held_the_more_is_out() {
     let mut held = vec![kept.summary.peak_bytes.activation];
     let mut before = 0;
     for first in [1, 2, 4, 8] {
-        let config = Config { recompute_out_first: Some(first), ..out(&base) };
+        let config = Config { recompute_out_batches: Some(first), ..out(&base) };
         let run = run(config);
         assert_same_bits(&kept, &run, &first.to_string());
         assert_memory(&run, &first.to_string());
@@ -175,8 +175,8 @@ fn random_runs_have_the_bits_of_kept_activations() {
         let config = if draw(23, 3) == 0 && !config.tied { llama(config) } else { config };
         let config =
             if draw(24, 4) == 0 { Config { micro_batch_size: 2, ..config } } else { config };
-        let recompute_out_first = [None, Some(1 + draw(22, 8))][draw(25, 2)];
-        let copied = Config { recompute_out_first, ..out(&config) };
+        let recompute_out_batches = [None, Some(1 + draw(22, 8))][draw(25, 2)];
+        let copied = Config { recompute_out_batches, ..out(&config) };
         // Not all kinds go with all meshes.
         if Trainer::new(config.clone()).is_err() {
             continue;
@@ -260,7 +260,7 @@ fn runs_that_do_not_fit_copy_activations_out_where_there_is_a_folder() {
     assert!(kept.contains("auto: selective, as"), "{kept}");
     let some = bounded((selective + least) / 2);
     let said = told(&some).unwrap();
-    assert!(said.contains("auto: selective:out=") && said.contains("out-first="), "{said}");
+    assert!(said.contains("auto: selective:out=") && said.contains("out-batches="), "{said}");
     assert!(needs(&some) <= (selective + least) / 2);
     let reference = run(base.clone());
     assert!(check(&reference, some) > 0);

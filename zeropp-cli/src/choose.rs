@@ -173,6 +173,7 @@ impl RunToPlan {
             schedule: given("schedule").then(|| config.schedule.clone()),
             slices: planning::searched_slices(config, None)?,
             sync: config.optimizer_sync,
+            states: config.optimizer_out.as_deref().map(planning::folder),
             ..Fixed::default()
         })
     }

@@ -34,7 +34,8 @@ Exit codes: 0 done, 2 bad input, 1 a measurement failed.";
 pub(crate) fn command() -> Command {
     let matters = |option: &OptionInfo| {
         ["Mesh", "Model", "Launch"].contains(&option.heading)
-            || ["micro-batch-size", "precision", "device", "engine"].contains(&option.key)
+            || ["micro-batch-size", "precision", "device", "engine", "optimizer"]
+                .contains(&option.key)
     };
     args::with_settings(Command::new("measure"), matters)
         .about("Measure this machine for plans")
@@ -163,7 +164,27 @@ fn text(m: &Measured, what: &str) -> String {
         );
     }
     out.push_str(&links(m));
+    out.push_str(&file(m));
     out
+}
+
+/// The disk that ranks put out to.
+fn file(m: &Measured) -> String {
+    let Some(rate) = &m.file else {
+        return "\n# Files that ranks put out to: not measured; name a folder on their disk, as in \
+                --optimizer adamw:out=/scratch\n"
+            .into();
+    };
+    let folder = rate.folder.display().to_string();
+    let kept = if rate.is_memory { ", which is in memory" } else { "" };
+    format!(
+        "\n# A file of each rank in {}{kept}: {} bytes/s written and flushed, {} read after the \
+         system was asked to forget it\nfile_bytes_per_s = {}      # both ways together\n",
+        zeropp_core::files::escaped_line(&folder),
+        figure(rate.written),
+        figure(rate.read),
+        figure(rate.bytes_per_s()),
+    )
 }
 
 /// Times between ranks: the file's keys, and the fitted times as comments.
@@ -230,7 +251,7 @@ fn points(links: &LinkTimes) -> String {
 
 #[cfg(test)]
 mod tests {
-    use zeropp::measure::{LayerRates, Product};
+    use zeropp::measure::{FileRate, LayerRates, Product};
 
     use super::*;
 
@@ -263,6 +284,12 @@ mod tests {
             },
             inside: inside.then(links),
             between: None,
+            file: inside.then(|| FileRate {
+                folder: "/scratch".into(),
+                written: 1e9,
+                read: 3e9,
+                is_memory: false,
+            }),
         }
     }
 
@@ -282,9 +309,11 @@ mod tests {
         assert_eq!(machine.ranks_at_once, Some(2));
         assert!((machine.message_s - 5e-6).abs() < 1e-12 && machine.collective_s == 2e-5);
         assert_eq!(machine.source, "4 CPU ranks");
+        assert_eq!(machine.file_bytes_per_s, Some(1.5e9));
         assert!(text.contains("Between processes: not measured, there is one"), "{text}");
         let alone = super::text(&measured(false), "1 CPU rank");
         zeropp_plan::machines::read("m.toml", &alone).unwrap();
         assert!(alone.contains("not measured, a rank is alone here"), "{alone}");
+        assert!(alone.contains("put out to: not measured"), "{alone}");
     }
 }

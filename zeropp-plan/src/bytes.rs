@@ -88,15 +88,13 @@ pub struct RunState {
     pub watched: bool,
     /// Bytes of the buffers of checkpoints that are written while the rank computes.
     pub save: u64,
-    /// Whether ranks have a file for their states.
-    pub has_file: bool,
 }
 
 impl RunState {
     /// So many tensors of each parameter, and nothing else.
     pub fn uniform(tensors: usize) -> RunState {
         let rule = StateRule::uniform(tensors);
-        RunState { rule, watched: false, save: 0, has_file: false }
+        RunState { rule, watched: false, save: 0 }
     }
 }
 

@@ -1,14 +1,16 @@
 //! The time of a step in closed form: what layouts are ranked by before the best are simulated.
 
-use crate::layout::{Layout, Recompute};
-use crate::stages::{CopyRate, Stage};
+use crate::layout::{CopyRate, Layout, Recompute};
+use crate::stages::Stage;
 use zeropp_schedule::schedules::{MeanTimes, Shape};
-use zeropp_schedule::simulate::LinkCosts;
+use zeropp_schedule::simulate::{LinkCosts, StateCopies};
 
 /// What a layout's costs have beside its stages.
 pub(crate) struct FixedCosts {
     pub(crate) link: LinkCosts,
     pub(crate) copies: CopyRate,
+    /// Of every stage, where states are out; else empty.
+    pub(crate) states: Vec<StateCopies>,
     /// The end of a step.
     pub(crate) step_ns: u64,
 }
@@ -25,7 +27,9 @@ pub(crate) fn step_s(
 ) -> f64 {
     let work = overhead * work_ns(layout, stages, shared * 1e9);
     let bubble = bubble_ns(layout, stages, &fixed.link);
-    let queue = queue_ns(layout, stages);
+    let (queue, reads) = queue_ns(layout, stages, &fixed.states);
+    let waits = fixed.states.first().is_some_and(|states| states.waits);
+    let (work, queue) = if waits { (work + reads, queue) } else { (work, queue + reads) };
     let replicas: u64 =
         stages.iter().map(|s| s.costs.replica_reduce_ns).sum::<u64>() / layout.pp as u64;
     // Gathers and reductions run beside the work, but for the first and the last.
@@ -101,11 +105,14 @@ fn bubble_ns(layout: &Layout, stages: &[Stage], link: &LinkCosts) -> f64 {
     turn + waits(&all, &MeanTimes { f, b, w, message })
 }
 
-/// What the queue of gathers and reductions of a rank takes in a step, ns.
-fn queue_ns(layout: &Layout, stages: &[Stage]) -> f64 {
+/// What the queue of gathers and reductions of a rank takes in a step, ns, and what copies of
+/// states take that are out.
+fn queue_ns(layout: &Layout, stages: &[Stage], states: &[StateCopies]) -> (f64, f64) {
     let v = layout.virtual_stages as f64;
     let n = stages.len() as f64;
     let mean = |of: fn(&Stage) -> u64| stages.iter().map(of).sum::<u64>() as f64 / n;
+    let copies = |of: fn(&StateCopies) -> u64| states.iter().map(of).sum::<u64>() as f64 / n;
+    let (read, add) = (copies(|s| s.read_ns), copies(|s| s.add_ns));
     let (gather, reduce) = (mean(|s| s.costs.all_gather_ns), mean(|s| s.costs.reduce_scatter_ns));
     let batches = layout.micro_batches as f64;
     let (gathers, reductions) = match layout.forms().gathers_by_unit {
@@ -118,5 +125,5 @@ fn queue_ns(layout: &Layout, stages: &[Stage]) -> f64 {
         false if v <= 1.0 + layout.prefetch as f64 => (v, v),
         false => (2.0 * v * (batches / layout.pp as f64).ceil(), v),
     };
-    gathers * gather + reductions * reduce
+    (gathers * gather + reductions * reduce, gathers * read + reductions * add)
 }

@@ -15,12 +15,12 @@ use zeropp_schedule::timeline::Timeline;
 use zeropp_search::generate_with_costs;
 
 use crate::PlanError;
-use crate::layout::{HeadSplit, Job, Layout, OutPlace};
+use crate::layout::{Fixed, HeadSplit, Job, Layout, OutPlace};
 use crate::links::{Links, Sent};
 use crate::memory;
 use crate::programs::generator_costs;
 use crate::shared::{Crowd, contended};
-use crate::stages::{Stage, simulator};
+use crate::stages::{Stage, simulator, step_ns};
 
 mod made;
 
@@ -46,6 +46,8 @@ pub struct Terms {
     pub bubble: f64,
     /// What copies of activations add that are put out and come in again.
     pub copies: f64,
+    /// What copies of parameters, optimizer state and gradients add that are out.
+    pub states: f64,
     /// What messages add.
     pub messages: f64,
     /// What the bytes of a split head's messages add.
@@ -62,7 +64,7 @@ pub struct Terms {
 
 impl Terms {
     /// By what they are called.
-    pub fn all(&self) -> [(&'static str, f64); 12] {
+    pub fn all(&self) -> [(&'static str, f64); 13] {
         [
             ("forwards and backwards", self.compute),
             ("recomputation of whole stages", self.recompute),
@@ -70,6 +72,7 @@ impl Terms {
             ("uneven stages", self.imbalance),
             ("pipeline bubble", self.bubble),
             ("copies not hidden", self.copies),
+            ("states' copies not hidden", self.states),
             ("messages not hidden", self.messages),
             ("head's messages", self.head_messages),
             ("gathers", self.gathers),
@@ -88,6 +91,7 @@ impl Terms {
             imbalance: at(self.imbalance, other.imbalance),
             bubble: at(self.bubble, other.bubble),
             copies: at(self.copies, other.copies),
+            states: at(self.states, other.states),
             messages: at(self.messages, other.messages),
             head_messages: at(self.head_messages, other.head_messages),
             gathers: at(self.gathers, other.gathers),
@@ -132,6 +136,9 @@ pub struct Planned {
     /// The folder that activations are put out to, which a run's flag says.
     #[serde(skip)]
     pub out_to: Option<String>,
+    /// Whether it has something on a host, which no run can have today.
+    #[serde(skip)]
+    pub on_host: bool,
     /// Seconds of a step.
     pub step_s: f64,
     /// Idle share of all ranks from the first to the last compute.
@@ -155,7 +162,8 @@ impl Planned {
 
     /// Bytes that a rank has out of its memory at once, at most.
     pub fn outside(&self) -> u64 {
-        self.peaks.iter().map(|rank| rank.host_activation).max().unwrap_or(0)
+        let of = |rank: &MemoryBytes| rank.host_activation + rank.host_state;
+        self.peaks.iter().map(of).max().unwrap_or(0)
     }
 
     /// The flags of `zeropp run` that it is, but those of the model: with the cut, unless a run
@@ -173,7 +181,7 @@ impl Planned {
         let out = self.out_to.as_ref().filter(|_| self.layout.out > 0);
         let out = out.map(|folder| {
             let colon = if self.layout.redone.is_some() { "," } else { ":" };
-            format!("{colon}out={folder},out-first={}", self.layout.out)
+            format!("{colon}out={folder},out-batches={}", self.layout.out)
         });
         let blocks: &[usize] = if cuts_alike { &[] } else { &self.blocks };
         self.layout.flags(blocks, &values, &out.unwrap_or_default())
@@ -304,6 +312,8 @@ impl<'a> Simulation<'a> {
                 Some(OutPlace::File(folder)) => Some(folder.clone()),
                 _ => None,
             },
+            on_host: self.layout.out > 0 && self.job.fixed.out == Some(OutPlace::Host)
+                || self.job.fixed.states == Some(OutPlace::Host),
             step_s,
             bubble: (1.0 - work / computed).max(0.0),
             memory: held.iter().map(|rank| rank.at_once).collect(),
@@ -364,6 +374,15 @@ impl<'a> Simulation<'a> {
             last = now;
             saved
         };
+        let here = Fixed { states: None, ..self.job.fixed.clone() };
+        let here = Job { fixed: here, ..self.job.clone() };
+        let states = match self.costs.states.is_empty() {
+            true => 0.0,
+            false => without(&|c| {
+                c.states.clear();
+                c.step_ns = step_ns(&here, self.layout, self.stages);
+            }),
+        };
         let optimizer = without(&|c| c.step_ns = 0);
         let replicas = without(&|c| c.stages.iter_mut().for_each(|s| s.replica_reduce_ns = 0));
         let reductions = without(&|c| c.stages.iter_mut().for_each(|s| s.reduce_scatter_ns = 0));
@@ -382,6 +401,7 @@ impl<'a> Simulation<'a> {
             imbalance: most - mean,
             bubble: (self.step_s(program, &costs, &bare) - most).max(0.0),
             copies,
+            states,
             messages,
             head_messages,
             gathers,

@@ -70,8 +70,23 @@ pub enum Packing {
 impl Job {
     /// The ranks that share a stage of `layout`, and what of it is in their files.
     pub fn cut(&self, layout: &Layout) -> Cut {
-        let out = Out::of_run(self.state.has_file, layout.dp);
+        let out = Out::of_run(self.fixed.states.is_some(), layout.dp);
         Cut { out, ..layout.cut() }
+    }
+}
+
+/// How fast copies out of a rank's memory and back are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CopyRate {
+    /// None where there are none.
+    pub(crate) bytes_per_s: Option<f64>,
+    /// Whether those out and those in go at once, and beside all else.
+    pub(crate) apart: bool,
+}
+
+impl CopyRate {
+    fn is_unknown(self) -> bool {
+        self.bytes_per_s.is_none()
     }
 }
 
@@ -138,6 +153,8 @@ pub struct Fixed {
     pub head: HeadSplit,
     /// Where activations may be put out.
     pub out: Option<OutPlace>,
+    /// Where parameters, optimizer state and reduced gradients are, if not in memory.
+    pub states: Option<OutPlace>,
 }
 
 /// A place outside a rank's memory for what its forwards keep.
@@ -224,27 +241,39 @@ impl Job {
         Ok(())
     }
 
-    /// Refuses a place for activations of which the machine does not say how fast it is.
+    /// Refuses a place of which the machine does not say how fast it is.
     fn check_out(&self) -> Result<(), PlanError> {
-        let (place, known, key) = match &self.fixed.out {
-            None => return Ok(()),
-            Some(OutPlace::Host) => ("host", self.machine.host_bytes_per_s, "host_bytes_per_s"),
-            Some(OutPlace::File(_)) => {
-                ("a folder", self.machine.file_bytes_per_s, "file_bytes_per_s")
-            }
-        };
-        match known {
-            Some(_) => Ok(()),
-            None => Err(PlanError::new(format!(
-                "recompute:out = {place}: the machine's file has no {key}; add it, such as {key} = \
-                 12e9"
-            ))),
+        let Fixed { out, states, .. } = &self.fixed;
+        for (field, place) in [("recompute:out", out), ("optimizer:out", states)] {
+            let Some(place) = place.as_ref().filter(|_| self.rate(place.as_ref()).is_unknown())
+            else {
+                continue;
+            };
+            let (place, key) = match place {
+                OutPlace::Host => ("host", "host_bytes_per_s"),
+                OutPlace::File(folder) => (folder.as_str(), "file_bytes_per_s"),
+            };
+            return Err(PlanError::new(format!(
+                "{field} = {place}: the machine's file has no {key}; add it, such as {key} = 12e9"
+            )));
         }
+        Ok(())
+    }
+
+    /// How fast copies to a place and back are.
+    pub(crate) fn rate(&self, place: Option<&OutPlace>) -> CopyRate {
+        let (bytes_per_s, apart) = match place {
+            Some(OutPlace::Host) => (self.machine.host_bytes_per_s, true),
+            Some(OutPlace::File(_)) => (self.machine.file_bytes_per_s, false),
+            None => (None, false),
+        };
+        CopyRate { bytes_per_s, apart }
     }
 
     /// Bytes that may be out of each rank's memory.
     pub(crate) fn room_outside(&self) -> u64 {
-        let host = self.machine.host_bytes.filter(|_| self.fixed.out == Some(OutPlace::Host));
+        let on_host = [&self.fixed.out, &self.fixed.states].contains(&&Some(OutPlace::Host));
+        let host = self.machine.host_bytes.filter(|_| on_host);
         host.map_or(u64::MAX, |bytes| (bytes / self.machine.per_node as f64) as u64)
     }
 

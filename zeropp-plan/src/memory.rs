@@ -1,7 +1,7 @@
 //! What a rank holds: exactly, by the code that predicts for runs, and from below in closed form,
 //! so that what does not fit need not be made.
 
-use zeropp_model::optimizer::Cut;
+use zeropp_model::optimizer::{Cut, Out};
 use zeropp_schedule::ir::Schedule;
 use zeropp_schedule::memory::{HeldBytes, MemoryBytes, StageBytes, predict_both, predict_warm_up};
 use zeropp_schedule::schedules::FewestHeld;
@@ -109,6 +109,34 @@ pub(crate) fn at_least(layout: &Layout, stages: &[Stage], may_be_split: bool) ->
         if rank == 0 { bytes - less } else { bytes }
     };
     (0..first).filter_map(known).map(of).max().unwrap_or(0)
+}
+
+/// Bytes that some rank has out of its memory at once, about: states, and of what its schedule has
+/// in flight the share that goes out.
+pub(crate) fn outside(job: &Job, layout: &Layout, stages: &[Stage]) -> u64 {
+    let share = |part: usize| part as f64 / layout.unit as f64;
+    let redone = match layout.recompute {
+        Recompute::Full => layout.redone.unwrap_or(layout.unit).min(layout.out),
+        _ => 0,
+    };
+    let of = |rank: usize| {
+        let mine = stages_of(layout, stages, rank);
+        let sum = |of: &dyn Fn(&Stage) -> u64| mine.iter().map(|(_, s)| of(s)).sum::<u64>() as f64;
+        let each = |again: bool| sum(&|s| s.bytes.kept(again)) / mine.len().max(1) as f64;
+        let in_flight = |full| (layout.forms().in_flight)(&layout.shape(), rank, full);
+        let [all, inputs] = [(false, layout.out - redone), (true, redone)].map(|(again, part)| {
+            let held = in_flight(again).filter(|_| part > 0);
+            let held = held.map_or(0, |held| if again { held.inputs } else { held.whole });
+            held as f64 * share(part) * each(again)
+        });
+        let (cut, d) = (job.cut(layout), layout.zero3 as f64);
+        let gradients = if cut.out == Out::All { 4 } else { 0 };
+        let state = sum(&|s| 4 * s.state.elements + gradients * s.state.trained);
+        let state =
+            if cut.out.is_any() { state + sum(&|s| s.kept) / cut.owners as f64 } else { 0.0 };
+        all + inputs + state / d
+    };
+    (0..layout.pp.min(2)).map(of).fold(0.0, f64::max) as u64
 }
 
 /// The stages of a rank, with their numbers.

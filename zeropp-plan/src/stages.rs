@@ -6,17 +6,17 @@ use std::sync::Arc;
 
 use zeropp_model::decoder::Decoder;
 use zeropp_model::head::SliceShape;
-use zeropp_model::optimizer::{Cut, Shares};
+use zeropp_model::optimizer::{Cut, Out, Shares};
 use zeropp_model::parts::DecoderPart;
 use zeropp_model::shared_rows::SharedRows;
 use zeropp_schedule::costs::Machine;
 use zeropp_schedule::head::HeadTree;
 use zeropp_schedule::memory::StageBytes;
-use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
+use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts, StateCopies};
 
 use crate::bytes::{StageForm, StageState};
 use crate::cut::GroupTimes;
-use crate::layout::{Job, Layout, OutPlace, Recompute};
+use crate::layout::{CopyRate, Job, Layout, Recompute};
 use crate::links::{Links, Sent};
 use crate::matrices::OfBlock;
 use crate::parts::Parts;
@@ -410,36 +410,40 @@ fn ns(seconds: f64) -> u64 {
 
 /// Everything that the simulator takes for these stages.
 pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
-    let copies = copies(job, layout);
+    let (copies, states) = (copies(job, layout), state_copies(job, layout, stages));
     Costs {
         stages: times_of(stages),
         memory: bytes_of(stages),
         link: link(job, layout),
         file_bytes_per_s: copies.bytes_per_s.map(|rate| rate as u64),
-        copies_apart: copies.apart,
+        copies_apart: copies.apart || job.rate(job.fixed.states.as_ref()).apart,
+        states,
         overlap_ns: None,
         step_ns: step_ns(job, layout, stages),
     }
 }
 
-/// How fast copies of activations are.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct CopyRate {
-    /// None is infinite.
-    pub(crate) bytes_per_s: Option<f64>,
-    /// Whether those out and those in go at once.
-    pub(crate) apart: bool,
-}
-
 /// How fast copies of activations are, where there are some.
 pub(crate) fn copies(job: &Job, layout: &Layout) -> CopyRate {
-    let machine = &job.machine;
-    let (bytes_per_s, apart) = match &job.fixed.out {
-        Some(OutPlace::Host) if layout.out > 0 => (machine.host_bytes_per_s, true),
-        Some(OutPlace::File(_)) if layout.out > 0 => (machine.file_bytes_per_s, false),
-        _ => (None, false),
+    job.rate(job.fixed.out.as_ref().filter(|_| layout.out > 0))
+}
+
+/// What is copied of states that are out, as a run on CPUs copies them: a gather reads the rank's
+/// shard at its beginning, a reduction adds to what is out.
+pub(crate) fn state_copies(job: &Job, layout: &Layout, stages: &[Stage]) -> Vec<StateCopies> {
+    let CopyRate { bytes_per_s: Some(rate), apart } = job.rate(job.fixed.states.as_ref()) else {
+        return Vec::new();
     };
-    CopyRate { bytes_per_s, apart }
+    let takes = |elements: u64| ns(4.0 * elements as f64 / layout.zero3 as f64 / rate);
+    // Alone and in fp32 a gather is the read; else ranks on CPUs read before they gather.
+    let waits = !apart && (layout.zero3 > 1 || job.compute.element_bytes < 4);
+    let of = |s: &Stage| {
+        let adds = job.cut(layout).out == Out::All;
+        let add_ns = if adds { takes(s.state.trained) } else { 0 };
+        let states = StateCopies { read_ns: takes(s.state.elements), add_ns, waits };
+        vec![states; s.slices.len().max(1)]
+    };
+    stages.iter().flat_map(of).collect()
 }
 
 /// What a message takes.
@@ -457,9 +461,12 @@ pub(crate) fn step_ns(job: &Job, layout: &Layout, stages: &[Stage]) -> u64 {
     let owners = if layout.zero1 { layout.dp } else { 1 };
     // Parameter, gradient and what is kept are read, all but the gradient written.
     let moved = |s: &Stage| 12 * (s.state.elements - s.state.returned) + 2 * s.kept;
-    let most = most_of_ranks(layout, stages, |s| moved(s) as f64) / layout.zero3 as f64;
+    let shared = layout.zero3 as f64;
+    let most = most_of_ranks(layout, stages, |s| moved(s) as f64) / shared;
     let matrices = most_of_ranks(layout, stages, |s| s.matrices_ns as f64) as u64;
     let update = most / owners as f64 / job.machine.update_bytes_per_s;
+    let (norm, streamed) = streamed_s(job, layout, stages);
+    let update = update.max(streamed) + norm;
     // With ZeRO-1 a layer is gathered from the replicas while the next one is updated, which on
     // devices that compute and send at once hides the faster of the two.
     let gather = if layout.zero1 { gathered_s(layout, &links, stages) } else { 0.0 };
@@ -469,6 +476,26 @@ pub(crate) fn step_ns(job: &Job, layout: &Layout, stages: &[Stage]) -> u64 {
     };
     let exchange = exchange_s(job, layout, &links, stages);
     ns(update + exchange + job.machine.step_end_s) + matrices
+}
+
+/// Seconds of the copies of an update whose states are out: before the norm, which reads all
+/// gradients there are out, and beside the update, which has one piece, reads the next one and
+/// writes the one before.
+fn streamed_s(job: &Job, layout: &Layout, stages: &[Stage]) -> (f64, f64) {
+    let CopyRate { bytes_per_s: Some(rate), apart } = job.rate(job.fixed.states.as_ref()) else {
+        return (0.0, 0.0);
+    };
+    let (d, owners) = (layout.zero3 as f64, layout.cut().owners as f64);
+    let gradient = if job.cut(layout).out == Out::All { 4.0 } else { 0.0 };
+    let gradients = most_of_ranks(layout, stages, |s| gradient * s.state.trained as f64);
+    let [states, shards] = [
+        most_of_ranks(layout, stages, |s| 4.0 * s.state.trained as f64 + s.kept as f64) / owners,
+        most_of_ranks(layout, stages, |s| 4.0 * s.state.trained as f64),
+    ];
+    // With ZeRO-1 what is written is the whole shard, of which the rank has updated a part.
+    let (read, written) = (states + gradients, states + shards - shards / owners);
+    let both = if apart { read.max(written) } else { read + written };
+    (gradients / d / rate, both / d / rate)
 }
 
 /// Seconds in which the rank with the embedding exchanges a tied head's gradient with the rank that

@@ -12,7 +12,7 @@ use zeropp_schedule::schedules::{Kind, StepForm};
 
 use crate::bytes::RunState;
 use crate::exact::Simulation;
-use crate::layout::{ComputeSettings, Fixed, Job, Layout, Packing, Recompute};
+use crate::layout::{ComputeSettings, Fixed, Job, Layout, OutPlace, Packing, Recompute};
 use crate::links::Links;
 use crate::model::ModelSizes;
 use crate::plan::{LayoutPlan, Ranked};
@@ -502,8 +502,9 @@ proptest! {
             ..ComputeSettings::GPU
         };
         let compute = if on_gpu { ComputeSettings::GPU } else { cpu };
-        let state = RunState { has_file, ..RunState::uniform(2) };
-        let job = Job { compute, state, ..job("gpt2-xl", 1, 1) };
+        let states = has_file.then(|| OutPlace::File("here".into()));
+        let fixed = Fixed { states, ..Fixed::default() };
+        let job = Job { compute, fixed, ..job("gpt2-xl", 1, 1) };
         let kind = Kind::planned().nth(kind).unwrap();
         let layout = Layout {
             pp: p,

@@ -206,11 +206,10 @@ fn not_on_gpus(plan: &LayoutPlan) -> Option<String> {
     })
 }
 
-/// What the rows that put activations out are, where runs refuse that.
+/// What the rows that have something on a host are, where runs refuse that.
 fn put_out(plan: &LayoutPlan) -> Option<String> {
     let first = &plan.layouts[0];
-    let is_ahead =
-        |ranked: &&Ranked| ranked.planned.layout.out > 0 && ranked.planned.out_to.is_none();
+    let is_ahead = |ranked: &&Ranked| ranked.planned.on_host;
     let those: Vec<String> = (plan.layouts.iter().enumerate())
         .filter(|(_, ranked)| is_ahead(ranked))
         .map(|(i, _)| (i + 1).to_string())
@@ -220,8 +219,8 @@ fn put_out(plan: &LayoutPlan) -> Option<String> {
     });
     (!those.is_empty()).then(|| {
         format!(
-            "Runs on GPUs cannot put activations out yet: {} are predictions alone, no GPU has \
-             copied so, and commands, which leave it out, hold more.{}",
+            "Runs on GPUs cannot put activations or states out yet: {} are predictions alone, no \
+             GPU has copied so, and commands, which leave it out, hold more.{}",
             those.join(", "),
             held.unwrap_or_default()
         )

@@ -17,6 +17,7 @@ mod replicas;
 mod warm_up;
 mod weights;
 
+use copies::Chosen;
 use weights::keep_written;
 
 pub use issue::in_issue_order;
@@ -34,9 +35,10 @@ pub struct LowerOptions {
     /// Of each unit only the first so many micro-batches are recomputed, if that is given, and none
     /// of the last stage's, whose head has to make its gradients in their order.
     pub redone: Option<usize>,
-    /// Of each unit's first so many micro-batches, what F has kept is copied out of the rank's
-    /// memory and in again before it is needed, in all stages where there is time for both. Slices
-    /// of samples, which need each other's, stay.
+    /// Of so many micro-batches of each unit, what F has kept is copied out of the rank's memory
+    /// and in again before it is needed, in all stages where there is time for both: of those that
+    /// are recomputed, which are the first, and then of others that are as far apart as they can
+    /// be. Slices of samples, which need each other's, stay.
     pub out: usize,
     /// There are data-parallel replicas: sum every stage's gradient over them after its last unit.
     /// Copies of a stage are summed in any case.
@@ -136,9 +138,10 @@ pub enum Residency {
 ///   stages; a send where what it sends was made or, if it is passed on, right after its receive;
 ///   a receive one compute action before the one that takes it;
 /// * OUT after the F, and behind its send, of the micro-batches that `out` asks for; GONE before
-///   the second next OUT, or three compute actions later where that is earlier; IN three compute
-///   actions before the R or the backward, but never in a warm-up. A micro-batch that has no time
-///   for that between its F and its backward stays (ADR 101);
+///   the second next OUT, or, where that is earlier, three compute actions later, or as many as
+///   there are F to the next one that goes out; IN as many before the R or the backward, but never
+///   in a warm-up. A micro-batch that has no time for that between its F and its backward stays
+///   (ADR 101);
 /// * R where `recompute` asks for it, and one optimizer step at the end, unless there are forwards
 ///   only;
 /// * with [`OptimizerSync::Late`] a VALID after each rank's warm-up: its forwards before the first
@@ -181,7 +184,9 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
             let last = add_retirements(schedule, program, &gradients, in_units, &mut inserts);
             if trains && options.out > 0 && schedule.slices_per_sample() == 1 {
                 let warm_up = warm_ups.as_ref().map_or(0, |ends| ends[rank]);
-                copies::add_copies(schedule, program, options.out, warm_up, &mut inserts);
+                let redone = if options.recompute { options.redone } else { Some(0) };
+                let chosen = Chosen { out: options.out, redone: redone.unwrap_or(usize::MAX) };
+                copies::add_copies(schedule, program, chosen, warm_up, &mut inserts);
             }
             if let Some(warm_ups) = &warm_ups {
                 inserts.before(warm_ups[rank], Action::Validate);

@@ -65,6 +65,7 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<PlanRequest, Failure> {
             config.device
         )));
     }
+    let states = states_out(&mut config, on_cpu)?;
     let given = matches.get_one::<String>("precision").is_some();
     let (device, precision) = match (file, on_cpu) {
         (Some(_), _) => (config.device, config.precision),
@@ -91,7 +92,7 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<PlanRequest, Failure> {
     let memory = matches.get_one::<Bytes>("memory").map(|bytes| bytes.0).or(of_file);
     let run = Config { device, ..config.clone() };
     let head = head_split(matches.get_one::<String>("head-split"), &run)?;
-    let fixed = Fixed { head, ..fixed(matches, &config, &has)? };
+    let fixed = Fixed { head, states, ..fixed(matches, &config, &has)? };
     let gpus = size("gpus").expect("required");
     let job = Job {
         gpus,
@@ -150,7 +151,8 @@ fn fixed(
     };
     let asked = matches.get_one::<String>("recompute").map(|text| recompute(text));
     let (asked, out) = asked.transpose().map_err(Failure::bad_input)?.unzip();
-    let out = out.flatten().map(|place| out_place(place, config, matches.get_flag("cpu")));
+    let on_cpu = matches.get_flag("cpu");
+    let out = out.flatten().map(|place| out_place("recompute:out", place, config, on_cpu));
     let given = matches.get_one::<String>("schedule").map(|text| schedule(text));
     let (kind, slices) = given.transpose().map_err(Failure::bad_input)?.unwrap_or_default();
     Ok(Fixed {
@@ -168,7 +170,17 @@ fn fixed(
         sync: config.optimizer_sync,
         head: HeadSplit::Whole,
         out: out.transpose()?,
+        states: None,
     })
+}
+
+/// A text of `--optimizer` without a host, where no run has states; none where nothing is left.
+fn optimizer_of_run(text: &str) -> Option<String> {
+    let (name, values) = text.split_once(':').unwrap_or(("", text));
+    let values: Vec<&str> = values.split(',').filter(|value| *value != "out=host").collect();
+    let words = [name.to_string(), values.join(",")];
+    let words: Vec<String> = words.into_iter().filter(|word| !word.is_empty()).collect();
+    (!words.is_empty()).then(|| words.join(":"))
 }
 
 /// What is recomputed, and where activations may be put out, in a text of `--recompute`.
@@ -189,18 +201,32 @@ pub(super) fn recompute(text: &str) -> Result<(Recompute, Option<&str>), String>
     })
 }
 
-/// The place that is called so, for ranks on GPUs or CPUs.
-fn out_place(place: &str, config: &Config, on_cpu: bool) -> Result<OutPlace, Failure> {
+/// Where states are out; a host is taken out of the settings, as no run can have it.
+fn states_out(config: &mut Config, on_cpu: bool) -> Result<Option<OutPlace>, Failure> {
+    let Some(place) = config.optimizer_out.clone() else { return Ok(None) };
+    let place = out_place("optimizer:out", &place.to_string_lossy(), config, on_cpu)?;
+    if place == OutPlace::Host {
+        config.optimizer_out = None;
+    }
+    Ok(Some(place))
+}
+
+/// A folder that ranks on CPUs put out to.
+pub(crate) fn folder(path: &Path) -> OutPlace {
+    OutPlace::File(crate::shell::quoted(&path.to_string_lossy()))
+}
+
+/// The place that `field` calls so, for ranks on GPUs or CPUs.
+fn out_place(field: &str, place: &str, config: &Config, on_cpu: bool) -> Result<OutPlace, Failure> {
     let on_cpu = on_cpu || config.file.is_some() && config.device == DeviceKind::Cpu;
     match (place, on_cpu) {
         ("host", false) => Ok(OutPlace::Host),
-        ("host", true) => Err(Failure::bad_input(
-            "recompute:out = host: ranks on CPUs have no other memory; use a folder, as in \
-             auto:out=/scratch",
-        )),
-        (folder, true) => Ok(OutPlace::File(crate::shell::quoted(folder))),
-        (folder, false) => Err(Failure::bad_input(format!(
-            "recompute:out = {folder}: GPUs put out to their host; use auto:out=host, or --cpu"
+        ("host", true) => Err(Failure::bad_input(format!(
+            "{field} = host: ranks on CPUs have no other memory; use a folder, as in out=/scratch"
+        ))),
+        (place, true) => Ok(folder(Path::new(place))),
+        (place, false) => Err(Failure::bad_input(format!(
+            "{field} = {place}: GPUs put out to their host; use out=host, or --cpu"
         ))),
     }
 }
@@ -337,7 +363,11 @@ fn model(matches: &ArgMatches, base: &Config) -> Result<(ModelSizes, String, Con
             given.entry(key).or_insert(Value::Integer(size as i64));
         }
     }
-    let flags: Vec<String> = given.iter().map(|(key, value)| flag(key, value)).collect();
+    let of_run = |(key, value): (&String, &Value)| match value.as_str() {
+        Some(text) if key == "optimizer" => Some(flag(key, &optimizer_of_run(text)?.into())),
+        _ => Some(flag(key, value)),
+    };
+    let flags: Vec<String> = given.iter().filter_map(of_run).collect();
     let config = base.with(given).map_err(unknown)?;
     config.validate_for_prediction().map_err(Failure::bad_input)?;
     let ids = match (config.vocab, &base.file) {

@@ -1,4 +1,4 @@
-use zeropp_plan::layout::{Job, Recompute};
+use zeropp_plan::layout::{Job, OutPlace, Recompute};
 
 use super::*;
 
@@ -351,4 +351,45 @@ fn bad_input_is_one_clear_message() {
     let line = format!("--gpus 8 --global-batch 8 --model gpt2 --machine {}", file.display());
     let said = plan(&line).unwrap_err();
     assert!(said.contains("zero3_bytes_per_s is missing"), "{said}");
+}
+
+/// States go to the host of GPUs, which no command has, and to the folder of a run on CPUs.
+#[test]
+fn states_that_are_out_are_planned_for_where_they_can_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let known = zeropp_plan::machines::file("h100").unwrap();
+    let file = dir.path().join("m.toml");
+    let rates = "host_bytes_per_s = 50e9\nfile_bytes_per_s = 2e9\n";
+    std::fs::write(&file, format!("{known}\n{rates}")).unwrap();
+    let line = |optimizer: &str, more: &str| {
+        format!(
+            "--model gpt2 --seq 256 --gpus 2 --global-batch 16 --machine {} --optimizer \
+             {optimizer}{more}",
+            file.display()
+        )
+    };
+    let (job, flags) = plan(&line("adamw:beta2=0.95,out=host", "")).unwrap();
+    assert_eq!(job.fixed.states, Some(OutPlace::Host));
+    assert!(flags.contains("--optimizer adamw:beta2=0.95 ") && !flags.contains("out="), "{flags}");
+    let folder = "adamw:out=/scratch";
+    let (job, flags) = plan(&line(folder, " --cpu")).unwrap();
+    assert_eq!(job.fixed.states, Some(OutPlace::File("/scratch".into())));
+    assert!(flags.contains("--optimizer adamw:out=/scratch"), "{flags}");
+    for (line, said) in [
+        (line(folder, ""), "optimizer:out = /scratch: GPUs put out to their host"),
+        (line("adamw:out=host", " --cpu"), "optimizer:out = host: ranks on CPUs have no other"),
+    ] {
+        let found = plan(&line).unwrap_err();
+        assert!(found.starts_with(said), "{found}");
+    }
+    // What a run of it predicts.
+    let out = dir.path().join("out");
+    let folder = format!("adamw:out={}", out.display());
+    for fixed in [
+        "--pp 1 --zero3 1 --dp 2 --recompute none",
+        "--pp 2 --zero3 1 --dp 1 --recompute full --schedule zeropp",
+        "--pp 1 --zero3 2 --dp 1 --recompute none --precision bf16",
+    ] {
+        holds(&line(&folder, &format!(" --cpu {fixed}")));
+    }
 }

@@ -232,6 +232,7 @@ fn simulator(
         link: LinkCosts { latency_ns: costs.send, ..LinkCosts::default() },
         file_bytes_per_s: None,
         copies_apart: false,
+        states: Vec::new(),
         overlap_ns: overlap,
         step_ns: 0,
     }

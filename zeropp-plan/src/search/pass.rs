@@ -15,7 +15,7 @@ use crate::exact::{self, MadePrograms, Planned, Simulation};
 use crate::layout::{Job, Layout};
 use crate::memory;
 use crate::shared::Crowd;
-use crate::stages::{copies, link, step_ns};
+use crate::stages::{copies, link, state_copies, step_ns};
 
 /// Layouts that are simulated in the order of their closed form, at most.
 const SIMULATED_MAX: usize = 40;
@@ -76,6 +76,8 @@ struct Candidate {
     layout: Layout,
     step_s: f64,
     at_least: u64,
+    /// Whether the place outside has room for it, as far as a closed form tells.
+    has_room: bool,
 }
 
 /// A way through a job's layouts of one sort, which may be gone for several limits on memory: what
@@ -146,7 +148,7 @@ impl<'a> Pass<'a> {
     /// sort has one that takes `best_s`.
     pub(super) fn search(&mut self, memory: u64, best_s: f64) {
         let all = self.candidates.iter().filter(|c| c.step_s < MUCH_SLOWER * best_s);
-        let all = all.map(|c| (c.layout.clone(), c.step_s, c.at_least));
+        let all = all.filter(|c| c.has_room).map(|c| (c.layout.clone(), c.step_s, c.at_least));
         let (fit, over): (Vec<_>, Vec<_>) = all.partition(|c| c.2 <= memory);
         self.simulate_first(memory, fit.iter().map(|c| (&c.0, c.1)));
         let enough = if self.again || best_s.is_finite() { 1 } else { SHOWN };
@@ -304,7 +306,7 @@ impl<'a> Pass<'a> {
             let too_slow = (TOO_SLOW * first.step_s).min(MUCH_SLOWER * best_s);
             let Some(from) = next(&best, CLIMBED, &climbed) else { return };
             let mut new = self.new_beside(&from);
-            new.retain(|c| c.step_s < too_slow && c.at_least <= memory);
+            new.retain(|c| c.step_s < too_slow && c.at_least <= memory && c.has_room);
             new.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
             climbed.insert(from);
             budget -= self.simulate_some(new.into_iter().map(|c| c.layout), budget);
@@ -388,6 +390,7 @@ impl<'a> Pass<'a> {
         let fixed = FixedCosts {
             link: link(job, &whole),
             copies: copies(job, &whole),
+            states: state_copies(job, &whole, &stages),
             step_ns: step_ns(job, &whole, &stages),
         };
         let crowd = Crowd::new(&job.machine, &layout);
@@ -402,7 +405,11 @@ impl<'a> Pass<'a> {
             let (even, _) = self.models.stages_but_head(job, &layout)?;
             at_least = at_least.min(memory::at_least(&layout, &even, true));
         }
-        Some(Candidate { step_s, at_least, layout })
+        let has_room = match self.job.room_outside() {
+            u64::MAX => true,
+            room => memory::outside(job, &layout, &stages) <= room,
+        };
+        Some(Candidate { step_s, at_least, has_room, layout })
     }
 
     /// Simulates those of `layouts` that are not known.

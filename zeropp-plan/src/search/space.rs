@@ -250,7 +250,8 @@ fn micro_batch_sizes(job: &Job, ranks: usize) -> Vec<usize> {
 fn virtual_stages(job: &Job, pp: usize) -> Vec<usize> {
     let given = job.fixed.virtual_stages;
     let most = job.model.decoder.layers / pp;
-    let some = STAGES.into_iter().filter(|v| *v < most).chain((most <= 16).then_some(most));
+    let with_most = most <= 16 || job.may_put_out();
+    let some = STAGES.into_iter().filter(|v| *v < most).chain(with_most.then_some(most));
     let mut numbers: Vec<usize> = match given {
         Some(given) => vec![given],
         None => some.collect(),

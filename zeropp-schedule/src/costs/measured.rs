@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::action::{Cost, MessageEnd};
 use crate::ir::{Action, Compute, Message, Task};
 use crate::memory::StageBytes;
-use crate::simulate::{Costs, LinkCosts, StageCosts};
+use crate::simulate::{Costs, LinkCosts, StageCosts, StateCopies};
 use crate::timeline::{RankTimeline, Span, Timeline};
 
 use super::CostsError;
@@ -60,6 +60,7 @@ pub fn measured(timeline: &Timeline) -> Result<Costs, CostsError> {
         link: LinkCosts { latency_ns: seen.message_ns(), ..LinkCosts::default() },
         file_bytes_per_s: None,
         copies_apart: false,
+        states: Vec::new(),
         overlap_ns: None,
         step_ns: median(seen.steps.values().copied().collect()).unwrap_or(0),
     })
@@ -209,6 +210,11 @@ pub fn scaled_to(costs: &Costs, planned: &Timeline, measured: &Timeline) -> Opti
         reduce_scatter_ns: scale(s.reduce_scatter_ns),
         replica_reduce_ns: scale(s.replica_reduce_ns),
     };
+    let states = |of: &StateCopies| StateCopies {
+        read_ns: scale(of.read_ns),
+        add_ns: scale(of.add_ns),
+        ..*of
+    };
     let rate = |rate: u64| ((rate as f64 / factor) as u64).max(1);
     Some(Costs {
         stages: costs.stages.iter().map(stage).collect(),
@@ -220,6 +226,7 @@ pub fn scaled_to(costs: &Costs, planned: &Timeline, measured: &Timeline) -> Opti
         },
         file_bytes_per_s: costs.file_bytes_per_s.map(rate),
         copies_apart: costs.copies_apart,
+        states: costs.states.iter().map(states).collect(),
         overlap_ns: costs.overlap_ns.map(scale),
         step_ns: scale(costs.step_ns),
     })
@@ -249,6 +256,7 @@ mod tests {
             link: LinkCosts { latency_ns: 70, ..LinkCosts::default() },
             file_bytes_per_s: None,
             copies_apart: false,
+            states: Vec::new(),
             overlap_ns: None,
             step_ns: 500,
         }

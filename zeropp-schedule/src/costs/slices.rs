@@ -244,8 +244,7 @@ pub fn of_slices(whole: &Costs, growth: &SampleGrowth, sample_slices: &[u64]) ->
     Costs {
         stages: stages.flat_map(|of| parts(sample_slices).map(move |p| times(of, p))).collect(),
         memory: memory.flat_map(|of| parts(sample_slices).map(move |p| bytes(of, p))).collect(),
-        link: whole.link,
-        ..*whole
+        ..whole.clone()
     }
 }
 

@@ -105,6 +105,7 @@ fn written_costs_read_back() {
         link: simulate::LinkCosts { latency_ns: 12_345, ..Default::default() },
         file_bytes_per_s: Some(2_000_000),
         copies_apart: false,
+        states: Vec::new(),
         overlap_ns: None,
         step_ns: 8,
     };

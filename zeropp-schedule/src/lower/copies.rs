@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::Inserts;
 use crate::ir::{Action, Compute, Schedule, Task};
 
-/// Compute actions that a copy has for itself, at most.
+/// Compute actions that a copy has for itself, at least.
 const COPY_COMPUTES: usize = 3;
 /// Copies out that are under way at once, at most.
 const COPIES_MAX: usize = 2;
@@ -18,20 +18,23 @@ struct Kept {
     needed: usize,
 }
 
-/// Copies of the first `out` micro-batches of each unit. Those that come in do so behind the first
-/// `warm_up` compute actions, which may have to run again.
+/// Copies of as many micro-batches of each unit as `chosen` says. Those that come in do so behind
+/// the first `warm_up` compute actions, which may have to run again.
 pub(super) fn add_copies(
     schedule: &Schedule,
     program: &[Action],
-    out: usize,
+    chosen: Chosen,
     warm_up: usize,
     inserts: &mut Inserts,
 ) {
     let mut under_way: VecDeque<(Action, usize)> = VecDeque::new();
-    for Kept { stage, micro_batch, forward, needed } in kept(schedule, program, out) {
+    let unit = schedule.units.iter().copied().max().unwrap_or(1);
+    // As many as there are to the next one's: a link that is as fast as that is never waited for.
+    let computes = COPY_COMPUTES.max(chosen.apart(unit));
+    for Kept { stage, micro_batch, forward, needed } in kept(schedule, program, chosen) {
         // There is time for the copy out, and for the one in behind the warm-up.
-        let comes = needed.saturating_sub(COPY_COMPUTES);
-        let last = forward + COPY_COMPUTES;
+        let comes = needed.saturating_sub(computes);
+        let last = forward + computes;
         if comes <= last || comes < warm_up {
             continue;
         }
@@ -54,16 +57,45 @@ pub(super) fn add_copies(
     under_way.into_iter().for_each(|(gone, last)| inserts.after(last, gone));
 }
 
-/// What the program keeps of the first `out` micro-batches of each unit, in the order of their F. A
-/// split head's slices are not among them: they run forward and backward at once.
-fn kept(schedule: &Schedule, program: &[Action], out: usize) -> Vec<Kept> {
-    let in_unit: Vec<usize> = schedule.units.iter().flat_map(|n| 0..*n).collect();
+/// How many micro-batches of each unit go out: the first of them, of which R makes all but inputs
+/// again, and of the others as many as are wanted in all, as far apart as they can be, so that a
+/// link is always as busy.
+#[derive(Clone, Copy)]
+pub(super) struct Chosen {
+    pub(super) out: usize,
+    pub(super) redone: usize,
+}
+
+impl Chosen {
+    /// Whether micro-batch `index` of a unit of `unit` is one of them.
+    fn has(self, index: usize, unit: usize) -> bool {
+        let first = self.redone.min(self.out).min(unit);
+        if index < first || self.out >= unit {
+            return true;
+        }
+        (index - first) * (self.out - first) % (unit - first) < self.out - first
+    }
+
+    /// From one whole one to the next in a unit of `unit`, and one more where these are not all as
+    /// far apart.
+    fn apart(self, unit: usize) -> usize {
+        let first = self.redone.min(self.out).min(unit);
+        let (others, out) = (unit - first, (self.out.min(unit) - first).max(1));
+        others.div_ceil(out) + usize::from(!others.is_multiple_of(out))
+    }
+}
+
+/// What the program keeps of the micro-batches that go out, in the order of their F. A split head's
+/// slices are not among them: they run forward and backward at once.
+fn kept(schedule: &Schedule, program: &[Action], chosen: Chosen) -> Vec<Kept> {
+    let of_unit = |unit: &usize| (0..*unit).map(|i| chosen.has(i, *unit)).collect::<Vec<_>>();
+    let goes_out: Vec<bool> = schedule.units.iter().flat_map(of_unit).collect();
     let micro_batches = schedule.micro_batches();
     let mut at = vec![None; schedule.stages() * micro_batches];
     let mut kept: Vec<Kept> = Vec::new();
     for (position, action) in program.iter().enumerate() {
         for Task { kind, stage, micro_batch } in action.computes() {
-            if schedule.wide_stage() == Some(stage) || in_unit[micro_batch] >= out {
+            if schedule.wide_stage() == Some(stage) || !goes_out[micro_batch] {
                 continue;
             }
             let place = &mut at[stage * micro_batches + micro_batch];
@@ -92,7 +124,8 @@ mod tests {
     use crate::lower::{LowerOptions, OptimizerSync, lower};
     use crate::memory::{StageBytes, predict};
     use crate::schedules::{KINDS, Shape, generate};
-    use crate::timeline::Lane;
+    use crate::simulate::{Costs, simulate};
+    use crate::timeline::{Lane, Span};
     use crate::verify::{VerifyLimits, verify};
 
     fn text(program: &[Action]) -> String {
@@ -107,8 +140,8 @@ mod tests {
         let all = lower(&compact, &LowerOptions { out: 3, ..LowerOptions::default() });
         assert_eq!(
             text(&all.ranks[0]),
-            "0F0 OUT0.0 0F1 OUT0.1 0F2 GONE0.0 OUT0.2 0F3 1F0 GONE0.1 1B0 GONE0.2 1F1 1B1 1F2 \
-             IN0.0 1B2 1F3 IN0.1 1B3 0B0 IN0.2 1W0 0B1 1W1 0B2 1W2 0B3 1W3 0W0 0W1 0W2 0W3 STEP"
+            "0F0 OUT0.0 0F1 0F2 OUT0.2 0F3 GONE0.0 OUT0.3 1F0 1B0 GONE0.2 1F1 GONE0.3 1B1 1F2 \
+             IN0.0 1B2 1F3 1B3 0B0 IN0.2 1W0 0B1 IN0.3 1W1 0B2 1W2 0B3 1W3 0W0 0W1 0W2 0W3 STEP"
         );
     }
 
@@ -152,19 +185,50 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_each_unit_go_out() {
+    fn those_that_go_out_are_as_far_apart_as_they_can_be() {
         let shape = Shape { pp: 2, virtual_stages: 2, micro_batches: 8, unit: 4 };
         let compact = generate("zeropp", &shape).unwrap();
-        let out = |out| {
-            let program = lower(&compact, &LowerOptions { out, ..LowerOptions::default() });
+        let again = |out, redone: Option<usize>| {
+            let recompute = redone.is_some();
+            let options = LowerOptions { out, recompute, redone, ..LowerOptions::default() };
+            let program = lower(&compact, &options);
             let of = |a: &Action| match a {
                 Action::Out { micro_batch, .. } => Some(*micro_batch),
                 _ => None,
             };
             program.ranks.iter().flatten().filter_map(of).collect::<std::collections::BTreeSet<_>>()
         };
+        let out = |out| again(out, None);
         assert!(out(0).is_empty());
-        assert!(out(2).into_iter().eq([0, 1, 4, 5]));
+        assert!(out(1).into_iter().eq([0, 4]));
+        assert!(out(2).into_iter().eq([0, 2, 4, 6]));
         assert!(out(9).into_iter().eq(0..8));
+        // Of those that R makes again inputs go out, and they are the first.
+        assert!(again(2, Some(2)).into_iter().eq([0, 1, 4, 5]));
+        assert!(again(2, Some(1)).into_iter().eq([0, 1, 4, 5]));
+        assert!(again(3, Some(1)).into_iter().eq([0, 1, 3, 4, 5, 7]));
+        assert!(again(2, Some(4)).into_iter().eq([0, 1, 4, 5]));
+    }
+
+    /// Where copies out take as long as all forwards together, a step waits for two of them.
+    #[test]
+    fn a_link_that_is_as_fast_as_the_forwards_is_hardly_waited_for() {
+        let shape = Shape { pp: 1, virtual_stages: 6, micro_batches: 8, unit: 8 };
+        let compact = generate("zeropp", &shape).unwrap();
+        for out in 1..=8usize {
+            let program = lower(&compact, &LowerOptions { out, ..LowerOptions::default() });
+            let mut costs = Costs::uniform(6, 10, 10, 10, 0);
+            costs.memory.iter_mut().for_each(|bytes| bytes.activation = 1000);
+            let (free, takes) = (simulate(&program, &costs).unwrap().end_ns(), 80 / out as u64);
+            // A forward takes 10 ns.
+            costs.file_bytes_per_s = Some(1000 * 1_000_000_000 * out as u64 / 80);
+            costs.copies_apart = true;
+            let timeline = simulate(&program, &costs).unwrap();
+            let waits = |span: &Span| matches!(span.action, Action::Gone { .. });
+            let waits = timeline.ranks[0].spans.iter().filter(|span| waits(span));
+            let waited: u64 = waits.map(|span| span.end_ns - span.start_ns).sum();
+            assert!(waited <= 2 * takes, "{out} of 8: {waited}");
+            assert!(timeline.end_ns() <= free + 2 * takes, "{out} of 8: {}", timeline.end_ns());
+        }
     }
 }

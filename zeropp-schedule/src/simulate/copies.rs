@@ -6,6 +6,13 @@ use crate::ir::{Action, Compute, Schedule};
 
 use super::Costs;
 
+/// To or from where the copies are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Out,
+    In,
+}
+
 /// The copies of one rank: they go one after the other, in the order of its program; those out and
 /// those in by themselves where a place takes both at once.
 pub struct CopyQueue {
@@ -49,11 +56,18 @@ impl CopyQueue {
     /// begins and ends.
     pub fn start(&mut self, at: (usize, usize), now: u64) -> (u64, u64) {
         // The second one of a stage and micro-batch is the one in.
-        let way = usize::from(self.apart && self.ends.contains_key(&at));
-        let start = now.max(self.free[way]);
-        self.free[way] = start + self.takes.get(&at).copied().unwrap_or(0);
-        self.ends.insert(at, self.free[way]);
-        (start, self.free[way])
+        let way = if self.ends.contains_key(&at) { Way::In } else { Way::Out };
+        let times = self.pass(way, now, self.takes.get(&at).copied().unwrap_or(0));
+        self.ends.insert(at, times.1);
+        times
+    }
+
+    /// Starts a copy that takes so long: when it begins and ends.
+    pub(super) fn pass(&mut self, way: Way, now: u64, takes: u64) -> (u64, u64) {
+        let free = &mut self.free[if self.apart { way as usize } else { 0 }];
+        let start = now.max(*free);
+        *free = start + takes;
+        (start, *free)
     }
 
     /// When the last one of this stage and micro-batch is done; 0 where there is none.

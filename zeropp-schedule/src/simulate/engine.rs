@@ -1,13 +1,15 @@
 //! The run itself: every rank goes as far as its messages let it, then waits for a peer.
 
+use std::collections::HashSet;
+
 use crate::head::{End, HeadTree};
 use crate::ir::{Action, Compute, Message, Schedule, Task};
 use crate::memory::{Ledger, MemoryBytes};
 use crate::timeline::{MemoryPoint, RankTimeline, Span, Timeline};
 use crate::verify::is_program;
 
-use super::Costs;
-use super::copies::CopyQueue;
+use super::copies::{CopyQueue, Way};
+use super::{Costs, StateCopies};
 
 /// Not arrived yet.
 const NEVER: u64 = u64::MAX;
@@ -284,6 +286,8 @@ struct SimulatedRank<'a> {
     /// Per stage, when its weights are there and when its gradient is reduced.
     stages: Vec<(u64, u64)>,
     copies: CopyQueue,
+    /// Stages of which a reduced gradient is out.
+    summed: HashSet<usize>,
 }
 
 impl<'a> SimulatedRank<'a> {
@@ -307,6 +311,7 @@ impl<'a> SimulatedRank<'a> {
             reduced: 0,
             stages: vec![(0, 0); stages],
             copies: CopyQueue::new(schedule, costs, rank),
+            summed: HashSet::new(),
         }
     }
 
@@ -338,25 +343,25 @@ impl<'a> SimulatedRank<'a> {
                 }
                 Action::AllGather { stage } => {
                     let cell = world.schedule.cost_entry(self.rank, stage, 0);
-                    let end = self.zero3(world.costs.stages[cell].all_gather_ns);
+                    let read = self.read_shard(world.costs.states.get(cell));
+                    let end = self.zero3(read, world.costs.stages[cell].all_gather_ns);
                     self.stages[stage].0 = end.1;
                     end
                 }
-                Action::ReduceScatter { stage } => {
-                    self.clock = self.clock.max(self.reduced);
-                    let cell = world.schedule.cost_entry(self.rank, stage, 0);
-                    let times = self.zero3(world.costs.stages[cell].reduce_scatter_ns);
-                    self.reduced = times.1;
-                    self.stages[stage].1 = times.1;
-                    times
-                }
+                Action::ReduceScatter { stage } => self.reduce(world, stage),
                 Action::ReplicaReduce { stage } => {
                     let start = self.clock.max(self.replica_free).max(self.stages[stage].1);
                     let cell = world.schedule.cost_entry(self.rank, stage, 0);
                     self.replica_free = start + world.costs.stages[cell].replica_reduce_ns;
                     (start, self.replica_free)
                 }
-                Action::Retire { stage } => self.wait_until(self.stages[stage].1),
+                Action::Retire { stage } => {
+                    let (start, end) = self.wait_until(self.stages[stage].1);
+                    if !world.costs.copies_apart {
+                        self.clock = self.add(world, stage, end);
+                    }
+                    (start, self.clock)
+                }
                 Action::Out { stage, micro_batch } | Action::In { stage, micro_batch } => {
                     self.copies.start((stage, micro_batch), self.clock)
                 }
@@ -452,9 +457,44 @@ impl<'a> SimulatedRank<'a> {
         (start, arrival)
     }
 
-    /// Queues an operation of the ZeRO-3 group.
-    fn zero3(&mut self, duration: u64) -> (u64, u64) {
-        let start = self.clock.max(self.zero3_free);
+    /// Queues a reduction, whose result is added to one that is out when the rank retires it, or,
+    /// on a device, at once.
+    fn reduce(&mut self, world: &SimulationState, stage: usize) -> (u64, u64) {
+        self.clock = self.clock.max(self.reduced);
+        let cell = world.schedule.cost_entry(self.rank, stage, 0);
+        let times = self.zero3(self.clock, world.costs.stages[cell].reduce_scatter_ns);
+        let beside = world.costs.copies_apart;
+        self.reduced = if beside { self.add(world, stage, times.1) } else { times.1 };
+        self.stages[stage].1 = self.reduced;
+        times
+    }
+
+    /// Reads a shard that is out: when it is here.
+    fn read_shard(&mut self, states: Option<&StateCopies>) -> u64 {
+        let Some(StateCopies { read_ns, waits, .. }) = states.copied() else { return self.clock };
+        let (_, end) = self.copies.pass(Way::In, self.clock, read_ns);
+        if waits {
+            self.clock = end;
+        }
+        end
+    }
+
+    /// Adds a gradient that is reduced at `now` to the one that is out, piece by piece: when that
+    /// is done.
+    fn add(&mut self, world: &SimulationState, stage: usize, now: u64) -> u64 {
+        let cell = world.schedule.cost_entry(self.rank, stage, 0);
+        let takes = world.costs.states.get(cell).map_or(0, |states| states.add_ns);
+        if takes == 0 {
+            return now;
+        }
+        let is_first = self.summed.insert(stage);
+        let read = if is_first { now } else { self.copies.pass(Way::In, now, takes).1 };
+        self.copies.pass(Way::Out, now, takes).1.max(read)
+    }
+
+    /// Queues an operation of the ZeRO-3 group that can begin at `now`.
+    fn zero3(&mut self, now: u64, duration: u64) -> (u64, u64) {
+        let start = now.max(self.zero3_free);
         self.zero3_free = start + duration;
         (start, self.zero3_free)
     }

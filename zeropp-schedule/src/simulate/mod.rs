@@ -6,9 +6,10 @@
 //! rank's links for bytes over bandwidth and arrives a latency later; the compute
 //! thread waits for the end of an RS where the program retires it, and before the next one. Copies
 //! of activations out and in are one more queue, of the rank's file; the compute thread waits for
-//! a copy out where the program says that it is gone, for one in before what needs it. All D ranks
-//! of a ZeRO-3 group are alike and run as one. Times are whole nanoseconds, so that results
-//! are exact.
+//! a copy out where the program says that it is gone, for one in before what needs it. Where states
+//! are out, a gather begins when the shard is read in the same queue, and a reduction ends when its
+//! result is added there. All D ranks of a ZeRO-3 group are alike and run as one. Times are whole
+//! nanoseconds, so that results are exact.
 
 use crate::ir::{Compute, Schedule};
 use crate::memory::StageBytes;
@@ -54,6 +55,18 @@ impl StageCosts {
     }
 }
 
+/// What is copied of a stage whose weights, optimizer state and reduced gradient are out of memory,
+/// in nanoseconds one way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StateCopies {
+    /// The rank's shard of the weights, before each gather.
+    pub read_ns: u64,
+    /// Its reduced gradient: what a reduction leaves is written, and what was there before, read.
+    pub add_ns: u64,
+    /// Whether the rank computes nothing meanwhile, although a copy would not keep it from that.
+    pub waits: bool,
+}
+
 /// What sending to another rank takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkCosts {
@@ -79,8 +92,10 @@ pub struct Costs {
     /// each; none is infinite.
     pub file_bytes_per_s: Option<u64>,
     /// Whether copies out and in go beside each other, at that rate each, as between a device and
-    /// its host.
+    /// its host, and gradients are added there while the rank computes.
     pub copies_apart: bool,
+    /// What is copied where states are out, in the order of `stages`; empty where they are not.
+    pub states: Vec<StateCopies>,
     /// An overlapped F and BW; none is one after the other.
     pub overlap_ns: Option<u64>,
     /// The optimizer step, once all ranks have come to it, or, where it is validated late, once the
@@ -131,6 +146,8 @@ impl Costs {
         });
         let longest = longest.map(u128::from).chain(self.memory.iter().map(transfer));
         let longest = longest.chain([self.link.latency_ns, self.step_ns].map(u128::from));
+        let states = self.states.iter().map(|of| of.read_ns.max(of.add_ns));
+        let longest = longest.chain(states.map(u128::from));
         let longest = longest.chain(self.overlap_ns.map(u128::from)).max().unwrap_or(0);
         let actions: usize = schedule.ranks.iter().map(Vec::len).sum();
         // An action adds at most three such times: F, B and W of an overlapped pair, or transfer,

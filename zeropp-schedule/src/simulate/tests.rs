@@ -349,3 +349,38 @@ fn copies_take_their_time_in_a_queue_of_their_own() {
     let zero = Costs { file_bytes_per_s: Some(0), ..Costs::uniform(2, 1, 1, 1, 0) };
     assert!(simulate(&program, &zero).unwrap_err().to_string().contains("file_bytes_per_s = 0"));
 }
+
+/// Where states are out, a gather begins behind the read of a shard, a second unit's sum reads the
+/// first one's, and a rank that does so itself computes later by as much.
+#[test]
+fn states_that_are_out_are_read_before_gathers_and_added_after_reductions() {
+    let shape = Shape { pp: 1, virtual_stages: 1, micro_batches: 4, unit: 2 };
+    let program = lower(&generate("zeropp", &shape).unwrap(), &LowerOptions::default());
+    let run = |copies_apart, states: Option<StateCopies>| {
+        let states = states.into_iter().collect();
+        let mut costs = Costs { copies_apart, states, ..Costs::uniform(1, 10, 10, 10, 0) };
+        costs.stages[0].all_gather_ns = 2;
+        costs.stages[0].reduce_scatter_ns = 3;
+        simulate(&program, &costs).unwrap()
+    };
+    let spans = |timeline: &Timeline, kind: ActionKind| -> Vec<(u64, u64)> {
+        let of = timeline.ranks[0].spans.iter().filter(|span| span.action.kind() == kind);
+        of.map(|span| (span.start_ns, span.end_ns)).collect()
+    };
+    let here = run(false, None);
+    let gathers = spans(&here, ActionKind::AllGather);
+    assert_eq!(gathers[0], (0, 2));
+    let states = StateCopies { read_ns: 7, add_ns: 4, waits: true };
+    // Two gathers' reads, a write, and a read and a write.
+    let longer = 7 * gathers.len() as u64 + 4 + 2 * 4;
+    let itself = run(false, Some(states));
+    assert_eq!(itself.end_ns(), here.end_ns() + longer);
+    assert_eq!(spans(&itself, ActionKind::AllGather)[0], (7, 9));
+    // Beside: of the second unit what lies behind its last W alone.
+    let beside = run(true, Some(StateCopies { waits: false, ..states }));
+    assert_eq!(spans(&beside, ActionKind::AllGather)[0], (7, 9));
+    assert!(beside.end_ns() < itself.end_ns() && beside.end_ns() >= here.end_ns() + 7 + 4);
+    let nothing = StateCopies::default();
+    assert_eq!(run(true, Some(nothing)), here);
+    assert_eq!(run(false, Some(nothing)), here);
+}

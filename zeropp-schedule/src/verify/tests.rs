@@ -265,11 +265,11 @@ fn copies_of_activations_go_out_and_come_in_once_between_f_and_b() {
     };
     let again = program(true);
     let check = |change: &dyn Fn(&mut Schedule)| message(program(false), change);
-    let (out, gone, back) = ("OUT0.1", "GONE0.1", "IN0.1");
+    let (out, gone, back) = ("OUT0.2", "GONE0.2", "IN0.2");
     for (text, said) in [
-        (out, "(GONE0.1): no OUT0.1 before it"),
-        (gone, "rank 0: GONE0.1 is missing"),
-        (back, "rank 0: IN0.1 is missing"),
+        (out, "(GONE0.2): no OUT0.2 before it"),
+        (gone, "rank 0: GONE0.2 is missing"),
+        (back, "rank 0: IN0.2 is missing"),
     ] {
         let said_of = check(&|s| without(0, text)(s));
         assert!(said_of.ends_with(said), "{said_of}");
@@ -281,20 +281,20 @@ fn copies_of_activations_go_out_and_come_in_once_between_f_and_b() {
         assert!(said_of.contains("duplicate of action"), "{said_of}");
     }
     for (text, before, said) in [
-        (out, "0F1", "(OUT0.1): no 0F1 before it"),
-        (gone, out, "(GONE0.1): no OUT0.1 before it"),
-        (back, gone, "(IN0.1): no GONE0.1 before it"),
-        (out, back, "(GONE0.1): no OUT0.1 before it"),
+        (out, "0F2", "(OUT0.2): no 0F2 before it"),
+        (gone, out, "(GONE0.2): no OUT0.2 before it"),
+        (back, gone, "(IN0.2): no GONE0.2 before it"),
+        (out, back, "(GONE0.2): no OUT0.2 before it"),
     ] {
         let said_of = check(&|s| moved(0, text, before)(s));
         assert!(said_of.ends_with(said), "{text} before {before}: {said_of}");
     }
     // The backward, or the recomputation, comes before what it needs.
-    let late = |s: &mut Schedule| moved(0, "IN0.1", "0W1")(s);
+    let late = |s: &mut Schedule| moved(0, "IN0.2", "0W2")(s);
     let said = check(&late);
-    assert!(said.ends_with("(0B1): no IN0.1 before it"), "{said}");
-    let said = message(again.clone(), moved(0, "IN0.1", "0B1"));
-    assert!(said.ends_with("(0R1): no IN0.1 before it"), "{said}");
+    assert!(said.ends_with("(0B2): no IN0.2 before it"), "{said}");
+    let said = message(again.clone(), moved(0, "IN0.2", "0B2"));
+    assert!(said.ends_with("(0R2): no IN0.2 before it"), "{said}");
     // Nothing comes in before a validation, and so nothing has to go out again.
     let late = LowerOptions { out: 3, sync: OptimizerSync::Late, ..Default::default() };
     let late = lower(&zeropp(1, 2, 4, 4), &late);

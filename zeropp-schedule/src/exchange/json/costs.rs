@@ -193,6 +193,7 @@ impl JsonCosts {
             },
             file_bytes_per_s: self.file_bytes_per_s,
             copies_apart: false,
+            states: Vec::new(),
             overlap_ns: self.t_overlap.map(nanos),
             step_ns: nanos(self.t_step),
         }

@@ -197,6 +197,7 @@ fn any_simulator_costs(stages: usize) -> impl Strategy<Value = simulate::Costs> 
                 link,
                 file_bytes_per_s,
                 copies_apart: false,
+                states: Vec::new(),
                 overlap_ns,
                 step_ns,
             }
