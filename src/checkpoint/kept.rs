@@ -43,7 +43,7 @@ pub(crate) fn samples_per_step(settings: &Kept) -> Option<usize> {
     batch_then(settings).map(|then| then.samples_per_step())
 }
 
-/// The size of a mesh that is another one than that with these settings, as a checkpoint keeps them,
+/// The size of a mesh that is another one than that of these settings, as a checkpoint keeps them,
 /// in words.
 pub(crate) fn other_mesh(settings: &Kept, config: &Config) -> Option<String> {
     let now = [("pp", config.pp), ("zero3", config.zero3), ("dp", config.dp)];

@@ -482,11 +482,7 @@ impl<'a> Steps<'a> {
             // No run goes on from them: this one has ended well, and is saved.
             places.drop_copies_after(None);
         }
-        let planned = self.trainer().summary(&self.totals, &self.times, total_s);
-        let (peaks_before, at_once_before) = self.predicted_before;
         let summary = Summary {
-            predicted_bytes: planned.predicted_bytes.max(&peaks_before),
-            predicted_at_once_bytes: planned.predicted_at_once_bytes.max(at_once_before),
             stopped: ends.stopped,
             checkpoint: ends.saved.and_then(path),
             saves: saves.saves,
@@ -498,7 +494,7 @@ impl<'a> Steps<'a> {
             steps_redone: self.recoveries.redone,
             recovery_s: self.recoveries.seconds,
             lost_replicas: self.lost_replicas,
-            ..planned
+            ..self.predicted_summary(total_s)
         };
         if let Some(path) = config.trace.as_ref().filter(|_| self.has_rank_0()) {
             trace::write(path, &timeline(self.blueprint(), &results))?;
@@ -519,6 +515,15 @@ impl<'a> Steps<'a> {
         }
         self.outcome = Some(summary.clone());
         Ok((summary, results))
+    }
+
+    /// What the ranks' trainer says in the end, and what was predicted of those before.
+    fn predicted_summary(&self, total_s: f64) -> Summary {
+        let mut summary = self.trainer().summary(&self.totals, &self.times, total_s);
+        let (peaks, at_once) = self.predicted_before;
+        summary.predicted_bytes = summary.predicted_bytes.max(&peaks);
+        summary.predicted_at_once_bytes = summary.predicted_at_once_bytes.max(at_once);
+        summary
     }
 
     /// `error` with how to read what the ranks wrote; those here that live on write now.
