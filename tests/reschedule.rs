@@ -209,6 +209,29 @@ fn a_trace_has_the_memory_of_every_step_and_says_which_order_each_had() {
     }
 }
 
+/// Before, the memory of every step was that of the stages that the run had in the end.
+#[test]
+fn a_trace_has_the_memory_of_the_stages_that_each_step_had() {
+    let highest = |config: Config| {
+        let (_, timeline) = Trainer::new(config).unwrap().train_to_timeline(|_| {}).unwrap();
+        let of = |rank: &zeropp::pipeline::timeline::RankTimeline| {
+            let is_end = |action| action == zeropp::pipeline::ir::Action::OptimizerStep;
+            let steps = rank.spans.split_inclusive(|s| is_end(s.action)).map(|step| {
+                let within = step[0].start_ns..=step[step.len() - 1].end_ns;
+                let points = rank.memory.iter().filter(|point| within.contains(&point.at_ns));
+                points.map(|point| point.bytes).max().expect("a step has memory")
+            });
+            steps.collect::<Vec<_>>()
+        };
+        timeline.ranks.iter().map(of).collect::<Vec<_>>()
+    };
+    let (whole, cut_anew) = (highest(small(9)), highest(recutting(small(9))));
+    for rank in 0..2 {
+        assert_eq!(whole[rank][..4], cut_anew[rank][..4], "the planned stages");
+        assert_ne!(whole[rank][4..], cut_anew[rank][4..], "those that were found");
+    }
+}
+
 #[test]
 fn a_failed_run_s_records_name_the_order_that_its_ranks_ran() {
     let dir = tempfile::tempdir().unwrap();
