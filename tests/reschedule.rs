@@ -209,6 +209,29 @@ fn a_trace_has_the_memory_of_every_step_and_says_which_order_each_had() {
     }
 }
 
+/// Before, the memory of every step was that of the stages that the run had in the end.
+#[test]
+fn a_trace_has_the_memory_of_the_stages_that_each_step_had() {
+    let highest = |config: Config| {
+        let (_, timeline) = Trainer::new(config).unwrap().train_to_timeline(|_| {}).unwrap();
+        let of = |rank: &zeropp::pipeline::timeline::RankTimeline| {
+            let is_end = |action| action == zeropp::pipeline::ir::Action::OptimizerStep;
+            let steps = rank.spans.split_inclusive(|s| is_end(s.action)).map(|step| {
+                let within = step[0].start_ns..=step[step.len() - 1].end_ns;
+                let points = rank.memory.iter().filter(|point| within.contains(&point.at_ns));
+                points.map(|point| point.bytes).max().expect("a step has memory")
+            });
+            steps.collect::<Vec<_>>()
+        };
+        timeline.ranks.iter().map(of).collect::<Vec<_>>()
+    };
+    let (whole, cut_anew) = (highest(small(9)), highest(recutting(small(9))));
+    for rank in 0..2 {
+        assert_eq!(whole[rank][..4], cut_anew[rank][..4], "the planned stages");
+        assert_ne!(whole[rank][4..], cut_anew[rank][4..], "those that were found");
+    }
+}
+
 #[test]
 fn a_failed_run_s_records_name_the_order_that_its_ranks_ran() {
     let dir = tempfile::tempdir().unwrap();
@@ -245,4 +268,37 @@ fn every_rank_stays_within_the_plan_when_programs_are_exchanged() {
         all += changes;
     }
     assert!(all > 0, "no program was exchanged");
+}
+
+/// Before, what was predicted was of the stages that the run had in the end alone.
+#[test]
+fn memory_is_predicted_of_all_stages_that_a_run_had() {
+    for steps in [9, 14] {
+        let (run, changes) = exchanging(recutting(small(steps)));
+        assert!(changes.iter().any(|text| text.contains("moved in")), "{changes:?}");
+        let summary = &run.summary;
+        for kind in MemoryKind::ALL {
+            let [peak, most] = [summary.peak_bytes, summary.predicted_bytes].map(|of| of.get(kind));
+            assert!(peak <= most, "{steps} steps: {kind:?} {peak} of {most}");
+        }
+        let [peak, most] = [summary.at_once_bytes, summary.predicted_at_once_bytes];
+        assert!(peak <= most, "{steps} steps: {peak} of {most}");
+    }
+}
+
+/// Before, a resumed run had them on every mesh with as many, whatever its memory.
+#[test]
+fn a_resumed_run_has_the_stages_that_were_found_on_the_same_mesh_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let saves = Config { save: Some(dir.path().into()), ..recutting(small(9)) };
+    let blocks = |config: &Config| Trainer::new(config.clone()).unwrap().plan().blocks.clone();
+    let planned = blocks(&saves);
+    run(saves.clone());
+    let again = Config { resume: Resume::Must, steps: 12, ..saves };
+    assert_ne!(blocks(&again), planned);
+    let alone =
+        Config { pp: 1, virtual_stages: Some(2), schedule: "zeropp".into(), ..again.clone() };
+    for other in [Config { zero3: 2, ..again.clone() }, Config { dp: 2, ..again }, alone] {
+        assert_eq!(blocks(&other), planned, "pp {} zero3 {}", other.pp, other.zero3);
+    }
 }

@@ -43,6 +43,18 @@ pub(crate) fn samples_per_step(settings: &Kept) -> Option<usize> {
     batch_then(settings).map(|then| then.samples_per_step())
 }
 
+/// The size of a mesh that is another one than that of these settings, as a checkpoint keeps them,
+/// in words.
+pub(crate) fn other_mesh(settings: &Kept, config: &Config) -> Option<String> {
+    let now = [("pp", config.pp), ("zero3", config.zero3), ("dp", config.dp)];
+    let then = |key: &str| settings.get(key)?.parse::<usize>().ok();
+    let other = now.into_iter().find(|(key, now)| then(key) != Some(*now));
+    other.map(|(key, _)| match then(key) {
+        Some(was) => format!("{key} was {was}"),
+        None => format!("{key} was not known"),
+    })
+}
+
 /// The learning rate of a checkpoint's step by the settings that it keeps, for those of earlier
 /// versions, which do not keep the rate itself.
 pub(crate) fn rate_then(manifest: &Manifest) -> Option<f64> {

@@ -7,7 +7,7 @@
 
 use zeropp_zero3::checkpoint::{Checkpoint, Manifest, Store};
 
-use crate::checkpoint::kept::{Kept, batch_then, samples_per_step};
+use crate::checkpoint::kept::{Kept, batch_then, other_mesh, samples_per_step};
 use crate::checkpoint::resume::candidates;
 use crate::config::{Config, Resume};
 
@@ -52,11 +52,13 @@ fn with_batch(config: Config, settings: &Kept) -> Config {
     Config { micro_batches: saved("micro-batches"), ..config }
 }
 
-/// `config` with the stages that the run had found, where it may find others, and has as many.
+/// `config` with the stages that the run had found, where it may find others, on the same mesh with
+/// as many: on another one times are others, and ranks hold other bytes.
 fn with_stages(config: Config, manifest: &Manifest) -> Config {
     let found = manifest.program.as_ref().and_then(|program| program.blocks.as_ref());
     let stages = config.pp.saturating_mul(config.virtual_stages());
-    let found = found.filter(|found| config.recuts() && found.len() == stages);
+    let is_alike = || other_mesh(&manifest.settings, &config).is_none();
+    let found = found.filter(|found| config.recuts() && found.len() == stages && is_alike());
     let text =
         |found: &Vec<usize>| found.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
     let found = found.map(text).filter(|_| config.stages.is_none());

@@ -3,7 +3,7 @@
 //! checkpoint is.
 
 use burn::tensor::DType;
-use zeropp_checkpoint::moves::{HeldWords, Move, Wanted, moves};
+use zeropp_checkpoint::moves::{HeldWords, Move, StateSpan, Wanted, moves};
 use zeropp_comm::{CommResult, Communicator};
 use zeropp_core::cpu_tensor::{from_vec, into_vec};
 use zeropp_pipeline::executor::ModelWorker;
@@ -12,7 +12,7 @@ use zeropp_zero3::{Optimizer, ShardedStage};
 
 use crate::error::RankError;
 
-/// Words of one message: 4 MiB.
+/// Most words of one message: 4 MiB.
 const PIECE: usize = 1 << 20;
 /// Tag of these messages, which no action of a schedule has.
 const TAG: u64 = u64::MAX - 2;
@@ -70,65 +70,60 @@ fn wrong(why: &str) -> RankError {
 }
 
 /// Does this rank's part of `moves` with what it has; what it then has of the new state. All ranks
-/// call it: in each round a rank sends to one and gets from one, piece by piece.
+/// call it: in each round a rank sends to one and gets from one, piece by piece, so that it holds
+/// no more of it twice than a piece.
 fn sent(world: &dyn Communicator, held: &HeldWords, moves: &[Move]) -> CommResult<HeldWords> {
     let (n, me) = (world.size(), world.rank());
-    let between =
-        |from: usize, to: usize| moves.iter().filter(move |m| (m.from, m.to) == (from, to));
     let mut got = HeldWords::default();
     for round in 0..n {
         let (to, from) = ((me + round) % n, (me + n - round) % n);
-        let mut leaving = Vec::new();
-        for m in between(me, to) {
-            let at = leaving.len();
-            leaving.resize(at + m.span.words, 0.0);
-            held.copy(&m.span.tensor, m.span.start, &mut leaving[at..]);
-        }
-        let arriving: usize = between(from, me).map(|m| m.span.words).sum();
-        let arrived = match round {
-            0 => leaving,
-            _ => passed(world, to, &leaving, from, arriving)?,
-        };
-        let mut at = 0;
-        for m in between(from, me) {
-            let words = arrived[at..at + m.span.words].to_vec();
-            got.add(m.span.tensor.clone(), m.span.start, words);
-            at += m.span.words;
+        let (mut leaving, mut arriving) = (pieces(moves, me, to), pieces(moves, from, me));
+        loop {
+            let (out, into) = (leaving.next(), arriving.next());
+            if out.is_none() && into.is_none() {
+                break;
+            }
+            let words = out.map(|StateSpan { tensor, start, words }| {
+                let mut values = vec![0.0; words];
+                held.copy(&tensor, start, &mut values);
+                values
+            });
+            if round == 0 {
+                let here = into.expect("what it has is what it gets");
+                got.add(here.tensor, here.start, words.expect("the same"));
+                continue;
+            }
+            let sent = words.map(|words| {
+                let len = words.len();
+                world.send(to, TAG, from_vec(words, [len]))
+            });
+            if let Some(StateSpan { tensor, start, words }) = into {
+                let values = into_vec(world.recv(from, TAG, words, DType::F32).wait()?);
+                got.add(tensor, start, values);
+            }
+            if let Some(sent) = sent {
+                sent.wait()?;
+            }
         }
     }
     got.sort();
     Ok(got)
 }
 
-/// Sends words `to` a rank, and gets so many `from` one.
-fn passed(
-    world: &dyn Communicator,
-    to: usize,
-    leaving: &[f32],
-    from: usize,
-    arriving: usize,
-) -> CommResult<Vec<f32>> {
-    let mut arrived = Vec::with_capacity(arriving);
-    let mut pieces = leaving.chunks(PIECE);
-    loop {
-        let piece = pieces.next();
-        let left = (arriving - arrived.len()).min(PIECE);
-        if piece.is_none() && left == 0 {
-            return Ok(arrived);
-        }
-        let sent = piece.map(|piece| world.send(to, TAG, from_vec(piece.to_vec(), [piece.len()])));
-        if left > 0 {
-            arrived.extend(into_vec(world.recv(from, TAG, left, DType::F32).wait()?));
-        }
-        if let Some(sent) = sent {
-            sent.wait()?;
-        }
-    }
+/// The messages that bring the words of these moves from one rank to another.
+fn pieces(moves: &[Move], from: usize, to: usize) -> impl Iterator<Item = StateSpan> {
+    let between = moves.iter().filter(move |m| (m.from, m.to) == (from, to));
+    between.flat_map(|Move { span, .. }| {
+        (span.start..span.end()).step_by(PIECE).map(|start| StateSpan {
+            tensor: span.tensor.clone(),
+            start,
+            words: PIECE.min(span.end() - start),
+        })
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use zeropp_checkpoint::moves::StateSpan;
     use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 
     use super::*;

@@ -43,20 +43,19 @@ pub(crate) fn timeline(
     Timeline { title, placement: placement.to_vec(), ranks, ..Timeline::default() }
 }
 
-/// Follows the activations and weight stashes of a run whose ranks had these programs, one after
-/// the other: the predicted bytes of its stages, at the times of the run. Steps that are not a
-/// whole program have no memory.
+/// Follows the activations and weight stashes of a run: the predicted bytes of its stages, at the
+/// times of the run. `of` gives the program of a rank in a step, counted from the first that is
+/// there, and what the stages had then. Steps that are not a whole program have no memory.
 pub(crate) fn follow_memory<'a>(
     timeline: &mut Timeline,
-    programs: impl Fn(&RankTimeline) -> Vec<&'a [Action]>,
-    bytes: &[StageBytes],
+    of: impl Fn(&RankTimeline, usize) -> (&'a [Action], &'a [StageBytes]),
 ) {
     timeline.memory_unit = MemoryUnit::Bytes;
     for rank in &mut timeline.ranks {
-        let programs = programs(rank);
-        for step in rank.spans.split_inclusive(|s| s.action == Action::OptimizerStep) {
-            let is = |program: &&[Action]| step.iter().map(|s| &s.action).eq(*program);
-            if !programs.iter().any(is) {
+        let steps = rank.spans.split_inclusive(|s| s.action == Action::OptimizerStep);
+        for (number, step) in steps.enumerate() {
+            let (program, bytes) = of(rank, number);
+            if !step.iter().map(|s| &s.action).eq(program) {
                 continue;
             }
             let step = RankTimeline { spans: step.to_vec(), ..RankTimeline::default() };
@@ -105,7 +104,7 @@ mod tests {
         });
         let mesh = Mesh { pp: 2, zero3: 1, dp: 1 };
         let mut run = timeline(String::new(), mesh, &schedule.placement, spans);
-        follow_memory(&mut run, |rank| vec![&schedule.ranks[rank.pp]], &costs.memory);
+        follow_memory(&mut run, |rank, _| (&schedule.ranks[rank.pp], &costs.memory));
         assert_eq!(run.memory_unit, MemoryUnit::Bytes);
         let peak = |rank: &RankTimeline| rank.memory.iter().map(|m| m.bytes).max();
         for (run, simulated) in run.ranks.iter().zip(&simulated.ranks) {

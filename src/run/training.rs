@@ -490,7 +490,7 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
             return Ok(self.end);
         }
         let exported = match shared.export {
-            Export::Weights => self.weights(),
+            Export::Weights => self.weights()?,
             // Without ZeRO-1 the replicas hold the same pieces.
             Export::Gradients => self.executor.worker.captured().to_vec(),
             _ => Vec::new(),

@@ -145,17 +145,23 @@ impl Trainer {
         self.blueprint.schedule()
     }
 
+    /// The highest peak of each kind that is predicted of a rank, and the most at once.
+    pub(crate) fn predicted(&self) -> (MemoryBytes, u64) {
+        let all = || self.blueprint.plan.ranks.iter().map(|rank| &rank.held);
+        let peaks = all().fold(MemoryBytes::default(), |most, held| most.max(&held.peaks));
+        (peaks, all().map(|held| held.at_once.total()).max().unwrap_or(0))
+    }
+
     pub(crate) fn summary(&self, totals: &Totals, times: &StageTimes, total_s: f64) -> Summary {
         let plan = &self.blueprint.plan;
-        let memory = plan.ranks.iter().map(|rank| &rank.held.peaks);
-        let at_once = plan.ranks.iter().map(|rank| rank.held.at_once.total());
+        let (predicted_bytes, predicted_at_once_bytes) = self.predicted();
         let split = usize::from(self.blueprint.head.is_some());
         let stages = self.blueprint.stages.len() + split;
         Summary {
             predicted_bubble: plan.bubble,
             timed_bubble: self.blueprint.timed_bubble(times.costs(stages)),
-            predicted_bytes: memory.fold(MemoryBytes::default(), |all, one| all.max(one)),
-            predicted_at_once_bytes: at_once.max().unwrap_or(0),
+            predicted_bytes,
+            predicted_at_once_bytes,
             predicted_copy_bytes: copies::predicted(&self.blueprint.needs()),
             total_s,
             ..totals.summary()

@@ -8,6 +8,7 @@ use zeropp_checkpoint::under_way::Completing;
 use zeropp_comm::Communicator;
 use zeropp_core::data::DataError;
 use zeropp_core::device::Devices;
+use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Evaluation, RunHeader, StepMetrics, Summary};
 use zeropp_failures::EndKind;
 use zeropp_zero3::checkpoint::StoreLock;
@@ -50,6 +51,8 @@ pub struct Steps<'a> {
     trainer: &'a Trainer,
     /// Of the replicas that are left, where some were lost, and of the stages that the run has now.
     changed: Option<Trainer>,
+    /// What was predicted of those before it.
+    predicted_before: (MemoryBytes, u64),
     lost_replicas: u64,
     pub(super) epoch: Epoch,
     pub(super) recoveries: Recoveries,
@@ -125,6 +128,7 @@ impl<'a> Steps<'a> {
         let mut steps = Steps {
             trainer,
             changed: None,
+            predicted_before: Default::default(),
             lost_replicas: 0,
             epoch,
             devices,
@@ -320,8 +324,16 @@ impl<'a> Steps<'a> {
 
     /// The run has other stages from now on, whose times are others.
     pub(super) fn take_cut(&mut self, blueprint: Arc<Blueprint>) {
-        self.changed = Some(self.trainer().with(blueprint));
+        self.change(self.trainer().with(blueprint));
         self.times = StageTimes::default();
+    }
+
+    /// Goes on with another trainer. What was held before counts as well in the end.
+    fn change(&mut self, trainer: Trainer) {
+        let (peaks, at_once) = self.trainer().predicted();
+        let (peaks_before, at_once_before) = self.predicted_before;
+        self.predicted_before = (peaks.max(&peaks_before), at_once.max(at_once_before));
+        self.changed = Some(trainer);
     }
 
     fn see(&mut self, metrics: &StepMetrics, times: &StageTimes) {
@@ -392,7 +404,7 @@ impl<'a> Steps<'a> {
         self.devices = self.devices.without(ranks, bp.mesh.world());
         self.recoveries.change_shape();
         let left = fewer.blueprint.mesh.dp;
-        self.changed = Some(fewer);
+        self.change(fewer);
         self.lost_replicas += 1;
         let others = if left == 1 { "the other one takes" } else { "the others take" };
         Some(format!("replica {replica} of {}, whose samples {others}", bp.mesh.dp))
@@ -482,7 +494,7 @@ impl<'a> Steps<'a> {
             steps_redone: self.recoveries.redone,
             recovery_s: self.recoveries.seconds,
             lost_replicas: self.lost_replicas,
-            ..self.trainer().summary(&self.totals, &self.times, total_s)
+            ..self.predicted_summary(total_s)
         };
         if let Some(path) = config.trace.as_ref().filter(|_| self.has_rank_0()) {
             trace::write(path, &timeline(self.blueprint(), &results))?;
@@ -503,6 +515,15 @@ impl<'a> Steps<'a> {
         }
         self.outcome = Some(summary.clone());
         Ok((summary, results))
+    }
+
+    /// What the ranks' trainer says in the end, and what was predicted of those before.
+    fn predicted_summary(&self, total_s: f64) -> Summary {
+        let mut summary = self.trainer().summary(&self.totals, &self.times, total_s);
+        let (peaks, at_once) = self.predicted_before;
+        summary.predicted_bytes = summary.predicted_bytes.max(&peaks);
+        summary.predicted_at_once_bytes = summary.predicted_at_once_bytes.max(at_once);
+        summary
     }
 
     /// `error` with how to read what the ranks wrote; those here that live on write now.

@@ -1,6 +1,6 @@
 //! A run as a timeline: what every rank did when.
 
-use zeropp_pipeline::timeline::{IN_SLICES, RankTimeline, Timeline};
+use zeropp_pipeline::timeline::{IN_SLICES, Timeline};
 
 use crate::config::EngineKind;
 use crate::plan::blueprint::Blueprint;
@@ -26,18 +26,29 @@ pub(crate) fn timeline(bp: &Blueprint, results: &[RankResult]) -> Timeline {
         rank.saves = result.saves.clone();
     }
     let exchanged = results.first().map_or(&[][..], |first| &first.programs);
-    let programs = |rank: &RankTimeline| {
-        let planned = bp.programs.of(rank.group / bp.mesh.zero3);
-        let others = exchanged.iter().map(|(_, other)| &*other.program);
-        [planned].into_iter().chain(others).map(|program| &program.ranks[rank.pp][..]).collect()
-    };
     // What ranks hold of a split head, or of slices of samples, is not followed.
     if bp.head.is_none() && bp.slices.is_none() {
-        trace::follow_memory(&mut timeline, programs, &bp.all_bytes());
+        follow_memory(&mut timeline, bp, exchanged);
     }
     timeline.facts = facts(bp);
     timeline.facts.extend(exchanged.iter().map(|(step, program)| in_words(*step, program)));
     timeline
+}
+
+/// Follows what ranks held with the programs, and the stages, that they had from steps on, the
+/// first of which is the first one that is traced; with those of `bp` where they had no others.
+fn follow_memory(timeline: &mut Timeline, bp: &Blueprint, had: &[(u64, NumberedProgram)]) {
+    let planned = bp.all_bytes();
+    let cuts = had.iter().map(|(_, program)| program.cut.as_deref().unwrap_or(bp));
+    let bytes: Vec<_> = cuts.map(Blueprint::all_bytes).collect();
+    trace::follow_memory(timeline, |rank, number| {
+        let begun = |(from, _): &(u64, NumberedProgram)| *from <= had[0].0 + number as u64;
+        let (program, bytes) = match had.partition_point(begun).checked_sub(1) {
+            Some(at) => (&*had[at].1.program, &bytes[at]),
+            None => (bp.programs.of(rank.group / bp.mesh.zero3), &planned),
+        };
+        (&program.ranks[rank.pp], bytes)
+    });
 }
 
 /// The program of the steps from one on, which may be exchanged.

@@ -136,3 +136,27 @@ fn a_disk_without_room_is_named_before_a_rank_starts() {
     let said = error.to_string();
     assert!(said.contains("optimizer:out = ") && said.contains("its disk has room for"), "{said}");
 }
+
+/// Before, they were zeros, and nobody was told.
+#[test]
+#[cfg(target_os = "linux")]
+fn weights_that_cannot_be_read_back_are_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config { optimizer_out: Some(dir.path().join("states")), pp: 2, ..small() };
+    let trainer = Trainer::new(config).unwrap();
+    let mut steps = trainer.steps().unwrap();
+    steps.next().expect("a step").expect("that ends well");
+    assert!(!steps.weights().expect("all can be read").is_empty());
+    // Ranks' files have no names any more.
+    let mut cut = 0;
+    for open in std::fs::read_dir("/proc/self/fd").unwrap() {
+        let path = open.unwrap().path();
+        if std::fs::read_link(&path).is_ok_and(|file| file.starts_with(dir.path())) {
+            std::fs::File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+            cut += 1;
+        }
+    }
+    assert_eq!(cut, 2, "a file of each rank");
+    let said = steps.weights().unwrap_err().to_string();
+    assert!(said.contains("optimizer:out"), "{said}");
+}

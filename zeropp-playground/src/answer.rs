@@ -165,7 +165,9 @@ impl WantedSchedule {
         let virtual_stages = given.unwrap_or(row.stages.default_number());
         let parts = [self.pp, virtual_stages, self.micro_batches, self.slices.max(1)];
         let is_huge = parts.iter().zip([1024, 64, 8192, 256]).any(|(n, most)| *n > most);
-        if is_huge || parts.iter().product::<usize>() > SIZE_MAX {
+        // The page's program counts in 32 bits, in which the product need not fit.
+        let all = parts.iter().map(|n| *n as u64).product::<u64>();
+        if is_huge || all > SIZE_MAX as u64 {
             let slices = match self.slices {
                 0 | 1 => String::new(),
                 n => format!(" of {n} slices"),

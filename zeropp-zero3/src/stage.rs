@@ -413,7 +413,10 @@ impl ShardedStage {
     }
 
     /// This rank's parameters, layer by layer.
-    pub fn export(&self) -> Vec<ParamExport> {
+    ///
+    /// # Errors
+    /// A fault of the rank's file, if they are in one.
+    pub fn export(&self) -> CommResult<Vec<ParamExport>> {
         let shard = self.groups.zero3.rank();
         let of = |l: &LayerShard| {
             let trained = l.trains().then(|| ParamExport::new(&l.name, shard, &l.param));
@@ -423,7 +426,8 @@ impl ShardedStage {
             });
             trained.into_iter().chain(frozen).collect::<Vec<_>>()
         };
-        self.layers.iter().flat_map(of).collect()
+        let all = self.layers.iter().flat_map(of).collect();
+        self.check_file().map(|()| all)
     }
 
     /// This rank's reduced gradients, layer by layer, as piece number `piece` of the buffer.

@@ -216,7 +216,7 @@ fn train(case: &Case, steps: u64, groups: Groups, layout: Layout) -> (Vec<StepOu
         assert_eq!((right, outcome.rolled_back), (!outcome.skipped && !clips, !right));
         outcomes.push(StepOutcome { rolled_back: false, ..outcome });
     }
-    (outcomes, stages[0].export())
+    (outcomes, stages[0].export().unwrap())
 }
 
 /// Makes every third step small, and one element of every fourth not finite.

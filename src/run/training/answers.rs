@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use zeropp_checkpoint::pace::SaveDecision;
 use zeropp_checkpoint::step_end::{Decision, MetStep};
+use zeropp_comm::CommResult;
 use zeropp_core::metrics::Evaluation;
 use zeropp_zero3::{ParamExport, ShardedStage};
 
@@ -103,7 +104,7 @@ impl<R: FnMut(RankEvent)> Training<'_, R> {
     fn serve(&mut self, request: StepRequest, step: u64) -> Result<(), RankError> {
         let news = match request {
             StepRequest::Weights => {
-                let exported = self.weights();
+                let exported = self.weights()?;
                 let result = RankResult { exported, ..RankResult::default() };
                 RankEvent::Weights(collect::to_rank_0(&*self.groups.world, result)?)
             }
@@ -120,11 +121,12 @@ impl<R: FnMut(RankEvent)> Training<'_, R> {
     }
 
     /// This rank's part of the weights, where it is to give it.
-    pub(super) fn weights(&self) -> Vec<ParamExport> {
+    pub(super) fn weights(&self) -> CommResult<Vec<ParamExport>> {
         // Replicas and copies hold the same pieces.
-        match self.groups.replica.rank() {
-            0 => self.executor.worker.sharded().iter().flat_map(ShardedStage::export).collect(),
-            _ => Vec::new(),
+        if self.groups.replica.rank() > 0 {
+            return Ok(Vec::new());
         }
+        let stages = self.executor.worker.sharded().iter().map(ShardedStage::export);
+        Ok(stages.collect::<CommResult<Vec<_>>>()?.into_iter().flatten().collect())
     }
 }

@@ -10,8 +10,8 @@ use zeropp_core::metrics::StepMetrics;
 use zeropp_failures::ExchangedProgram;
 
 use super::Training;
-use crate::checkpoint::identity;
 use crate::checkpoint::resume::Resumed;
+use crate::checkpoint::{identity, kept};
 use crate::config::Config;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
@@ -125,7 +125,8 @@ fn program_of(resumed: &Resumed, blueprint: &Blueprint) -> Option<SavedProgram> 
         let then = program.blocks.as_ref().filter(|then| **then != blueprint.blocks())?;
         Some(format!("stages were {}", listed(then)))
     };
-    let was = other_mesh(manifest, config).or_else(|| other_schedule(manifest, config));
+    let was =
+        kept::other_mesh(&manifest.settings, config).or_else(|| other_schedule(manifest, config));
     let was = was.or_else(other_cut);
     let Some(was) = was else { return Some(program) };
     info!("a better order is looked for anew, since {was} when one was found");
@@ -141,15 +142,4 @@ fn listed(blocks: &[usize]) -> String {
 fn other_schedule(manifest: &Manifest, config: &Config) -> Option<String> {
     let then = identity::typed(&manifest.settings, "schedule")?;
     (then != config.schedule).then(|| format!("schedule was {then}"))
-}
-
-/// The size of the mesh that is another one than in a checkpoint, in words.
-fn other_mesh(manifest: &Manifest, config: &Config) -> Option<String> {
-    let now = [("pp", config.pp), ("zero3", config.zero3), ("dp", config.dp)];
-    let then = |key: &str| manifest.settings.get(key)?.parse::<usize>().ok();
-    let other = now.into_iter().find(|(key, now)| then(key) != Some(*now));
-    other.map(|(key, _)| match then(key) {
-        Some(was) => format!("{key} was {was}"),
-        None => format!("{key} was not known"),
-    })
 }

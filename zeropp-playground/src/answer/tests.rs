@@ -73,6 +73,27 @@ fn samples_in_slices_are_drawn_edited_and_priced_alike() {
 }
 
 #[test]
+fn numbers_of_no_schedule_are_an_error_in_slices_too() {
+    let drawn = |numbers: [usize; 5]| {
+        let mut asked = wanted("zeropp");
+        for (key, n) in ["pp", "virtual", "micro_batches", "unit", "slices"].iter().zip(numbers) {
+            asked[*key] = n.into();
+        }
+        ask(json!({ "ask": "draw", "wanted": asked }))["error"].clone()
+    };
+    for numbers in [
+        [0, 2, 8, 0, 4],
+        [4, 2, 0, 0, 4],
+        // 2^32 forwards.
+        [1024, 64, 8192, 0, 8],
+        [4, 2, 8, 0, 257],
+    ] {
+        let error = drawn(numbers);
+        assert!(error.is_string(), "{numbers:?}: {error}");
+    }
+}
+
+#[test]
 fn a_fault_of_an_edited_schedule_reads_as_the_command_says_it() {
     let csv = "0F0,1F0,0B0,1B0\n";
     let mut one = wanted("1f1b");
