@@ -21,7 +21,7 @@ enum ValueType {
 
 /// The keys of an architecture that are read, without its name: `llama.block_count` is
 /// `block_count`. What is not here is refused.
-const KNOWN: [(&str, ValueType); 29] = [
+const KNOWN: [(&str, ValueType); 33] = [
     ("block_count", ValueType::Count),
     ("context_length", ValueType::Count),
     ("embedding_length", ValueType::Count),
@@ -41,6 +41,10 @@ const KNOWN: [(&str, ValueType); 29] = [
     ("expert_weights_norm", ValueType::Truth),
     ("expert_weights_scale", ValueType::Number),
     ("expert_gating_func", ValueType::Count),
+    ("expert_shared_count", ValueType::Count),
+    ("expert_group_count", ValueType::Count),
+    ("expert_group_used_count", ValueType::Count),
+    ("leading_dense_block_count", ValueType::Count),
     ("logit_scale", ValueType::Number),
     ("rope.dimension_count", ValueType::Count),
     ("rope.freq_base", ValueType::Number),
@@ -87,8 +91,17 @@ const OF_EXPERTS: [&str; 5] = [
 /// Fields of a `config.json` that say how large they are.
 const EXPERTS: [&str; 3] =
     ["num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"];
-/// The scores that are a softmax, of `expert_gating_func`.
+/// Keys that dots1 alone may have, the fields of a `config.json` with their values, and these where
+/// there is no key or 0.
+const OF_DOTS1: [(&str, &str, u32); 4] = [
+    ("expert_shared_count", "n_shared_experts", 0),
+    ("expert_group_count", "n_group", 1),
+    ("expert_group_used_count", "topk_group", 1),
+    ("leading_dense_block_count", "first_k_dense_replace", 0),
+];
+/// The scores that are a softmax and those that are sigmoids, of `expert_gating_func`.
 const SOFTMAX: u32 = 1;
+const SIGMOID: u32 = 2;
 
 /// A key and what is wrong with it: the problem, and what would work.
 pub(crate) struct KeyProblem {
@@ -117,6 +130,7 @@ pub(crate) fn config(values: &GgufValues, tied: bool, vocabulary: usize) -> Chec
     let experts = keys.count("expert_count")?.filter(|n| *n > 0);
     let (class, kind) = match (name.as_str(), window) {
         ("llama", _) if experts.is_some() => ("MixtralForCausalLM", "mixtral"),
+        ("dots1", _) => ("Dots1ForCausalLM", "dots1"),
         ("qwen2moe", _) => ("Qwen2MoeForCausalLM", "qwen2_moe"),
         ("qwen3moe", _) => ("Qwen3MoeForCausalLM", "qwen3_moe"),
         ("llama", Some(_)) => ("MistralForCausalLM", "mistral"),
@@ -125,9 +139,13 @@ pub(crate) fn config(values: &GgufValues, tied: bool, vocabulary: usize) -> Chec
         ("qwen3", _) => ("Qwen3ForCausalLM", "qwen3"),
         _ => return Ok(None),
     };
-    let has_experts = kind == "mixtral" || kind.ends_with("_moe");
+    let has_experts = ["mixtral", "dots1"].contains(&kind) || kind.ends_with("_moe");
     keys.check(window.is_some_and(|_| !["mistral", "mixtral"].contains(&kind)))?;
-    keys.check_experts(has_experts)?;
+    if kind == "dots1" {
+        keys.check_dots1()?;
+    } else {
+        keys.check_experts(has_experts)?;
+    }
     let mut config = Map::new();
     config.insert("architectures".into(), json!([class]));
     config.insert("model_type".into(), json!(kind));
@@ -142,17 +160,7 @@ pub(crate) fn config(values: &GgufValues, tied: bool, vocabulary: usize) -> Chec
         }
     }
     if has_experts {
-        config.insert("num_local_experts".into(), json!(experts));
-        // Where no key says it, as llama.cpp computes it.
-        let divided = match keys.get("expert_weights_norm") {
-            Some(GgufValue::Truth(divided)) => *divided,
-            _ => kind != "qwen2_moe",
-        };
-        if kind != "mixtral" {
-            config.insert("norm_topk_prob".into(), json!(divided));
-        } else if !divided {
-            return keys.wrong("expert_weights_norm", "and Mixtral divides by their sum");
-        }
+        config.extend(keys.experts(kind, experts)?);
     } else {
         config.retain(|field, _| !EXPERTS.contains(&field.as_str()));
     }
@@ -248,8 +256,52 @@ impl<'a> ArchitectureKeys<'a> {
         self.check_attention()
     }
 
+    /// The fields of a kind of model with experts beside those that keys have the value of.
+    fn experts(self, kind: &str, count: Option<u32>) -> Checked<Map<String, Value>> {
+        let mut fields = Map::new();
+        let of_all = if kind == "dots1" { "n_routed_experts" } else { "num_local_experts" };
+        fields.insert(of_all.into(), json!(count));
+        // Where no key says it, as llama.cpp computes it.
+        let divided = match self.get("expert_weights_norm") {
+            Some(GgufValue::Truth(divided)) => *divided,
+            _ => !["qwen2_moe", "dots1"].contains(&kind),
+        };
+        if kind != "mixtral" {
+            fields.insert("norm_topk_prob".into(), json!(divided));
+        } else if !divided {
+            return self.wrong("expert_weights_norm", "and Mixtral divides by their sum");
+        }
+        if kind == "dots1" {
+            for (key, field, usual) in OF_DOTS1 {
+                let count = self.count(key)?.filter(|n| *n > 0);
+                fields.insert(field.into(), json!(count.unwrap_or(usual)));
+            }
+            let scale = self.number("expert_weights_scale")?.filter(|scale| *scale != 0.0);
+            fields.insert("routed_scaling_factor".into(), json!(scale.unwrap_or(1.0)));
+        }
+        Ok(fields)
+    }
+
+    /// There are experts, chosen by sigmoids.
+    fn check_dots1(self) -> Checked<()> {
+        if self.count("expert_gating_func")? != Some(SIGMOID) {
+            return self.wrong("expert_gating_func", "and scores are sigmoids, 2, here");
+        }
+        for key in ["expert_count", "expert_shared_count"] {
+            if self.count(key)?.is_none_or(|n| n == 0) {
+                return self.wrong(key, "and this architecture has experts");
+            }
+        }
+        Ok(())
+    }
+
     /// There are experts where the architecture has some, chosen as here.
     fn check_experts(self, has_some: bool) -> Checked<()> {
+        for (key, ..) in OF_DOTS1 {
+            if self.count(key)?.is_some_and(|n| n > 0) {
+                return self.wrong(key, "and that key is not known; it may change the model");
+            }
+        }
         if has_some {
             if self.count("expert_count")?.is_none_or(|n| n == 0) {
                 return self.wrong("expert_count", "and this architecture has experts");

@@ -26,7 +26,7 @@ impl Architecture {
         let Some(GgufValue::Text(name)) = values.get("general.architecture") else {
             return Ok(None);
         };
-        if !["llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe"].contains(&name.as_str()) {
+        if !["dots1", "llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe"].contains(&name.as_str()) {
             return Ok(None);
         }
         let heads_key = format!("{name}.attention.head_count");
@@ -111,9 +111,16 @@ pub(crate) fn hf_name(architecture: &Architecture, name: &str) -> Option<(String
         "ffn_down" => ("mlp.down_proj", RowOrder::AsNamed),
         "ffn_gate_inp" => ("mlp.gate", RowOrder::AsNamed),
         "ffn_gate_inp_shexp" => (SHARED_GATE, RowOrder::AsNamed),
-        "ffn_gate_shexp" => ("mlp.shared_expert.gate_proj", RowOrder::AsNamed),
-        "ffn_up_shexp" => ("mlp.shared_expert.up_proj", RowOrder::AsNamed),
-        "ffn_down_shexp" => ("mlp.shared_expert.down_proj", RowOrder::AsNamed),
+        "exp_probs_b" if kind == "bias" => {
+            let name = format!("model.layers.{block}.mlp.gate.e_score_correction_bias");
+            return Some((name, RowOrder::AsNamed));
+        }
+        "ffn_gate_shexp" | "ffn_up_shexp" | "ffn_down_shexp" => {
+            let (_, map) = part.strip_suffix("_shexp")?.split_once('_')?;
+            let several = if architecture.name == "dots1" { "s" } else { "" };
+            let name = format!("model.layers.{block}.mlp.shared_expert{several}.{map}_proj.{kind}");
+            return Some((name, RowOrder::AsNamed));
+        }
         _ => return None,
     };
     Some((format!("model.layers.{block}.{part}.{kind}"), rows))

@@ -107,6 +107,17 @@ fn keys_that_ask_for_another_model_are_refused_by_name() {
             llama().number("llama.expert_count", 8).key("llama.expert_weights_norm", 7, &[0]),
             "its llama.expert_weights_norm is false, and Mixtral divides by their sum",
         ),
+        (
+            llama().number("llama.expert_shared_count", 1),
+            "its llama.expert_shared_count is 1, and that key is not known",
+        ),
+        (
+            Gguf::new()
+                .word("general.architecture", "dots1")
+                .number("dots1.attention.head_count", 2)
+                .number("dots1.expert_gating_func", 1),
+            "its dots1.expert_gating_func is 1, and scores are sigmoids, 2, here",
+        ),
         (llama().float("llama.logit_scale", 2.0), "its llama.logit_scale is 2, and nothing is"),
         (llama().float("llama.attention.scale", 0.25), "its llama.attention.scale is 0.25, and"),
         (
