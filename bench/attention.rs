@@ -71,7 +71,7 @@ fn main() {
     let given: Vec<_> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let number = |i: usize, default| given.get(i).map_or(default, |n| n.parse().expect("a number"));
     let (s, heads, d, repeats) = (number(1, 1024), number(2, 16), number(3, 64), number(4, 5));
-    let dims = Dims { b: 1, s, heads, groups: heads, d };
+    let dims = Dims { b: 1, s, heads, groups: heads, d, place: 0 };
     let [forward, backward] = match given.first().map_or("fp32", String::as_str) {
         "bf16" => bf16(dims, repeats),
         _ => fp32(dims, repeats),

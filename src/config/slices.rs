@@ -62,9 +62,6 @@ impl Config {
         if self.device != DeviceKind::Cpu {
             return refused("device", &self.device, "cpu");
         }
-        if self.document_mask {
-            return refused("document-mask", &true, "false");
-        }
         if let Some(reschedule) = self.asked_reschedule() {
             return refused("reschedule", &reschedule, "off");
         }

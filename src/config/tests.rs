@@ -158,10 +158,6 @@ fn bad_schedules_are_named_with_what_would_work() {
             "schedule:slices = 4: runs cannot do it with micro-batch-size = 2 yet; use 1, or",
         ),
         (
-            "slices = 4\nseq = 1024\ndocument-mask = true",
-            "schedule:slices = 4: runs cannot do it with document-mask = true yet; use 1, or",
-        ),
-        (
             "slices = 4\nseq = 1024\nsave-costs = 'x.json'",
             "schedule:slices = 4: runs cannot do it with save-costs = x.json yet; use 1, or",
         ),

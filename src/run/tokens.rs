@@ -117,7 +117,7 @@ fn source(bp: &Arc<Blueprint>, device: &Device, groups: &Groups, find: Find) -> 
         let first = first + micro_batch / per_sample * samples;
         (first..first + samples).map(|index| find(step, index)).collect::<Result<Vec<_>, _>>()
     };
-    let of = all.clone();
+    let (of, cut) = (all.clone(), slices.clone());
     let tokens = move |step: u64, micro_batch: usize| {
         let slice = slices[micro_batch % slices.len()].clone();
         let mut ids = Vec::with_capacity(samples * slice.len());
@@ -136,7 +136,12 @@ fn source(bp: &Arc<Blueprint>, device: &Device, groups: &Groups, find: Find) -> 
     };
     let documents = move |step: u64, micro_batch: usize| {
         let samples = all(step, micro_batch)?;
-        Ok(Documents::new(seq, samples.iter().map(|sample| sample.documents.as_slice())))
+        let whole = Documents::new(seq, samples.iter().map(|sample| sample.documents.as_slice()));
+        Ok(if per_sample > 1 {
+            whole.of_slice(cut[micro_batch % per_sample].clone())
+        } else {
+            whole
+        })
     };
     let apart = bp.config.document_mask;
     TokenSource {

@@ -378,3 +378,34 @@ fn runs_that_slices_cannot_have_yet_are_refused_by_name() {
     let zb_v = refused(Config { pp: 2, virtual_stages: None, ..of_kind(&base, "zb-v") });
     assert!(zb_v.contains("schedule zb-v has whole samples only"), "{zb_v}");
 }
+
+/// Documents of any length, which slices cut, with learned and with rotary positions.
+#[test]
+fn documents_have_the_bits_of_whole_samples() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = Some(text_file(&dir, 12_000));
+    let apart = |base: Config| Config {
+        data: text.clone(),
+        document_mask: true,
+        document_end: Some(usize::from(b'e')),
+        ..base
+    };
+    let far = |base: Config| Config { document_end: Some(usize::from(b'\n')), ..apart(base) };
+    let bf16 = |config: Config| Config { precision: Precision::Bf16, ..config };
+    let dropped = |config: Config| Config { dropout: 0.2, ..config };
+    let bases = [
+        apart(small()),
+        far(llama(small())),
+        bf16(far(small())),
+        far(dropped(bf16(llama(small())))),
+        dropped(far(sliding(dir.path()))),
+    ];
+    for base in bases {
+        let reference = run(base.clone());
+        check(&reference, sliced(&base, 2));
+        let full = Config { recompute: Recompute::Full, ..layout(&base, 2, 2) };
+        check(&reference, sliced(&full, 4));
+        let rounds = of_kind(&layout(&base, 2, 1), "interleaved-zb");
+        check(&reference, sliced(&rounds, 4));
+    }
+}

@@ -119,3 +119,32 @@ fn a_model_larger_than_memory_trains_with_its_states_in_a_file() {
     assert_eq!(of_file.len(), 2);
     assert_eq!(of_file, losses("whole.jsonl"));
 }
+
+/// Four samples that 1F1B has on its first rank at once; in slices it has little more than one.
+const LONG: &str = "run --model llama --layers 4 --hidden 128 --heads 2 --seq 4096 --pp 4 \
+                    --virtual 1 --micro-batches 4 --steps 1 --warmup 0 --threads 1 \
+                    --rank-memory unchecked --order sequential --metrics out.jsonl";
+
+/// Between what slices of them take with the process and what whole ones do, in KiB.
+const LONG_KIB: u64 = 440 << 10;
+
+#[test]
+fn long_samples_train_in_slices_where_whole_ones_end_out_of_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let loss = || {
+        let text = std::fs::read_to_string(dir.path().join("out.jsonl")).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        let mut of = lines.filter_map(|line: serde_json::Value| line["loss"].as_f64());
+        of.next().expect("of the step")
+    };
+    let whole = format!("{LONG} --schedule 1f1b:slices=1 --recompute none");
+    let got = limited_to(LONG_KIB, dir.path(), &whole);
+    assert_eq!(got.code, Some(1), "{}", got.err);
+    assert!(got.err.starts_with("error: out of memory: "), "{}", got.err);
+    let rounds = "--schedule interleaved-zb:slices=8,slice-cut=tokens --recompute full";
+    let got = limited_to(LONG_KIB, dir.path(), &format!("{LONG} {rounds}"));
+    assert_eq!(got.code, Some(0), "{}", got.err);
+    let in_slices = loss();
+    assert_eq!(zeropp(dir.path(), &whole).code, Some(0));
+    assert_eq!(in_slices, loss());
+}

@@ -43,7 +43,7 @@ impl Past {
         window: Option<usize>,
     ) -> Vec<f32> {
         let s = qkv.len() / ((heads + 2 * groups) * d);
-        let dims = Dims { b: 1, s, heads, groups, d };
+        let dims = Dims { b: 1, s, heads, groups, d, place: 0 };
         cached::attention(qkv, &self.keys, &self.values, dims, window)
     }
 }

@@ -85,7 +85,7 @@ fn products(threads: usize, rounds: usize) {
 
 fn attention(threads: usize, rounds: usize) {
     let h = HIDDEN;
-    let short = Dims { b: 1, s: TOKENS, heads: 12, groups: 12, d: h / 12 };
+    let short = Dims { b: 1, s: TOKENS, heads: 12, groups: 12, d: h / 12, place: 0 };
     let long = Dims { s: 1024, ..short };
     let (qkv, dy) = (numbers(1024 * 3 * h), numbers(1024 * h));
     let (_, sums) = recomputed::attention(&qkv, long, None);

@@ -140,14 +140,14 @@ where
     };
     let mut forwards = Vec::new();
     for (i, slice) in cut.iter().enumerate() {
-        let d = Dims { s: slice.len(), ..d };
+        let d = Dims { s: slice.len(), place: d.place + slice.start, ..d };
         forwards.push(kernel.forward(&earlier(i), &qkv[slice.start * width..slice.end * width], d));
     }
     let sizes = cut.iter().map(|slice| vec![0.0; slice.len() * columns]);
     let mut left: Vec<Vec<f32>> = sizes.collect();
     let mut gradients = Vec::new();
     for (i, slice) in cut.iter().enumerate().rev() {
-        let d = Dims { s: slice.len(), ..d };
+        let d = Dims { s: slice.len(), place: d.place + slice.start, ..d };
         let qkv = &qkv[slice.start * width..slice.end * width];
         let dy = &dy[slice.start * out_width..slice.end * out_width];
         let own = left.pop().expect("one of each slice");
@@ -178,9 +178,9 @@ fn of_attention<T: Copy>(
 
 /// Sizes with one key head, with several, and a sample that ends within a block.
 const SIZES: [Dims; 3] = [
-    Dims { b: 1, s: 2048, heads: 2, groups: 1, d: 16 },
-    Dims { b: 1, s: 1900, heads: 4, groups: 2, d: 9 },
-    Dims { b: 1, s: 2048, heads: 1, groups: 1, d: 40 },
+    Dims { b: 1, s: 2048, heads: 2, groups: 1, d: 16, place: 0 },
+    Dims { b: 1, s: 1900, heads: 4, groups: 2, d: 9, place: 0 },
+    Dims { b: 1, s: 2048, heads: 1, groups: 1, d: 40, place: 0 },
 ];
 
 fn dropped() -> [Option<Dropped>; 2] {
@@ -372,6 +372,46 @@ fn rows_of_products_have_the_bits_of_the_whole_sample() {
             let same =
                 cut.iter().zip(&product(&(0..tokens))).all(|(a, b)| a.to_bits() == b.to_bits());
             assert!(same, "{input} x {out}");
+        }
+    }
+}
+
+/// Of a document that begins and ends anywhere in the sample.
+fn of_document<T: Copy>(
+    what: &str,
+    kernel: &impl Kernel<T>,
+    [token, end]: [usize; 2],
+    d: Dims,
+    narrow: impl Fn(&[f32]) -> Vec<T>,
+) where
+    f32: From<T>,
+{
+    let qkv = narrow(&numbers((end - token) * d.width(), 1));
+    let dy = narrow(&numbers((end - token) * d.out_width(), 2));
+    same_bits(&format!("{what}, {token} to {end}, {d:?}"), d.s, |cut| {
+        let wide = |parts: Vec<Vec<T>>| parts.concat().into_iter().map(f32::from).collect();
+        let clipped = |slice: &Range<usize>| slice.start.max(token)..slice.end.min(end);
+        let own = cut.iter().map(clipped).filter(|part| !part.is_empty());
+        let own: Vec<_> = own.map(|part| part.start - token..part.end - token).collect();
+        attention(kernel, &qkv, &dy, Dims { place: token, ..d }, &own).map(wide).to_vec()
+    });
+}
+
+#[test]
+fn documents_have_the_bits_that_they_have_in_the_whole_sample() {
+    let dropout = DropoutRule::new([7, 1], 3, 0.3);
+    for (token, end) in [(1, 1900), (300, 311), (700, 1280), (1100, 1899)] {
+        let some = Some(Dropped { dropout, sample: 9, token });
+        for (d, dropped) in SIZES.into_iter().zip([None, some, some]) {
+            let at = [token, end];
+            of_document("a document", &Recomputed(dropped), at, d, <[f32]>::to_vec);
+            of_document("in a window", &Windowed(300, dropped), at, d, <[f32]>::to_vec);
+        }
+        for isa in halves::available().iter().filter(|isa| **isa != Isa::Scalar) {
+            halves::force(Some(*isa));
+            let kernel = Windowed(usize::MAX, some);
+            of_document(&format!("bf16 by {isa:?}"), &kernel, [token, end], SIZES[0], narrow);
+            halves::force(None);
         }
     }
 }

@@ -25,7 +25,7 @@ pub struct Masks {
 }
 
 /// The documents of a micro-batch's samples: b samples of s tokens are b·s rows, of which each
-/// document has some that follow each other.
+/// document has some that follow each other. Of a slice of a sample, those of the slice.
 pub struct Documents {
     /// First row of each document, and the number of rows.
     bounds: Vec<usize>,
@@ -55,6 +55,21 @@ impl Documents {
         bounds.push(rows);
         let positions = bounds.windows(2).flat_map(|pair| 0..pair[1] - pair[0]).collect();
         Documents { bounds, positions, positions_there: OnDevices::default() }
+    }
+
+    /// Those of these tokens of the sample, of which the first may be in the middle of a document.
+    ///
+    /// # Panics
+    /// Panics if there are no such tokens.
+    pub fn of_slice(&self, tokens: Range<usize>) -> Documents {
+        let Range { start, end } = tokens;
+        let inner = self.bounds.iter().copied().filter(|at| start < *at && *at < end);
+        let bounds = [start].into_iter().chain(inner).chain([end]);
+        Documents {
+            bounds: bounds.map(|at| at - start).collect(),
+            positions: self.positions[tokens].to_vec(),
+            positions_there: OnDevices::default(),
+        }
     }
 
     /// The rows of each document.
@@ -93,5 +108,8 @@ mod tests {
         assert_eq!(documents.ranges().collect::<Vec<_>>(), [0..3, 3..4, 4..8, 8..9, 9..12]);
         assert_eq!(documents.positions(), [0, 1, 2, 0, 0, 1, 2, 3, 0, 0, 1, 2]);
         assert_eq!(documents.rows(), 12);
+        let slice = Documents::new(12, [&[0, 3, 4, 8][..]]).of_slice(2..8);
+        assert_eq!(slice.ranges().collect::<Vec<_>>(), [0..1, 1..2, 2..6]);
+        assert_eq!(slice.positions(), [2, 0, 0, 1, 2, 3]);
     }
 }

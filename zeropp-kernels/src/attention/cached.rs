@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn it_is_the_causal_attention_of_the_whole() {
         for (heads, groups, d) in [(2, 2, 4), (4, 2, 10), (3, 1, 8)] {
-            let whole = Dims { b: 1, s: 9, heads, groups, d };
+            let whole = Dims { b: 1, s: 9, heads, groups, d, place: 0 };
             let width = whole.width();
             let number = |i: usize| ((i * 7919 % 1009) as f32 / 300.0 - 1.6) * 0.7;
             let qkv: Vec<f32> = (0..9 * width).map(number).collect();

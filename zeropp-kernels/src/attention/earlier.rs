@@ -9,7 +9,6 @@
 use super::matrix_rows::MatrixRows;
 use super::{Dims, QkvPart};
 use crate::mat_mut::MatMut;
-use crate::tokens::GRID;
 
 /// Keys and values of an earlier slice of one sample: rows, one a token, whose last columns are the
 /// keys and then the values of all groups. Rows of qkv are such rows.
@@ -20,14 +19,14 @@ pub struct EarlierRows<'a, T = f32> {
 }
 
 impl<'a, T> EarlierRows<'a, T> {
-    /// Rows of `width` elements.
+    /// Rows of `width` elements, of a slice that ends on the grid of
+    /// [`tokens`](crate::tokens).
     ///
     /// # Panics
-    /// Panics if they are not whole rows, or not a multiple of [`GRID`] of them.
+    /// Panics if they are not whole rows.
     pub fn new(rows: &'a [T], width: usize) -> Self {
         let tokens = rows.len() / width;
         assert_eq!(tokens * width, rows.len(), "whole rows of {width} elements");
-        assert!(tokens.is_multiple_of(GRID), "an earlier slice of {tokens} tokens");
         Self { rows, width }
     }
 

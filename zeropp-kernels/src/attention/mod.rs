@@ -44,6 +44,9 @@ pub struct Dims {
     pub groups: usize,
     /// Elements of one head.
     pub d: usize,
+    /// Tokens of its sample before the first row, where the rows are of one document: blocks of
+    /// queries are those of the sample, so that they do not depend on where slices end.
+    pub place: usize,
 }
 
 impl Dims {
@@ -107,14 +110,21 @@ impl Dims {
         })
     }
 
-    /// The rows of every block of `rows` queries.
-    fn blocks(self, rows: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
-        (0..self.s.div_ceil(rows)).map(move |i| i * rows..self.s.min((i + 1) * rows))
+    /// The rows of every block of up to `rows` queries, of which [`GRID`](crate::tokens::GRID) has
+    /// a whole number.
+    pub(crate) fn blocks(
+        self,
+        rows: usize,
+    ) -> impl DoubleEndedIterator<Item = Range<usize>> + Clone {
+        let skipped = self.place % rows;
+        let end = move |i: usize| self.s.min(i * rows - skipped.min(i * rows));
+        (0..(self.s + skipped).div_ceil(rows)).map(move |i| end(i)..end(i + 1))
     }
 
     pub(crate) fn check(&self, elements: usize) {
         assert_eq!(elements, self.b * self.s * self.width());
         assert_eq!(self.heads % self.groups, 0, "{} heads in {} groups", self.heads, self.groups);
+        assert!(self.place == 0 || self.b == 1, "a document of {} samples", self.b);
     }
 
     /// The same for a slice with earlier ones; the tokens of these.

@@ -63,7 +63,7 @@ fn agrees_with_the_definition() {
         (1, 530, 1, 1, 16),
     ];
     for (b, s, heads, groups, d) in sizes {
-        let dims = Dims { b, s, heads, groups, d };
+        let dims = Dims { b, s, heads, groups, d, place: 0 };
         let qkv: Vec<f32> = values(b * s * dims.width(), 1).iter().map(|x| x * 4.0).collect();
         let dy = values(b * s * dims.out_width(), 2);
         let (want, want_gradient) = definition(&qkv, &dy, dims, s, None);
@@ -93,7 +93,7 @@ fn a_window_agrees_with_the_definition() {
     let sizes =
         [(2, 3, 2, 1, 5, 1), (1, 131, 4, 2, 33, 7), (2, 257, 3, 1, 16, 64), (1, 530, 1, 1, 8, 529)];
     for (b, s, heads, groups, d, window) in sizes {
-        let dims = Dims { b, s, heads, groups, d };
+        let dims = Dims { b, s, heads, groups, d, place: 0 };
         let qkv: Vec<f32> = values(b * s * dims.width(), 1).iter().map(|x| x * 4.0).collect();
         let dy = values(b * s * dims.out_width(), 2);
         let (want, want_gradient) = definition(&qkv, &dy, dims, window, None);
@@ -122,7 +122,7 @@ fn dropped_probabilities_agree_with_the_definition() {
     ];
     for (b, s, heads, groups, d, window) in sizes {
         for token in [0, 37] {
-            let dims = Dims { b, s, heads, groups, d };
+            let dims = Dims { b, s, heads, groups, d, place: 0 };
             let qkv: Vec<f32> = values(b * s * dims.width(), 1).iter().map(|x| x * 4.0).collect();
             let dy = values(b * s * dims.out_width(), 2);
             let dropout = DropoutRule::new([token as u32, 1], 3, 0.3);
@@ -156,7 +156,7 @@ fn dropped_probabilities_agree_with_the_definition() {
 #[test]
 fn factors_are_those_of_a_place_in_the_sample() {
     let dropout = DropoutRule::new([1, 2], 3, 0.4);
-    let whole = Dims { b: 2, s: 90, heads: 3, groups: 1, d: 1 };
+    let whole = Dims { b: 2, s: 90, heads: 3, groups: 1, d: 1, place: 0 };
     let all = Dropped { dropout, sample: 4, token: 0 }.factors(whole, 0..90, 90);
     let one = Dims { b: 1, s: 50, ..whole };
     let part = Dropped { dropout, sample: 5, token: 17 }.factors(one, 3..40, 40);
@@ -173,7 +173,7 @@ fn factors_are_those_of_a_place_in_the_sample() {
 /// it.
 #[test]
 fn samples_and_later_tokens_change_no_bit() {
-    let d = Dims { b: 2, s: 150, heads: 2, groups: 1, d: 24 };
+    let d = Dims { b: 2, s: 150, heads: 2, groups: 1, d: 24, place: 0 };
     let qkv = values(d.b * d.s * d.width(), 1);
     let (out, sums) = recomputed::attention(&qkv, d, None);
     let (one, short) = (Dims { b: 1, ..d }, Dims { b: 1, s: 70, ..d });
@@ -190,7 +190,7 @@ fn samples_and_later_tokens_change_no_bit() {
 /// probabilities too large or too small; they are as exact as where all are kept.
 #[test]
 fn probabilities_that_are_computed_again_are_as_exact_as_kept_ones() {
-    let d = Dims { b: 1, s: 300, heads: 1, groups: 1, d: 32 };
+    let d = Dims { b: 1, s: 300, heads: 1, groups: 1, d: 32, place: 0 };
     let mut qkv: Vec<f32> = values(d.s * d.width(), 1).iter().map(|x| x * 4.0).collect();
     // The same for all keys of a query, which it makes about 90 larger.
     for row in qkv.chunks_exact_mut(d.width()) {
@@ -233,7 +233,7 @@ fn gradients_of_long_samples_are_as_exact_as_pytorch_s() {
         (600, 48, 20.0, [8.45e-6, 1.21e-5]),
     ];
     for (s, window, tilt, torch) in cases {
-        let d = Dims { b: 1, s, heads: 2, groups: 2, d: 32 };
+        let d = Dims { b: 1, s, heads: 2, groups: 2, d: 32, place: 0 };
         let mut qkv: Vec<f32> = values(s * d.width(), 1).iter().map(|x| x * 4.0).collect();
         // As in the test before: large scores, by the same for all keys of a query.
         for row in qkv.chunks_exact_mut(d.width()).filter(|_| tilt > 0.0) {

@@ -32,6 +32,8 @@ struct QueryBlock {
     before: usize,
     from: usize,
     to: usize,
+    /// Keys that products go over: whole blocks of their K, or all.
+    keys: usize,
     stride: usize,
     window: usize,
 }
@@ -59,16 +61,17 @@ impl QueryBlock {
     }
 }
 
-/// The blocks of queries of a slice of `s` tokens after `before` others.
+/// The blocks of queries of a slice after `before` other tokens.
 fn blocks(
     before: usize,
-    s: usize,
+    d: Dims,
     window: usize,
 ) -> impl DoubleEndedIterator<Item = QueryBlock> + Clone {
-    let stride = (before + s).next_multiple_of(32);
-    (0..s.div_ceil(BLOCK)).map(move |i| {
-        let from = before + i * BLOCK;
-        QueryBlock { before, from, to: (before + s).min(from + BLOCK), stride, window }
+    let stride = (before + d.s).next_multiple_of(32);
+    d.blocks(BLOCK).map(move |own| {
+        let (from, to) = (before + own.start, before + own.end);
+        let keys = to.next_multiple_of(32).min(before + d.s);
+        QueryBlock { before, from, to, keys, stride, window }
     })
 }
 
@@ -186,7 +189,7 @@ pub fn attention_after(
             let keys = Packed::on(isa, keys.t());
             let values = whole(earlier, qkv, d, at, QkvPart::Value, &mut copy);
             let values = Packed::on(isa, values);
-            for block in blocks(before, d.s, window) {
+            for block in blocks(before, d, window) {
                 let q = queries(qkv, d, b, head, block);
                 product_set(&mut scratch.scores, block.stride, q, keys.first(d.d, block.to));
                 softmax(scratch, block, d.scale(), &mut sums);
@@ -194,9 +197,9 @@ pub fn attention_after(
                     factors(scratch, block, dropped.head(d, b, head));
                     drop_probabilities(scratch, block, true);
                 }
-                let p = Mat::strided(&scratch.p, block.rows(), block.to, block.stride);
+                let p = Mat::strided(&scratch.p, block.rows(), block.keys, block.stride);
                 let rows = &mut scratch.rows[..block.rows() * d.d];
-                product_into(rows, d.d, p, values.first(block.to, d.d), None);
+                product_into(rows, d.d, p, values.first(block.keys, d.d), None);
                 give(&mut out.part(block.own_rows(), 0..d.d), rows, d.d);
             }
         },
@@ -219,7 +222,7 @@ fn softmax(
             for (row, (scores, p)) in rows.enumerate() {
                 let range = block.seen(row);
                 p[..range.start].fill(bf16::ZERO);
-                p[range.end..block.to].fill(bf16::ZERO);
+                p[range.end..block.keys].fill(bf16::ZERO);
                 let (seen, scores) = (&mut p[range.clone()], &mut scores[range]);
                 scores.iter_mut().for_each(|x| *x *= scale);
                 let top = max(scores);
@@ -315,7 +318,7 @@ pub fn attention_backward_after(
             let (b, group) = (i / d.groups, i % d.groups);
             let packed = GroupPacked::new(isa, earlier, qkv, d, [b, group]);
             group_sums.load([&mut scratch.dk, &mut scratch.dv], d.d, d.d, 0);
-            for block in blocks(before, d.s, window).rev() {
+            for block in blocks(before, d, window).rev() {
                 for (place, head) in heads_in(d, group).enumerate() {
                     let factors =
                         [queries(qkv, d, b, head, block), of_output(dy, d, b, head, block)];
@@ -385,10 +388,10 @@ fn backward_block(
     if dropped.is_some() {
         drop_probabilities(scratch, block, false);
     }
-    let p = Mat::strided(&scratch.p, block.rows(), block.to, block.stride);
-    let ds = Mat::strided(&scratch.ds, block.rows(), block.to, block.stride);
+    let p = Mat::strided(&scratch.p, block.rows(), block.keys, block.stride);
+    let ds = Mat::strided(&scratch.ds, block.rows(), block.keys, block.stride);
     let rows = &mut scratch.rows[..block.rows() * d];
-    product_into(rows, d, ds, key_rows.first(block.to, d), None);
+    product_into(rows, d, ds, key_rows.first(block.keys, d), None);
     add_product(&mut scratch.dv, d, p.t(), &Packed::on(*isa, dy));
     add_product(&mut scratch.dk, d, ds.t(), &Packed::on(*isa, q));
 }
@@ -408,8 +411,8 @@ fn slopes(scratch: &mut Scratch, block: QueryBlock, scale: f32, sums: &[f32]) {
                 let range = block.seen(row);
                 p[..range.start].fill(bf16::ZERO);
                 ds[..range.start].fill(bf16::ZERO);
-                p[range.end..block.to].fill(bf16::ZERO);
-                ds[range.end..block.to].fill(bf16::ZERO);
+                p[range.end..block.keys].fill(bf16::ZERO);
+                ds[range.end..block.keys].fill(bf16::ZERO);
                 let (scores, slopes) = (&mut scores[range.clone()], &slopes[range.clone()]);
                 let (p, ds) = (&mut p[range.clone()], &mut ds[range]);
                 scores.iter_mut().for_each(|x| *x = exp(*x * scale - *log));

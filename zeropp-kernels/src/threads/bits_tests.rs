@@ -124,7 +124,7 @@ proptest! {
         b in 1..3_usize, s in 1..200_usize, groups in 1..4_usize, share in 1..3_usize,
         d in 1..40_usize,
     ) {
-        let dims = Dims { b, s, heads: groups * share, groups, d };
+        let dims = Dims { b, s, heads: groups * share, groups, d, place: 0 };
         let qkv = numbers(b * s * dims.width(), 1);
         let dy = numbers(b * s * dims.out_width(), 2);
         let (half_qkv, half_dy) = (narrow(&qkv), narrow(&dy));

@@ -4,6 +4,7 @@ mod blocks;
 #[cfg(feature = "cube")]
 mod fused;
 mod hidden;
+mod row_kernel;
 mod sliced;
 mod softmax;
 
@@ -13,12 +14,11 @@ use super::{fast, halves, is_fast, is_tracked};
 use crate::cpu_tensor;
 #[cfg(feature = "cube")]
 use crate::cube::FusedAttention;
-use crate::kernels::attention::{Dims, keeps_probabilities, kept, recomputed};
+use crate::kernels::attention::{Dims, EarlierSums, keeps_probabilities, kept, recomputed};
 use crate::kernels::bf16::attention as half_kernels;
 use crate::split::{DropoutPlace, OpCx, Saved, custom_vjp};
 
 use hidden::MaskedKeys;
-use sliced::SliceKernel;
 
 /// softmax(q·kᵀ/√d, causal)·v for `qkv: [b, s, 3h]`, which holds q, k and v one after another in
 /// its last axis and the heads inside of each (GPT-2's layout); the result is `[b, s, h]`.
@@ -94,10 +94,10 @@ fn attend(
         width.is_multiple_of(parts) && heads.is_multiple_of(groups),
         "qkv of width {width} cannot hold {heads} query heads and {groups} key and value heads"
     );
-    let dims = Dims { b, s, heads, groups, d: width / parts };
+    let dims = Dims { b, s, heads, groups, d: width / parts, place: 0 };
     let plain = qkv.clone().inner();
     if let Some(slice) = &cx.slice {
-        let kernel = SliceKernel::new(dims, window, place, slice, cx);
+        let kernel = sliced::kernel(dims, window, place, slice, cx);
         return sliced::attend(qkv, plain, kernel, slice, cx);
     }
     let hidden = MaskedKeys::new(window.filter(|window| *window < s), place, cx);
@@ -144,7 +144,8 @@ fn attend(
 
 /// Attention of which more is hidden than what comes later, or something dropped, on any device.
 fn within(qkv: Tensor<3>, plain: Tensor<3>, d: Dims, hidden: MaskedKeys, cx: &OpCx) -> Tensor<3> {
-    let on_kernels = hidden.forward(&plain, d);
+    let kernel = hidden.kernel(d);
+    let on_kernels = kernel.forward(&[], &plain);
     let is_generic = on_kernels.is_none();
     let (out, sums) = on_kernels.unwrap_or_else(|| blocks::forward(&plain, d, Some(&hidden)));
     if !is_tracked(&qkv) {
@@ -155,7 +156,7 @@ fn within(qkv: Tensor<3>, plain: Tensor<3>, d: Dims, hidden: MaskedKeys, cx: &Op
         let (qkv, sums) = (plain.take(), sums.take());
         match is_generic {
             true => blocks::backward(dy, &qkv, sums, d, Some(&hidden)),
-            false => hidden.backward(&dy, &qkv, &sums, d),
+            false => kernel.backward(&[], [&qkv, &sums, &dy], EarlierSums::default()),
         }
     })
 }

@@ -1,5 +1,7 @@
 //! Token and position embeddings.
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, module};
 
 use super::{Later, fast, halves, link, wants_gradient};
@@ -104,16 +106,15 @@ fn by_block<'a, E>(
 /// # Panics
 /// Panics if a token's position is not below T.
 pub fn position_embedding(x: Tensor<3>, w: &Weight<2>, cx: &OpCx) -> Tensor<3> {
-    let [_, s, h] = x.dims();
+    let [b, s, h] = x.dims();
     let [places, _] = w.shape();
     let first = cx.first_token();
     let end = first + s;
     assert!(end <= places, "sequence of {end} tokens, but only {places} position embeddings");
     let documents = cx.masks.documents.clone();
-    let rows = w.get().slice([first..end]);
     let rows = match &documents {
-        None => rows.unsqueeze(),
-        Some(documents) => rows.select(0, documents.positions_on(&x.device())).reshape(x.dims()),
+        None => w.get().slice([first..end]).unsqueeze(),
+        Some(documents) => w.get().select(0, documents.positions_on(&x.device())).reshape(x.dims()),
     };
     let out = x.clone().inner() + rows;
     if !wants_gradient(&x, cx) {
@@ -124,28 +125,45 @@ pub fn position_embedding(x: Tensor<3>, w: &Weight<2>, cx: &OpCx) -> Tensor<3> {
     }
     let (w, later) = (w.clone(), Later::new(cx));
     link(x, out, cx, move |dy: Tensor<3>| {
+        let on_kernels = fast(&dy).is_some() || halves(&dy).is_some();
+        // Of one sample rows are added token by token, so that slices of it have the same sums.
+        let by_token = documents.clone().filter(|_| b == 1 && on_kernels);
         let sums = match (&documents, fast(&dy)) {
-            (Some(documents), _) => sums_by_position(&dy, documents),
-            (None, Some(dy)) => {
+            (Some(documents), _) if by_token.is_none() => sums_by_position(&dy, documents),
+            (_, Some(dy)) => {
                 let mut sums = vec![0.0; s * h];
                 reduce::add_rows(&mut sums, dy.as_slice());
                 cpu_tensor::from_vec(sums, [s * h])
             }
-            (None, None) => dy.clone().cast(DType::F32).sum_dim(0).reshape([s * h]),
+            (_, None) => dy.clone().cast(DType::F32).sum_dim(0).reshape([s * h]),
         };
-        let sums = later.stash(sums);
+        let (sums, first) = (later.stash(sums), if documents.is_some() { 0 } else { first });
         later.queue.push(move |grads| {
             let sums = sums.take();
-            let host_sums = fast(&sums);
-            if let (Some(sums), Some(dw)) = (host_sums, grads.host_mut(w.slot())) {
-                let dw = dw[first * h..].iter_mut().zip(sums.as_slice());
-                dw.for_each(|(dw, d)| *dw += *d);
-                return;
+            if let (Some(sums), Some(dw)) = (fast(&sums), grads.host_mut(w.slot())) {
+                return add_position_rows(&mut dw[first * h..], sums.as_slice(), h, by_token);
             }
+            let sums = match by_token {
+                Some(documents) => sums_by_position(&sums.reshape([1, s, h]), &documents),
+                None => sums,
+            };
             grads.add(w.slot(), padded(sums.reshape([s, h]), first, places));
         });
         dy
     })
+}
+
+/// Adds rows of `h` elements to those behind each other, or to those of their tokens' positions.
+fn add_position_rows(dw: &mut [f32], rows: &[f32], h: usize, by_token: Option<Arc<Documents>>) {
+    let add = |dw: &mut [f32], row: &[f32]| dw.iter_mut().zip(row).for_each(|(dw, d)| *dw += *d);
+    match by_token {
+        None => add(dw, rows),
+        Some(documents) => {
+            for (position, row) in by_block(documents.positions(), rows, h) {
+                add(&mut dw[position * h..][..h], row);
+            }
+        }
+    }
 }
 
 /// The rows of `dy: [b, s, h]` summed by position in their document, `[s·h]`, in the order of

@@ -71,7 +71,8 @@ pub(super) struct RotaryTurn {
 }
 
 impl RotaryTurn {
-    /// `heads` by the angles of the `s` positions from `first` on, in documents if there are some.
+    /// `heads` by the angles of the `s` positions from `first` on; in documents, if there are some,
+    /// by those from 0 on.
     pub(super) fn new(
         heads: Turned,
         rotation: &Rotation,
@@ -79,8 +80,9 @@ impl RotaryTurn {
         s: usize,
         masks: &Masks,
     ) -> Self {
-        let (angles, places) = (rotation.angles(first + s), first..first + s);
-        Self { heads, angles, places, documents: masks.documents.clone() }
+        let documents = masks.documents.clone();
+        let places = if documents.is_some() { 0..first + s } else { first..first + s };
+        Self { heads, angles: rotation.angles(first + s), places, documents }
     }
 
     fn positions(&self) -> Option<&[usize]> {

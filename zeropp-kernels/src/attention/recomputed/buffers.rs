@@ -129,8 +129,7 @@ impl Panels {
         );
     }
 
-    /// A row of `parts`, of `columns` in all, is a column, its `d` columns are the terms. All parts
-    /// but the last are whole panels.
+    /// A row of `parts`, of `columns` in all, is a column, its `d` columns are the terms.
     pub(super) fn of_rows<'a>(
         &mut self,
         columns: usize,
@@ -138,11 +137,15 @@ impl Panels {
         d: usize,
     ) {
         self.resize(d, columns);
-        let mut panels = self.data.chunks_exact_mut(d * PANEL);
+        let mut column = 0;
         for m in parts {
-            for from in (m.from..m.to).step_by(PANEL) {
-                let to = panels.next().expect("a panel for so many rows");
-                to_panel(to, MatrixRows { from, to: m.to.min(from + PANEL), ..m }, d);
+            let mut from = m.from;
+            while from < m.to {
+                let to = m.to.min(from + PANEL - column % PANEL);
+                let at = column / PANEL * d * PANEL + column % PANEL;
+                to_panel(&mut self.data[at..], MatrixRows { from, to, ..m }, d);
+                column += to - from;
+                from = to;
             }
         }
     }
@@ -183,7 +186,7 @@ impl Panels {
     }
 }
 
-/// Writes rows of `m`, a panel at most, as the columns of one.
+/// Writes rows of `m`, a panel at most, as columns of one.
 fn to_panel(to: &mut [f32], m: MatrixRows<'_>, d: usize) {
     let rows = m.to - m.from;
     let data = &m.data[m.from * m.width + m.column..];

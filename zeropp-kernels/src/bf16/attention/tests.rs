@@ -11,7 +11,7 @@ fn numbers(n: usize, seed: usize) -> Vec<bf16> {
 #[test]
 fn agrees_with_fp32_and_between_paths() {
     for (b, s, heads, groups, d) in [(2, 37, 4, 2, 16), (1, 300, 2, 2, 32), (1, 1, 1, 1, 5)] {
-        let dims = Dims { b, s, heads, groups, d };
+        let dims = Dims { b, s, heads, groups, d, place: 0 };
         let qkv = numbers(b * s * dims.width(), 1);
         let dy = numbers(b * s * dims.out_width(), 2);
         let on = |isa| {
@@ -43,7 +43,7 @@ fn dropped_probabilities_are_fp32s() {
     use crate::attention::{recomputed, windowed};
     let sizes = [(2, 37, 4, 2, 16, usize::MAX), (1, 300, 2, 2, 32, 300), (1, 300, 2, 1, 8, 70)];
     for (b, s, heads, groups, d, window) in sizes {
-        let dims = Dims { b, s, heads, groups, d };
+        let dims = Dims { b, s, heads, groups, d, place: 0 };
         let qkv = numbers(b * s * dims.width(), 1);
         let dy = numbers(b * s * dims.out_width(), 2);
         let dropout = crate::dropout::DropoutRule::new([7, 1], 3, 0.3);

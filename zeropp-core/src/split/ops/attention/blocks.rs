@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     fn of(b: usize, heads: usize, s: usize) -> Vec<Range<usize>> {
-        blocks(Dims { b, s, heads, groups: heads, d: 64 }).collect()
+        blocks(Dims { b, s, heads, groups: heads, d: 64, place: 0 }).collect()
     }
 
     #[test]
