@@ -146,6 +146,34 @@ fn bad_schedules_are_named_with_what_would_work() {
             "schedule:reschedule = auto: the batch is dealt out unevenly",
         ),
         (
+            "reschedule = 'recut'\nschedule = 's.csv'",
+            "schedule:reschedule = recut: a schedule from a file runs as it stands; name a kind",
+        ),
+        (
+            "reschedule = 'recut'\noptimizer-sync = 'late'",
+            "schedule:reschedule = recut: programs are exchanged where all ranks meet",
+        ),
+        (
+            "reschedule = 'recut'\ndp = 2\nglobal-batch = '5'",
+            "schedule:reschedule = recut: the batch is dealt out unevenly",
+        ),
+        (
+            "reschedule = 'recut'\nengine = 'nccl'\ndevice = 'cuda'",
+            "schedule:reschedule = recut: engine nccl wants one order of operations",
+        ),
+        (
+            "reschedule = 'recut'\ndevice = 'cuda'",
+            "schedule:reschedule = recut: state is moved between stages on CPUs only yet; use auto",
+        ),
+        (
+            "reschedule = 'recut'\npp = 2\nhead-split = '1,1'",
+            "schedule:reschedule = recut: stages with a split head are not cut anew yet; use auto",
+        ),
+        (
+            "reschedule = 'recut'\nemulate = 'given.toml'",
+            "schedule:reschedule = recut: emulated stages have no blocks that could move; use auto",
+        ),
+        (
             "schedule = 'zb-v'\nvirtual = 1",
             "virtual = 1: schedule zb-v cannot have that many stages on each rank; use 2, \
              leave virtual out",
