@@ -116,23 +116,8 @@ fn bad_meshes_and_models_are_named_with_what_would_work() {
 }
 
 #[test]
-fn bad_schedules_are_named_with_what_would_work() {
+fn runs_whose_program_or_stages_stay_say_why() {
     refused(&[
-        ("virtual = 0", "virtual = 0: at least 1"),
-        (
-            "pp = 4\nvirtual = 2\nlayers = 6",
-            "layers = 6: pp 4 x virtual 2 makes 8 stages, and each needs a layer; use 8 layers",
-        ),
-        ("pp = 9", "layers = 8: pp 9 x virtual 1 makes 9 stages"),
-        ("schedule = '1f1b'\nvirtual = 2", "virtual = 2: schedule 1f1b cannot have that many"),
-        (
-            "max-gathers = 5",
-            "schedule:max-gathers = 5: schedule zeropp does not plan its gathers; use",
-        ),
-        (
-            "max-gathered = 3\nschedule = 'gpipe'",
-            "schedule:max-gathered = 3: schedule gpipe does not",
-        ),
         (
             "reschedule = 'auto'\nschedule = 's.csv'",
             "schedule:reschedule = auto: a schedule from a file runs as it stands; name a kind",
@@ -172,6 +157,27 @@ fn bad_schedules_are_named_with_what_would_work() {
         (
             "reschedule = 'recut'\nemulate = 'given.toml'",
             "schedule:reschedule = recut: emulated stages have no blocks that could move; use auto",
+        ),
+    ]);
+}
+
+#[test]
+fn bad_schedules_are_named_with_what_would_work() {
+    refused(&[
+        ("virtual = 0", "virtual = 0: at least 1"),
+        (
+            "pp = 4\nvirtual = 2\nlayers = 6",
+            "layers = 6: pp 4 x virtual 2 makes 8 stages, and each needs a layer; use 8 layers",
+        ),
+        ("pp = 9", "layers = 8: pp 9 x virtual 1 makes 9 stages"),
+        ("schedule = '1f1b'\nvirtual = 2", "virtual = 2: schedule 1f1b cannot have that many"),
+        (
+            "max-gathers = 5",
+            "schedule:max-gathers = 5: schedule zeropp does not plan its gathers; use",
+        ),
+        (
+            "max-gathered = 3\nschedule = 'gpipe'",
+            "schedule:max-gathered = 3: schedule gpipe does not",
         ),
         (
             "schedule = 'zb-v'\nvirtual = 1",

@@ -210,8 +210,8 @@ fn comes_near_the_best_kind(kind: &str, v: usize) {
         let since = report.steps.iter().find(|step| step.program == last).map(|step| step.step);
         let share = share_of_exchanges(&report);
         println!(
-            "{kind}, trial {trial}: {before} -> {end} since {since:?}, {best} {best_ns}; {share:.4} \
-             of the time for it"
+            "{kind}, trial {trial}: {before} -> {end} since {since:?}, {best} {best_ns}; \
+             {share:.4} of the time for it"
         );
         assert!(end * 100 <= best_ns * 101, "{kind}: {end}, {best} {best_ns}");
         assert!(end == before || report.steps[9].program > 0, "{kind}: {since:?}");

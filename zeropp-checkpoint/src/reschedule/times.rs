@@ -6,6 +6,8 @@ use std::collections::VecDeque;
 pub(super) const RECENT: usize = 4;
 /// From the mean of distances to the standard deviation of a normal distribution.
 pub(super) const NORMAL: f64 = 1.2533;
+/// The same where the largest quarter of them is left out.
+const TRIMMED: f64 = 1.94;
 
 /// Seconds of the last steps, the first one with a program left out: it warms up.
 #[derive(Clone, Debug, Default)]
@@ -68,18 +70,18 @@ impl StepTimes {
         Some(within.iter().sum::<f64>() / within.len() as f64)
     }
 
-    /// How far the median of these steps may be from that of many, as a share of it. Of enough steps
-    /// the one that is farthest off does not count.
+    /// How far the median of these steps may be from that of many, as a share of it. Of enough
+    /// steps the quarter that is farthest off does not count: on a shared machine some steps are
+    /// late by far, which says nothing of their median.
     pub(super) fn noise(&self) -> f64 {
         let Some(middle) = self.middle(Self::KEPT) else { return 0.0 };
         let mut distances: Vec<f64> = self.last.iter().map(|s| (s - middle).abs()).collect();
         distances.sort_by(f64::total_cmp);
-        if distances.len() > RECENT {
-            distances.pop();
-        }
-        let n = distances.len() as f64;
-        let spread = NORMAL * distances.iter().sum::<f64>() / n;
-        spread / n.sqrt() / middle.max(f64::MIN_POSITIVE)
+        let n = distances.len();
+        let factor = if n > RECENT { TRIMMED } else { NORMAL };
+        distances.truncate(if n > RECENT { n - n / 4 } else { n });
+        let spread = factor * distances.iter().sum::<f64>() / distances.len() as f64;
+        spread / (n as f64).sqrt() / middle.max(f64::MIN_POSITIVE)
     }
 }
 
@@ -101,6 +103,13 @@ mod tests {
         }
         assert_eq!((times.middle(16), times.centre(), times.noise()), (Some(1.0), Some(1.0), 0.0));
         assert_eq!(StepTimes::default().middle(3), None);
+    }
+
+    #[test]
+    fn noise_is_that_of_most_steps() {
+        let mut times = StepTimes::default();
+        (0..17).for_each(|i| times.add(if i % 4 == 1 { 1.5 } else { 1.0 + 0.01 * (i % 2) as f64 }));
+        assert!((0.001..0.006).contains(&times.noise()), "{}", times.noise());
     }
 
     #[test]
