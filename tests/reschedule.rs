@@ -9,7 +9,7 @@ use std::path::Path;
 use common::captured::{CapturedEvent, capture};
 use common::{Run, assert_same_bits, run, tiny};
 use saboteur::Fault;
-use zeropp::config::{OptimizerKind, Recompute, Reschedule, Resume};
+use zeropp::config::{OptimizerKind, Precision, Recompute, Reschedule, Resume};
 use zeropp::model::gpt;
 use zeropp::{Config, Trainer, failures};
 use zeropp_core::meter::MemoryKind;
@@ -148,6 +148,11 @@ fn thirty_random_jobs_have_the_bits_that_they_have_without_moving_blocks() {
         optimizer: OptimizerKind::ALL[config.seed as usize % OptimizerKind::ALL.len()],
         ema: config.seed.is_multiple_of(2).then_some(0.9),
         tied: config.seed % 4 == 3,
+        precision: if config.seed % 6 == 1 { Precision::Bf16 } else { Precision::Fp32 },
+        // Some evaluate before blocks move and after it.
+        eval_every: if config.seed % 3 == 0 { 4 } else { 0 },
+        eval_steps: 1,
+        split: (config.seed % 3 == 0).then(|| "90,10".into()),
         // A model that hides a fault says itself what trains.
         lora_rank: if config.seed % 5 == 4 && config.seed % 3 < 2 { 2 } else { 0 },
         ..config

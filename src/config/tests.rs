@@ -116,6 +116,52 @@ fn bad_meshes_and_models_are_named_with_what_would_work() {
 }
 
 #[test]
+fn runs_whose_program_or_stages_stay_say_why() {
+    refused(&[
+        (
+            "reschedule = 'auto'\nschedule = 's.csv'",
+            "schedule:reschedule = auto: a schedule from a file runs as it stands; name a kind",
+        ),
+        (
+            "reschedule = 'auto'\noptimizer-sync = 'late'",
+            "schedule:reschedule = auto: programs are exchanged where all ranks meet",
+        ),
+        (
+            "reschedule = 'auto'\ndp = 2\nglobal-batch = '5'",
+            "schedule:reschedule = auto: the batch is dealt out unevenly",
+        ),
+        (
+            "reschedule = 'recut'\nschedule = 's.csv'",
+            "schedule:reschedule = recut: a schedule from a file runs as it stands; name a kind",
+        ),
+        (
+            "reschedule = 'recut'\noptimizer-sync = 'late'",
+            "schedule:reschedule = recut: programs are exchanged where all ranks meet",
+        ),
+        (
+            "reschedule = 'recut'\ndp = 2\nglobal-batch = '5'",
+            "schedule:reschedule = recut: the batch is dealt out unevenly",
+        ),
+        (
+            "reschedule = 'recut'\nengine = 'nccl'\ndevice = 'cuda'",
+            "schedule:reschedule = recut: engine nccl wants one order of operations",
+        ),
+        (
+            "reschedule = 'recut'\ndevice = 'cuda'",
+            "schedule:reschedule = recut: state is moved between stages on CPUs only yet; use auto",
+        ),
+        (
+            "reschedule = 'recut'\npp = 2\nhead-split = '1,1'",
+            "schedule:reschedule = recut: stages with a split head are not cut anew yet; use auto",
+        ),
+        (
+            "reschedule = 'recut'\nemulate = 'given.toml'",
+            "schedule:reschedule = recut: emulated stages have no blocks that could move; use auto",
+        ),
+    ]);
+}
+
+#[test]
 fn bad_schedules_are_named_with_what_would_work() {
     refused(&[
         ("virtual = 0", "virtual = 0: at least 1"),
@@ -132,18 +178,6 @@ fn bad_schedules_are_named_with_what_would_work() {
         (
             "max-gathered = 3\nschedule = 'gpipe'",
             "schedule:max-gathered = 3: schedule gpipe does not",
-        ),
-        (
-            "reschedule = 'auto'\nschedule = 's.csv'",
-            "schedule:reschedule = auto: a schedule from a file runs as it stands; name a kind",
-        ),
-        (
-            "reschedule = 'auto'\noptimizer-sync = 'late'",
-            "schedule:reschedule = auto: programs are exchanged where all ranks meet",
-        ),
-        (
-            "reschedule = 'auto'\ndp = 2\nglobal-batch = '5'",
-            "schedule:reschedule = auto: the batch is dealt out unevenly",
         ),
         (
             "schedule = 'zb-v'\nvirtual = 1",

@@ -118,6 +118,12 @@ fn trials() -> usize {
     std::env::var("ZEROPP_TRIALS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
+/// What exchanges took of a core, as a share of the steps' time.
+fn share_of_exchanges(report: &EmulationReport) -> f64 {
+    let all: u64 = report.steps.iter().map(|step| step.step_ns).sum();
+    report.exchanging_ns as f64 / all as f64
+}
+
 /// A run of 1F1B whose rank 0 becomes slower at step 50.
 #[test]
 #[ignore = "twenty seconds, in which ranks wait"]
@@ -151,9 +157,10 @@ fn a_run_whose_rank_becomes_slower_has_an_order_that_gains_what_is_simulated() {
         let simulated = 1.0 - report.simulated_step_ns as f64 / stays.simulated_step_ns as f64;
         println!(
             "trial {trial}: order {ran} until step {changed}, then {last}: {measured:.3} measured, \
-             {simulated:.3} simulated of the planned one's"
+             {simulated:.3} simulated of the planned one's; {:.4} of the time for it",
+            share_of_exchanges(&report)
         );
-        assert!(last > ran, "step {changed}");
+        assert!(last > ran && changed <= 70, "step {changed}");
         assert!(ran > 0 || (measured - simulated).abs() < 0.02, "{measured} {simulated}");
     }
 }
@@ -201,7 +208,11 @@ fn comes_near_the_best_kind(kind: &str, v: usize) {
         let (before, end) = (start.simulated_step_ns, report.simulated_step_ns);
         let last = report.steps[report.steps.len() - 1].program;
         let since = report.steps.iter().find(|step| step.program == last).map(|step| step.step);
-        println!("{kind}, trial {trial}: {before} -> {end} since {since:?}, {best} {best_ns}");
+        let share = share_of_exchanges(&report);
+        println!(
+            "{kind}, trial {trial}: {before} -> {end} since {since:?}, {best} {best_ns}; \
+             {share:.4} of the time for it"
+        );
         assert!(end * 100 <= best_ns * 101, "{kind}: {end}, {best} {best_ns}");
         assert!(end == before || report.steps[9].program > 0, "{kind}: {since:?}");
     }

@@ -28,7 +28,7 @@ pub(crate) fn better(
     other.run.program = job.run.program.clone();
     let kept = step_ns(&other.run.program, &then)?;
     // The order that is best for the stages that there were may not be for these.
-    let order = if (effort.goes_on)() { other.run.better(&then, effort) } else { None };
+    let order = if effort.goes_on() { other.run.better(&then, effort) } else { None };
     let order = order.filter(|order| order.then_ns < kept);
     let (program, then_ns) = match order {
         Some(order) => (order.program, order.then_ns),

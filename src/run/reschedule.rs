@@ -17,7 +17,7 @@ use zeropp_checkpoint::reschedule::{Copies, ExchangeOrder, Reply, Trial};
 use zeropp_comm::{CommResult, Communicator};
 use zeropp_pipeline::exchange::json::{self, Document};
 use zeropp_pipeline::ir::Schedule;
-use zeropp_pipeline::timeline::Span;
+use zeropp_pipeline::timeline::{Computed, Span};
 
 use crate::plan::blueprint::Blueprint;
 use crate::plan::reschedule::Exchangeable;
@@ -105,6 +105,7 @@ impl Rescheduling {
         let times = |s: &Span| [shift(s.start_ns), shift(s.end_ns)];
         RankNote {
             refuses: self.replies && self.copies.reply() == Reply::Refused,
+            busy_ns: Computed::of(spans).map_or(0, |computed| computed.busy_ns),
             times: if self.samples { spans.iter().map(times).collect() } else { Vec::new() },
         }
     }

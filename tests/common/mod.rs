@@ -85,6 +85,8 @@ pub(crate) fn assert_same_bits(a: &Run, b: &Run, what: &str) {
     assert_eq!(a.steps.len(), b.steps.len(), "{what}");
     for (x, y) in a.steps.iter().zip(&b.steps) {
         let bits = |s: &StepMetrics| (s.loss.to_bits(), s.grad_norm.to_bits());
+        let evaluated = |s: &StepMetrics| s.eval.as_ref().map(|eval| eval.loss.to_bits());
+        assert_eq!(evaluated(x), evaluated(y), "{what}: step {}: validation loss", x.step);
         assert_eq!(
             bits(x),
             bits(y),

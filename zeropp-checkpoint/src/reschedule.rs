@@ -5,8 +5,10 @@
 //! every rank has said that it has it: so no rank ever runs another program than the others
 //! (`zeropp-checkpoint/tests/simulation/reschedule.rs`).
 
+mod drift;
 mod times;
 
+use drift::Drift;
 use times::StepTimes;
 
 /// What rank 0 orders at the end of a step, for all ranks.
@@ -121,7 +123,8 @@ pub struct ExchangeRules {
     /// The least share of a step that a program has to be predicted to gain, beyond the noise of
     /// the measurements.
     pub gain: f64,
-    /// By which share steps have to become slower or faster for another search, beyond that noise.
+    /// By which share steps, or a rank's part of all computing, have to become longer or shorter
+    /// for another search, beyond their noise.
     pub drift: f64,
     /// The last step of the run.
     pub last: u64,
@@ -146,11 +149,13 @@ pub struct Predicted {
 
 /// What rank 0 knows of a step at its end.
 #[derive(Clone, Copy, Debug)]
-pub struct StepSeen {
+pub struct StepSeen<'a> {
     /// Its number.
     pub step: u64,
     /// Seconds that it took, without what is no part of it.
     pub seconds: f64,
+    /// Seconds that each rank computed in it; empty where they are not known.
+    pub busy: &'a [f64],
     /// What all ranks say of what was offered.
     pub reply: Reply,
 }
@@ -207,9 +212,11 @@ pub struct Rescheduler {
     state: State,
     /// Of the program that runs.
     times: StepTimes,
-    /// Seconds of a step when a search ended last, from which drift counts.
-    reference_s: Option<f64>,
-    /// Programs that were tried and were not better, since times changed last.
+    /// Of it, too.
+    seconds: Drift,
+    /// Of each rank, with any program.
+    shares: Drift,
+    /// Programs that were tried and were not better, or refused, since times changed last.
     worse: Vec<u64>,
     /// How many trials in a row ended so, and finds that the times were too noisy to try.
     setbacks: u32,
@@ -229,7 +236,8 @@ impl Rescheduler {
             rules,
             state: State::Measuring(rules.samples),
             times: StepTimes::default(),
-            reference_s: None,
+            seconds: Drift::new(rules.drift),
+            shares: Drift::new(rules.drift),
             worse: Vec::new(),
             setbacks: 0,
             unsettled: false,
@@ -243,7 +251,7 @@ impl Rescheduler {
     pub fn going_on(rules: ExchangeRules, step: u64, seconds: f64) -> Rescheduler {
         Rescheduler {
             state: State::Resting(step.saturating_add(rules.rest)),
-            reference_s: Some(seconds),
+            seconds: Drift::from(rules.drift, seconds),
             rested: step.saturating_add(rules.rest),
             ..Rescheduler::new(rules)
         }
@@ -261,12 +269,19 @@ impl Rescheduler {
         };
     }
 
+    /// Programs that a search need not find: they were tried and were not better, or refused.
+    pub fn worse(&self) -> &[u64] {
+        &self.worse
+    }
+
     /// What follows a step.
     pub fn step(&mut self, seen: StepSeen) -> Follows {
         // A search takes cores from the ranks, so that what runs beside it is slower.
         let searched = std::mem::take(&mut self.searched);
         if !searched && self.state != State::Searching {
             self.times.add(seen.seconds);
+            self.seconds.add([seen.seconds].into_iter());
+            self.shares.add_shares(seen.busy);
         }
         let stay = Follows::default();
         match self.state {
@@ -275,6 +290,8 @@ impl Rescheduler {
                 Follows { samples: true, ..stay }
             }
             State::Measuring(_) => {
+                // What is found holds for these times.
+                self.shares.refer_to(self.rules.samples as usize - 1);
                 self.state = State::Searching;
                 Follows { searches: true, ..stay }
             }
@@ -304,12 +321,20 @@ impl Rescheduler {
         }
     }
 
-    /// Offers what was found, where it is worth it.
+    /// Offers what was found, where it is worth it. More steps say more exactly what one takes: a
+    /// gain within their noise waits for them.
     fn offer(&mut self, found: Predicted, step: u64) -> Follows {
         let gain = 1.0 - found.then_s / found.now_s;
         let left = self.rules.last.saturating_sub(step);
-        let is_worth_it = gain >= self.rules.gain + self.times.noise();
-        if !is_worth_it || left < self.rules.trial + 3 {
+        let is_gain = gain >= self.rules.gain && left >= self.rules.trial + 3;
+        if is_gain && self.shares.is_there() {
+            return self.measure_anew();
+        }
+        let is_worth_it = is_gain && gain >= self.rules.gain + self.times.noise();
+        if is_gain && !is_worth_it && self.times.count() < StepTimes::KEPT {
+            return Follows::default();
+        }
+        if !is_worth_it {
             self.unsettled = gain >= self.rules.gain;
             self.setbacks += u32::from(self.unsettled);
             self.rest(step);
@@ -322,7 +347,7 @@ impl Rescheduler {
     fn take(&mut self, found: Predicted, step: u64) -> Follows {
         let before_s = self.times.middle(StepTimes::KEPT).unwrap_or(found.now_s);
         self.state = State::OnTrial { predicted: found, after: step, before_s };
-        self.times = StepTimes::default();
+        self.forget();
         Follows { order: ExchangeOrder::Take, ..Follows::default() }
     }
 
@@ -335,10 +360,9 @@ impl Rescheduler {
         } else {
             self.setbacks += 1;
             self.worse.push(tried.predicted.program);
-            self.times = StepTimes::default();
+            self.forget();
         }
         self.rest(step);
-        self.reference_s = Some(if stays { tried.measured_s } else { tried.before_s });
         Follows {
             order: if stays { ExchangeOrder::Stay } else { ExchangeOrder::GoBack },
             tried: Some(Trial { stays, ..tried }),
@@ -352,7 +376,12 @@ impl Rescheduler {
         let steps = self.rules.rest.saturating_mul(1 << self.setbacks.min(5));
         self.state = State::Resting(step.saturating_add(steps));
         self.rested = step.saturating_add(self.rules.rest);
-        self.reference_s = self.times.middle(StepTimes::KEPT).or(self.reference_s);
+    }
+
+    /// Steps take other times from now on.
+    fn forget(&mut self) {
+        self.times = StepTimes::default();
+        self.seconds = Drift::new(self.rules.drift);
     }
 
     /// Measures again once steps take other times than when a search ended last.
@@ -361,22 +390,26 @@ impl Rescheduler {
             self.rest(step);
             return Follows::default();
         }
-        let (Some(reference), Some(now)) = (self.reference_s, self.times.recent()) else {
-            return Follows::default();
-        };
-        let drift = (now / reference - 1.0).abs();
-        let drifted = drift >= self.rules.drift.max(3.0 * self.times.noise());
-        // What came to nothing did so by other times.
-        let is_due = if drifted { step >= self.rested } else { self.unsettled && step >= until };
-        if !is_due {
+        let drifted = self.seconds.is_there() || self.shares.is_there();
+        if drifted && step >= self.rested {
+            return self.measure_anew();
+        }
+        if drifted || !self.unsettled || step < until {
             return Follows::default();
         }
-        if drifted {
-            self.worse.clear();
-            self.setbacks = 0;
-        }
+        self.measure()
+    }
+
+    /// Measures, since times are others: what came to nothing did so by those before.
+    fn measure_anew(&mut self) -> Follows {
+        self.worse.clear();
+        self.setbacks = 0;
+        self.measure()
+    }
+
+    fn measure(&mut self) -> Follows {
         self.unsettled = false;
-        self.times = StepTimes::default();
+        self.forget();
         self.state = State::Measuring(self.rules.samples);
         Follows { samples: true, ..Follows::default() }
     }
@@ -389,8 +422,8 @@ mod tests {
     const RULES: ExchangeRules =
         ExchangeRules { samples: 4, trial: 3, rest: 10, gain: 0.01, drift: 0.05, last: 500 };
 
-    fn seen(step: u64, seconds: f64) -> StepSeen {
-        StepSeen { step, seconds, reply: Reply::Ready }
+    fn seen(step: u64, seconds: f64) -> StepSeen<'static> {
+        StepSeen { step, seconds, busy: &[], reply: Reply::Ready }
     }
 
     /// Runs steps from `first` until one gives another order than to stay; that step and order.
@@ -470,16 +503,33 @@ mod tests {
         assert_eq!(until_an_order(&mut machine, 11..400, 1.0), None);
     }
 
-    #[test]
-    fn a_gain_within_the_noise_is_not_taken() {
+    /// A machine that has found a program which is to gain 3 %, among steps of this noise.
+    fn found_in_noise(seconds: impl Fn(u64) -> f64) -> Rescheduler {
         let mut machine = Rescheduler::new(RULES);
         for step in 1..=4 {
-            machine.step(seen(step, if step % 2 == 0 { 1.0 } else { 1.3 }));
+            machine.step(seen(step, seconds(step)));
         }
         machine.found(Some(Predicted { now_s: 1.0, then_s: 0.97, program: 7 }));
-        assert_eq!(machine.step(seen(5, 1.3)).order, ExchangeOrder::Stay);
-        let again = (6..60).find(|step| machine.step(seen(*step, 1.0)).samples);
-        assert_eq!(again, Some(25), "it is searched for again, after twice the rest");
+        machine
+    }
+
+    #[test]
+    fn a_gain_within_the_noise_is_not_taken() {
+        let noisy = |step: u64| if step.is_multiple_of(2) { 1.0 } else { 1.3 };
+        let mut machine = found_in_noise(noisy);
+        let mut ends = (5..60).map(|step| (step, machine.step(seen(step, noisy(step)))));
+        let again = ends.find(|(_, f)| f.samples || f.order != ExchangeOrder::Stay);
+        let (step, follows) = again.expect("it is searched for again");
+        assert_eq!((step, follows.samples), (38, true), "after 16 steps and twice the rest");
+    }
+
+    #[test]
+    fn a_gain_within_the_noise_of_few_steps_is_taken_once_more_steps_have_less() {
+        let settling = |step: u64| if step == 3 { 1.2 } else { 1.0 + 0.005 * (step % 3) as f64 };
+        let mut machine = found_in_noise(settling);
+        let mut orders = (5..60).map(|step| (step, machine.step(seen(step, settling(step))).order));
+        let (step, order) = orders.find(|(_, order)| *order != ExchangeOrder::Stay).expect("one");
+        assert!(order == ExchangeOrder::Offer && (6..12).contains(&step), "{step}");
     }
 
     #[test]

@@ -21,10 +21,13 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// Whether the calling thread, which has begun the work, may go on with it.
-    pub(super) fn goes_on(&self) -> bool {
+    /// Seconds of a core that are left to the calling thread, which has begun the work.
+    pub(super) fn left_s(&self) -> f64 {
+        if self.begun.elapsed() >= PATIENCE * self.most {
+            return 0.0;
+        }
         let taken = cores::cpu_time().saturating_sub(self.cpu);
-        taken < self.most && self.begun.elapsed() < PATIENCE * self.most
+        self.most.saturating_sub(taken).as_secs_f64()
     }
 }
 
@@ -65,7 +68,7 @@ mod tests {
         let last = mine[mine.len() - 1];
         let most = Duration::from_millis(20);
         start(vec![last], most, &spent, move |limit| {
-            while limit.goes_on() {}
+            while limit.left_s() > 0.0 {}
             let nice = rustix::process::getpriority_process(None);
             sender.send((nice, cores::allowed())).expect("it is waited for");
         })

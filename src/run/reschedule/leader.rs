@@ -35,6 +35,8 @@ const RECUT_GAIN: f64 = 0.98;
 const ALWAYS_S: f64 = 0.02;
 /// Forwards and backwards that the search for kind `auto` times in a second, at least.
 const TIMED_PER_S: f64 = 5e6;
+/// The part of its time that the first one of these searches may take then.
+const FIRST_SEARCH: f64 = 0.25;
 
 /// Rank 0's part.
 pub(super) struct Leader {
@@ -106,10 +108,11 @@ impl Leader {
         notes: Vec<RankNote>,
     ) -> (Follows, Option<Offer>) {
         let refused = notes.iter().any(|note| note.refuses);
+        let busy: Vec<f64> = notes.iter().map(|note| note.busy_ns as f64 / 1e9).collect();
         self.add(job, notes);
         self.look_at_search();
         let reply = if refused { Reply::Refused } else { Reply::Ready };
-        let follows = self.machine.step(StepSeen { step, seconds, reply });
+        let follows = self.machine.step(StepSeen { step, seconds, busy: &busy, reply });
         if follows.searches {
             self.search(job, seconds * self.rules.last.saturating_sub(step) as f64);
         }
@@ -144,15 +147,11 @@ impl Leader {
             Ok(found) => found,
         };
         self.search = None;
-        let id = |program: &Schedule, starts: &Option<Vec<usize>>| {
-            let digest = blake3::hash(format!("{:?} {starts:?}", program.ranks).as_bytes());
-            u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"))
-        };
         let seconds = |ns: u64| ns as f64 / 1e9;
         self.machine.found(found.as_ref().map(|(found, starts)| Predicted {
             now_s: seconds(found.now_ns),
             then_s: seconds(found.then_ns),
-            program: id(&found.program, starts),
+            program: id(&found.program, starts.as_deref()),
         }));
         self.found =
             found.map(|(found, starts)| Offer { program: Arc::new(found.program), starts });
@@ -181,9 +180,10 @@ impl Leader {
         let (sender, receiver) = channel();
         // A test's runs do both, and go back from both.
         self.searches += 1;
+        let worse = self.machine.worse().to_vec();
         let (job, any) = (job.clone(), self.always.then_some(matches!(self.searches % 4, 1 | 2)));
         let search = move |limit: &Limit| {
-            drop(sender.send(searched(&job, &costs, limit_s, limit, any)));
+            drop(sender.send(searched(&job, &costs, &worse, limit, any)));
         };
         let limit = Duration::from_secs_f64(limit_s);
         match background::start(self.beside.clone(), limit, &self.spent, search) {
@@ -196,21 +196,34 @@ impl Leader {
     }
 }
 
-/// The search of one thread, which may take so many seconds of a core: for a better order, and for
-/// other stages where the run may have them and they gain more. In a test's run `any` says whether
-/// it is to be other stages.
+/// Which one a program is.
+fn id(program: &Schedule, starts: Option<&[usize]>) -> u64 {
+    let digest = blake3::hash(format!("{:?} {starts:?}", program.ranks).as_bytes());
+    u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"))
+}
+
+/// The search of one thread for a better order than those that were `worse`, and for other stages
+/// where the run may have them and they gain more. In a test's run `any` says whether it is to be
+/// other stages.
 fn searched(
     job: &Exchangeable,
     costs: &Costs,
-    limit_s: f64,
+    worse: &[u64],
     limit: &Limit,
     any: Option<bool>,
 ) -> Option<Found> {
-    let goes_on = || limit.goes_on();
-    let timed = (limit_s / 2.0 * TIMED_PER_S) as u64;
-    let effort = Effort { timed, goes_on: &goes_on, any: any.is_some() };
+    let limit_s = limit.left_s();
+    // Other stages have the second half.
+    let rest_s = if any.is_none() && job.config.recuts() { limit_s / 2.0 } else { 0.0 };
+    let effort = Effort {
+        timed: (limit_s * FIRST_SEARCH * TIMED_PER_S) as u64,
+        left_s: Some(&|| limit.left_s() - rest_s),
+        is_out: &|program| worse.contains(&id(program, None)),
+        any: any.is_some(),
+    };
     let order = || Some((job.run.better(costs, &effort)?, None));
     let recut = || {
+        let effort = Effort { left_s: Some(&|| limit.left_s()), is_out: &|_| false, ..effort };
         let (better, starts) = recut::better(job, costs, &effort)?;
         Some((better, Some(starts)))
     };
@@ -218,7 +231,7 @@ fn searched(
         _ if !job.config.recuts() => order(),
         Some(true) => recut().or_else(order),
         Some(false) => order(),
-        None => match (order(), recut().filter(|_| goes_on())) {
+        None => match (order(), recut()) {
             (Some(order), Some(recut)) if !is_worth(&order.0, &recut.0) => Some(order),
             (order, recut) => recut.or(order),
         },

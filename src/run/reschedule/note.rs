@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct RankNote {
     /// It cannot run what was offered.
     pub(super) refuses: bool,
+    /// Nanoseconds that it computed.
+    pub(super) busy_ns: u64,
     /// Start and end of each action of its program, by rank 0's clock, where the step is measured.
     pub(super) times: Vec<[u64; 2]>,
 }

@@ -19,7 +19,9 @@ struct World {
     rules: ExchangeRules,
     /// Seconds of a step with each program.
     seconds: Vec<f64>,
-    /// From this step on each takes other ones.
+    /// By how much each rank is slower than it could be.
+    slowness: Vec<f64>,
+    /// From this step on programs take other seconds, and a rank is slower.
     changes_at: u64,
     /// Largest share by which a step is slower than it should be.
     noise: f64,
@@ -35,7 +37,7 @@ struct World {
     offered: Option<u64>,
     /// Steps after which another program was taken, or the one before again.
     changes: Vec<u64>,
-    /// Whether every search was one for the best program, and came to its end.
+    /// Whether every search was one for the best program, and came to its end in time.
     sees_the_best: bool,
     /// The program that ran before the one under trial, and its trial.
     before: Option<u64>,
@@ -165,6 +167,7 @@ impl World {
             state,
             rules,
             seconds,
+            slowness: vec![1.0; ranks.len()],
             changes_at: rng.below(2 * last),
             noise,
             error,
@@ -185,6 +188,13 @@ impl World {
         most * self.rng.below(1001) as f64 / 1000.0
     }
 
+    /// Seconds that each rank computes in a step.
+    fn busy(&mut self) -> Vec<f64> {
+        let State { rng, .. } = &mut self.state;
+        let mut noise = || 1.0 + self.noise * rng.below(1001) as f64 / 1000.0;
+        self.slowness.iter().map(|slowness| slowness * noise()).collect()
+    }
+
     /// The program that all ranks run, which is one.
     fn running(&self) -> u64 {
         let running = *self.ranks[0].running();
@@ -197,6 +207,7 @@ impl World {
         for step in 1..=self.rules.last {
             if step == self.changes_at {
                 self.seconds = (0..PROGRAMS).map(|_| 1.0 + self.share(0.6)).collect();
+                self.slowness[0] = 1.5;
             }
             let beside = if self.ends_at.is_some() { 1.3 } else { 1.0 };
             let noise = 1.0 + self.share(self.noise);
@@ -214,6 +225,8 @@ impl World {
             if self.ends_at == Some(step) {
                 self.ends_at = None;
                 let found = self.search();
+                // A program is tried where enough steps are left to win it back.
+                self.sees_the_best &= self.rules.last - step >= self.rules.trial + 3;
                 self.found = found.map(|found| found.program);
                 self.machine.found(found);
             }
@@ -221,10 +234,11 @@ impl World {
                 Some(_) => self.ranks.iter().map(Copies::reply).max().expect("a rank"),
                 None => Reply::Ready,
             };
-            let follows = self.machine.step(StepSeen { step, seconds, reply });
+            let busy = self.busy();
+            let follows = self.machine.step(StepSeen { step, seconds, busy: &busy, reply });
             self.follow(step, follows, reply, &mut end);
         }
-        // Where nothing disturbs them, runs that are long enough end with the best program.
+        // Where nothing disturbs them, runs whose searches end in time end with the best program.
         let least = self.seconds.iter().copied().fold(f64::MAX, f64::min);
         let is_best = self.seconds[self.running() as usize] <= 1.02 * least;
         assert!(is_best || !self.is_calm(&end), "a worse program than there is");
@@ -354,4 +368,57 @@ fn seeds_of_changed_programs_keep_all_ranks_on_one_and_do_not_swing() {
     let n = seeds.end - seeds.start;
     let counts = [all.taken, all.back, all.refused, all.died, all.died_moving];
     assert!(n < 1000 || counts.iter().all(|count| *count > n / 100), "{all:?}");
+}
+
+/// Four ranks in steps of this noise, by a machine whose searches take two steps and find a program
+/// that is predicted to gain `gain` of a step and a fifth of the noise more or less; rank 0 takes
+/// half as long again from step 50 on where it `slows`. After which steps it was taken, and how
+/// often it was searched for.
+fn four_ranks(seed: u64, noise: f64, slows: bool, gain: fn(u64) -> f64) -> (Vec<u64>, u64) {
+    let mut rng = Rng(seed);
+    let mut noisy = |by: f64| 1.0 + by * (2.0 * rng.below(1001) as f64 / 1000.0 - 1.0);
+    let mut machine = Rescheduler::new(ExchangeRules { last: 500, ..ExchangeRules::default() });
+    let (mut taken, mut searches, mut ends_at) = (Vec::new(), 0, None);
+    let mut won = 0.0;
+    for step in 1..=500 {
+        let slow = slows && step >= 50;
+        let seconds = if slow { 1.3 - won } else { 1.0 } * noisy(noise);
+        let of_rank = |rank| if slow && rank == 0 { 1.5 } else { 1.0 };
+        let busy: Vec<f64> = (0..4).map(|rank| of_rank(rank) * noisy(noise)).collect();
+        if ends_at == Some(step) {
+            let then_s = noisy(noise / 5.0) - (gain(step) - won);
+            machine.found(Some(Predicted { now_s: 1.0, then_s, program: step }));
+        }
+        let seen = StepSeen { step, seconds, busy: &busy, reply: Reply::Ready };
+        let follows = machine.step(seen);
+        if follows.searches {
+            (searches, ends_at) = (searches + 1, Some(step + 2));
+        }
+        if follows.order == ExchangeOrder::Take {
+            won = gain(step);
+            taken.push(step);
+        }
+    }
+    (taken, searches)
+}
+
+#[test]
+fn noise_alone_exchanges_nothing_in_five_hundred_steps() {
+    for seed in 0..300 {
+        let noise = [0.0, 0.01, 0.02, 0.04, 0.06][seed as usize % 5];
+        let (taken, searches) = four_ranks(seed, noise, false, |_| 0.0);
+        assert!(taken.is_empty() && searches <= 8, "seed {seed}: {taken:?}, {searches} searches");
+    }
+}
+
+#[test]
+fn a_rank_that_becomes_slower_has_another_program_within_twenty_steps_despite_noise() {
+    for seed in 0..300 {
+        let noise = [0.0, 0.01, 0.02, 0.03][seed as usize % 4];
+        let gain = |step| if step < 50 { 0.0 } else { 0.054 };
+        let (taken, _) = four_ranks(seed, noise, true, gain);
+        let first = taken.first().copied().unwrap_or(u64::MAX);
+        assert!((50..=70).contains(&first), "seed {seed}, noise {noise}: {taken:?}");
+        assert!(taken.len() <= 3, "seed {seed}: it swings: {taken:?}");
+    }
 }
