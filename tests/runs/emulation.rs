@@ -46,6 +46,7 @@ fn costs(stages: usize) -> Costs {
         },
         file_bytes_per_s: None,
         copies_apart: false,
+        states: Vec::new(),
         overlap_ns: None,
         step_ns: us(500),
     }
