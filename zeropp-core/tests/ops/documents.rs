@@ -237,8 +237,8 @@ fn a_window_in_bf16_is_that_of_fp32() {
     assert_within("dx", &halves.1, &floats.1, 0.03, 0.0);
 }
 
-/// In bf16 a document in a sample has the output's bits of the document alone. Gradients are sums of
-/// blocks of the sample.
+/// In bf16 a document in a sample has the output's bits of the document alone. Gradients are sums
+/// of blocks of the sample.
 #[test]
 fn bf16_documents_have_the_bits_of_each_alone() {
     let mut rng = Random(8);

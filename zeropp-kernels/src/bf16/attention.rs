@@ -149,21 +149,11 @@ fn give(to: &mut MatMut<'_, bf16>, rows: &[bf16], d: usize) {
 /// softmax(q·kᵀ/√d, causal)·v, `[b, s, heads·d]`, and the logarithm of each query's sum of
 /// exponentials, `[b, heads, s]`.
 pub fn attention(qkv: &[bf16], d: Dims) -> (Vec<bf16>, Vec<f32>) {
-    attention_in(qkv, d, usize::MAX, None)
+    attention_after(&[], qkv, d, usize::MAX, None)
 }
 
-/// The same, of which a query sees the last `window` keys alone, itself included, and whose
-/// probabilities are dropped if `dropped` says which.
-pub fn attention_in(
-    qkv: &[bf16],
-    d: Dims,
-    window: usize,
-    dropped: Option<Dropped>,
-) -> (Vec<bf16>, Vec<f32>) {
-    attention_after(&[], qkv, d, window, dropped)
-}
-
-/// The same for a slice of a sample, whose queries see the `earlier` slices too.
+/// The same for a slice of a sample, whose queries see the `earlier` slices too, of all the last
+/// `window` keys alone, itself included; probabilities are dropped if `dropped` says which.
 ///
 /// # Panics
 /// Panics if there are earlier slices, and several samples.
@@ -276,20 +266,8 @@ fn drop_slopes(scratch: &mut Scratch, block: QueryBlock) {
 
 /// The gradient of `qkv` for the output gradient `dy` and the forward's `sums`.
 pub fn attention_backward(dy: &[bf16], qkv: &[bf16], sums: &[f32], d: Dims) -> Vec<bf16> {
-    attention_backward_in(dy, qkv, sums, d, usize::MAX, None)
-}
-
-/// The same for [`attention_in`].
-pub fn attention_backward_in(
-    dy: &[bf16],
-    qkv: &[bf16],
-    sums: &[f32],
-    d: Dims,
-    window: usize,
-    dropped: Option<Dropped>,
-) -> Vec<bf16> {
     let forward = SliceForward { earlier: &[], qkv, sums };
-    attention_backward_after(forward, EarlierSums::default(), dy, d, window, dropped)
+    attention_backward_after(forward, EarlierSums::default(), dy, d, usize::MAX, None)
 }
 
 /// The same for a slice of a sample as in [`attention_after`], which takes up what later slices

@@ -50,8 +50,10 @@ fn dropped_probabilities_are_fp32s() {
         let dropped = Some(Dropped { dropout, sample: 9, token: 21 });
         let on = |isa| {
             force(Some(isa));
-            let (out, sums) = attention_in(&qkv, dims, window, dropped);
-            let dqkv = attention_backward_in(&dy, &qkv, &sums, dims, window, dropped);
+            let (out, sums) = attention_after(&[], &qkv, dims, window, dropped);
+            let forward = SliceForward { earlier: &[], qkv: &qkv, sums: &sums };
+            let none = EarlierSums::default();
+            let dqkv = attention_backward_after(forward, none, &dy, dims, window, dropped);
             force(None);
             (out, sums, dqkv)
         };
