@@ -116,8 +116,8 @@ impl<P> Copies<P> {
 pub struct ExchangeRules {
     /// Steps that are measured for a search. The first of them does not count.
     pub samples: u64,
-    /// The fewest steps by which a program that was taken is judged, after a first one that does not
-    /// count; noise that hides whether they are shorter asks for more.
+    /// The fewest steps by which a program that was taken is judged, after a first one that does
+    /// not count; noise that hides whether they are shorter asks for more.
     pub trial: u64,
     /// The fewest steps between the end of a search, or of a trial, and the next search.
     pub rest: u64,
