@@ -116,7 +116,8 @@ impl<P> Copies<P> {
 pub struct ExchangeRules {
     /// Steps that are measured for a search. The first of them does not count.
     pub samples: u64,
-    /// Steps by which a program that was taken is judged, after a first one that does not count.
+    /// The fewest steps by which a program that was taken is judged, after a first one that does
+    /// not count; noise that hides whether they are shorter asks for more.
     pub trial: u64,
     /// The fewest steps between the end of a search, or of a trial, and the next search.
     pub rest: u64,
@@ -199,8 +200,8 @@ enum State {
     Found(Predicted),
     /// Ranks were offered this.
     Offered(Predicted),
-    /// Ranks have taken this after that step.
-    OnTrial { predicted: Predicted, after: u64, before_s: f64 },
+    /// Ranks have taken this after that step; before it steps took so long, with this noise.
+    OnTrial { predicted: Predicted, after: u64, before_s: f64, noise: f64 },
     /// Nothing is looked for before that step.
     Resting(u64),
 }
@@ -305,17 +306,21 @@ impl Rescheduler {
                     Follows { order: ExchangeOrder::Drop, ..stay }
                 }
             },
-            State::OnTrial { predicted, after, before_s } => {
+            State::OnTrial { predicted, after, before_s, noise } => {
                 if seen.step < after + 1 + self.rules.trial {
                     return stay;
                 }
-                self.judge(Trial {
-                    after,
-                    predicted,
-                    before_s,
-                    measured_s: self.times.middle(self.rules.trial as usize).unwrap_or(f64::MAX),
-                    stays: false,
-                })
+                let measured_s = self.times.middle(StepTimes::KEPT).unwrap_or(f64::MAX);
+                let difference = (measured_s / before_s - 1.0).abs();
+                // Where noise hides the difference, more steps say more.
+                let is_hidden = difference < noise.max(self.times.noise());
+                if is_hidden && self.times.count() < StepTimes::KEPT {
+                    return stay;
+                }
+                self.judge(
+                    Trial { after, predicted, before_s, measured_s, stays: false },
+                    seen.step,
+                )
             }
             State::Resting(until) => self.watch(until, seen.step),
         }
@@ -346,14 +351,14 @@ impl Rescheduler {
 
     fn take(&mut self, found: Predicted, step: u64) -> Follows {
         let before_s = self.times.middle(StepTimes::KEPT).unwrap_or(found.now_s);
-        self.state = State::OnTrial { predicted: found, after: step, before_s };
+        let noise = self.times.noise();
+        self.state = State::OnTrial { predicted: found, after: step, before_s, noise };
         self.forget();
         Follows { order: ExchangeOrder::Take, ..Follows::default() }
     }
 
-    fn judge(&mut self, tried: Trial) -> Follows {
+    fn judge(&mut self, tried: Trial, step: u64) -> Follows {
         let stays = tried.measured_s < tried.before_s;
-        let step = tried.after + 1 + self.rules.trial;
         if stays {
             self.setbacks = 0;
             self.unsettled = true;
@@ -530,6 +535,19 @@ mod tests {
         let mut orders = (5..60).map(|step| (step, machine.step(seen(step, settling(step))).order));
         let (step, order) = orders.find(|(_, order)| *order != ExchangeOrder::Stay).expect("one");
         assert!(order == ExchangeOrder::Offer && (6..12).contains(&step), "{step}");
+    }
+
+    #[test]
+    fn a_trial_goes_on_while_noise_hides_whether_steps_are_shorter() {
+        let noisy = |step: u64| [1.0, 1.06, 0.94][step as usize % 3];
+        let mut machine = found_in_noise(|_| 1.0);
+        assert_eq!(machine.step(seen(5, 1.0)).order, ExchangeOrder::Offer);
+        assert_eq!(machine.step(seen(6, 1.0)).order, ExchangeOrder::Take);
+        // The first three are longer than before, the next ones shorter.
+        let seconds = |step: u64| if step < 11 { 1.01 } else { 0.97 } * noisy(step);
+        let mut ends = (7..40).map(|step| (step, machine.step(seen(step, seconds(step))).tried));
+        let (step, tried) = ends.find(|(_, tried)| tried.is_some()).expect("it is judged");
+        assert!(step > 10 && tried.is_some_and(|tried| tried.stays), "{step}: {tried:?}");
     }
 
     #[test]
