@@ -18,6 +18,7 @@ use crate::verify::VerifyError;
 mod copies;
 mod engine;
 mod steps;
+mod world;
 
 pub use copies::CopyQueue;
 pub use steps::{simulate_steps, step_period_ns};
