@@ -137,10 +137,6 @@ impl HeadTree {
         ranks.reverse();
         let parent = |at: usize| at & (at - 1);
         let n = ranks.len();
-        let mut blocks: Vec<u64> = ranks.iter().map(|rank| self.slices[*rank] as u64).collect();
-        for at in (1..n).rev() {
-            blocks[parent(at)] += blocks[at];
-        }
         let one = |message, from, to| Edge {
             message,
             from,
@@ -161,37 +157,29 @@ impl HeadTree {
                 inputs[child] = Some(self.add(edge));
             }
         }
-        let mut sums: Vec<Vec<usize>> = vec![Vec::new(); n];
-        for at in (1..n).rev() {
-            let mut edge = one(HeadMessage::Sums, ranks[at], ranks[parent(at)]);
-            edge.tensors = blocks[at];
-            edge.after = Some((Compute::F, self.stage));
-            edge.needs.clone_from(&sums[at]);
-            let at_parent = self.add(edge);
-            sums[parent(at)].push(at_parent);
-        }
         for (at, input) in inputs.iter().enumerate() {
             self.f[ranks[at]].extend(input);
+        }
+        // A few numbers a token: straight to the root and back, as whoever passes them on may
+        // compute just then.
+        let mut sums = Vec::new();
+        for from in ranks[1..].iter().rev() {
+            let mut edge = one(HeadMessage::Sums, *from, self.root);
+            edge.tensors = self.slices[*from] as u64;
+            edge.after = Some((Compute::F, self.stage));
+            sums.push(self.add(edge));
         }
         if !trains {
             return;
         }
-        let mut lse = vec![None; n];
-        for at in 0..n {
-            for child in (at + 1..n).rev().filter(|child| parent(*child) == at) {
-                let mut edge = one(HeadMessage::Lse, ranks[at], ranks[child]);
-                if at == 0 {
-                    edge.after = self.has(self.root).then_some((Compute::F, self.stage));
-                    edge.needs.clone_from(&sums[0]);
-                }
-                edge.needs.extend(lse[at]);
-                lse[child] = Some(self.add(edge));
-            }
+        for to in &ranks[1..] {
+            let mut edge = one(HeadMessage::Lse, self.root, *to);
+            edge.after = self.has(self.root).then_some((Compute::F, self.stage));
+            edge.needs.clone_from(&sums);
+            let lse = self.add(edge);
+            self.b[*to].push(lse);
         }
-        for (at, lse) in lse.iter().enumerate().skip(1) {
-            self.b[ranks[at]].extend(lse);
-        }
-        self.b[self.root].clone_from(&sums[0]);
+        self.b[self.root] = sums;
     }
 
     /// The sums of the gradient of the input.
