@@ -17,7 +17,7 @@ pub(super) const NEVER: u64 = u64::MAX;
 
 /// What may happen next; messages before ranks that go on at the same time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Event {
+pub(crate) enum Event {
     /// A split head's message may leave: its edge and micro-batch.
     Message(usize, usize),
     /// A rank may go on.
