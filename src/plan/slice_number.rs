@@ -1,6 +1,7 @@
 //! `slices = auto`: samples in slices where a step is predicted to be shorter so, else whole.
 
 use zeropp_core::layer::Model;
+use zeropp_plan::change::is_worth;
 use zeropp_plan::slices::numbers;
 
 use crate::Error;
@@ -10,13 +11,9 @@ use crate::plan::blueprint::Blueprint;
 use crate::plan::split::step_ns;
 use crate::plan::{memory, split};
 
-/// The least share of a step that more slices have to be predicted to gain: what a slice takes
-/// beside its operations is not predicted.
-const GAIN: f64 = 0.03;
-
 /// The run of these settings; where they leave the number of slices open, with the one of which a
-/// step is shortest, or that fits where fewer do not. Of more slices it has to be shorter by
-/// [`GAIN`]. No bit depends on it: where whole samples run, slices have their units. A note says
+/// step is shortest, or that fits where fewer do not. Of more slices it has to be
+/// [worth](is_worth) that. No bit depends on it: where whole samples run, slices have their units. A note says
 /// what was chosen.
 ///
 /// # Errors
@@ -55,7 +52,7 @@ pub(crate) fn planned(
         let is_better = match best.as_ref().map(|best| (is_short(best), is_short(&made))) {
             Err(_) | Ok((true, false)) => true,
             Ok((false, true)) => false,
-            Ok(_) => (ns as f64) < (1.0 - GAIN) * least as f64,
+            Ok(_) => is_worth(least as f64, ns as f64),
         };
         if is_better {
             (best, least) = (Ok(made), ns);

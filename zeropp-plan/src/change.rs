@@ -14,8 +14,15 @@ const WANTED: usize = 3;
 const STAGES: std::ops::RangeInclusive<usize> = 1..=8;
 /// Parts of a unit that are tried for what is recomputed in full.
 const EIGHTHS: usize = 8;
-/// Less than this is no reason to change a setting: bubbles are of estimates.
+/// The least share of a step that another choice has to be predicted to gain: times are estimates,
+/// and not all that ranks do is predicted.
 const WORTH: f64 = 0.03;
+
+/// Whether a step that takes `then` in place of `now` is worth another choice of V, kind, slices or
+/// who has the head. Runs and plans ask this one.
+pub fn is_worth(now: f64, then: f64) -> bool {
+    then <= (1.0 - WORTH) * now
+}
 
 /// A run whose settings may be changed. All that is changed trains the same batch.
 #[derive(Clone, Debug)]
@@ -102,14 +109,10 @@ impl ChangeableRun {
         now: &RunOutcome,
         mut tried: impl FnMut(&Layout) -> Option<RunOutcome>,
     ) -> Option<String> {
-        let (mut best, mut least_ns) = (None, (now.step_ns as f64 * (1.0 - WORTH)) as u64);
-        for layout in self.others() {
-            if let Some(other) = tried(&layout).filter(|other| other.step_ns < least_ns) {
-                least_ns = other.step_ns;
-                best = Some(other);
-            }
-        }
-        let other = best?;
+        let others = self.others();
+        let others = others.iter().filter_map(|layout| tried(layout));
+        let best = others.min_by_key(|other| other.step_ns);
+        let other = best.filter(|other| is_worth(now.step_ns as f64, other.step_ns as f64))?;
         Some(format!(
             "{} would take {:.1} % off the time of a step's computes: a bubble of {:.1} % in place \
              of {:.1} %, and at most {} on a rank in place of {} (simulated)",

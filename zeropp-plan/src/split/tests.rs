@@ -128,5 +128,6 @@ fn a_split_head_has_to_gain_unless_only_it_fits() {
     assert_eq!(chosen(Some(of(100.0, false)), &[of(99.0, false)]), None);
     assert_eq!(chosen(None, &[of(100.0, false), of(120.0, true)]), Some(1));
     assert_eq!(chosen(None, &[]), None);
-    assert!(may_gain(&[1.0, 1.1]) && !may_gain(&[1.0, 1.05]));
+    assert!(is_worth_trying(true, &[1.0, 1.1]) && !is_worth_trying(true, &[1.0, 1.05]));
+    assert!(is_worth_trying(false, &[1.0, 1.05]));
 }
