@@ -1,8 +1,8 @@
 //! `slices = auto`: samples in slices where a step is predicted to be shorter so, else whole.
 
 use zeropp_core::layer::Model;
-use zeropp_plan::change::is_worth;
 use zeropp_plan::slices::numbers;
+use zeropp_plan::worth::is_worth;
 
 use crate::Error;
 use crate::config::{Config, SliceCount};
@@ -13,8 +13,8 @@ use crate::plan::{memory, split};
 
 /// The run of these settings; where they leave the number of slices open, with the one of which a
 /// step is shortest, or that fits where fewer do not. Of more slices it has to be
-/// [worth](is_worth) that. No bit depends on it: where whole samples run, slices have their units. A note says
-/// what was chosen.
+/// [worth](is_worth) that. No bit depends on it: where whole samples run, slices have their units.
+/// A note says what was chosen.
 ///
 /// # Errors
 /// What is wrong with the settings.

@@ -7,6 +7,7 @@ use zeropp_schedule::schedules::{Kind, default_unit};
 
 use crate::deal::Deal;
 use crate::layout::{Layout, Recompute};
+use crate::worth::{WORTH, is_worth};
 
 /// How many ways to hold less are looked for.
 const WANTED: usize = 3;
@@ -14,15 +15,6 @@ const WANTED: usize = 3;
 const STAGES: std::ops::RangeInclusive<usize> = 1..=8;
 /// Parts of a unit that are tried for what is recomputed in full.
 const EIGHTHS: usize = 8;
-/// The least share of a step that another choice has to be predicted to gain: times are estimates,
-/// and not all that ranks do is predicted.
-const WORTH: f64 = 0.03;
-
-/// Whether a step that takes `then` in place of `now` is worth another choice of V, kind, slices or
-/// who has the head. Runs and plans ask this one.
-pub fn is_worth(now: f64, then: f64) -> bool {
-    then <= (1.0 - WORTH) * now
-}
 
 /// A run whose settings may be changed. All that is changed trains the same batch.
 #[derive(Clone, Debug)]

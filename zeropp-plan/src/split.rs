@@ -13,7 +13,7 @@ use zeropp_schedule::memory::{HeadBytes, StageBytes};
 use zeropp_schedule::schedules::Kind;
 
 use crate::bytes::{LayerSizes, StageForm, StageState, stage_bytes};
-use crate::change::is_worth;
+use crate::worth::is_worth;
 
 /// A head of fewer blocks stays whole: one would be too large a part of it to be dealt out evenly.
 const BLOCKS_MIN: usize = 16;

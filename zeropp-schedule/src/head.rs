@@ -4,10 +4,11 @@
 //! The head's rows are cut into blocks, and each rank has some that follow each other
 //! ([`Schedule::head_blocks`]). Its stage, S, is computed by every rank with blocks: F makes the
 //! logits of its rows, B the gradients of the input by its blocks, W those of its rows. Between
-//! them the root, which has the last stage, gives the input along a tree of ranks, takes the blocks'
-//! sums and gives their log-sum-exp. The gradient of the input is a binary tree over *blocks*, so
-//! that its bits know no ranks; a sum lives with the rank of its last block, and what another rank
-//! has of it goes there. Where slices are aligned to the tree of blocks both trees are the same.
+//! them the root, which has the last stage, gives the input along a tree of ranks, takes the sums
+//! of the blocks and gives their log-sum-exp. The gradient of the input is a binary tree over
+//! *blocks*, so that its bits know no ranks; a sum lives with the rank of its last block, and what
+//! another rank has of it goes there. Where slices are aligned to the tree of blocks both trees are
+//! the same.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -128,7 +129,8 @@ impl HeadTree {
         at
     }
 
-    /// The input along a binomial tree, whose largest branch is sent to first; sums and log-sum-exp.
+    /// The input along a binomial tree, whose largest branch is sent to first; sums and their
+    /// log-sum-exp.
     fn add_trees(&mut self, trains: bool) {
         let mut ranks: Vec<usize> = self.in_order_of_rows().collect();
         ranks.retain(|rank| *rank != self.root);

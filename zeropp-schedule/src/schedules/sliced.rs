@@ -2,8 +2,9 @@
 //! micro-batches ahead, and the slices' F, B and W where a clock finds room for them.
 //!
 //! F and B of a slice run at the next boundary once their inputs are there, as other ranks wait for
-//! them, and messages are passed on there, too; W, its own and the stages', fill gaps. At most [`PENDING_MAX`] micro-batches of a slice
-//! are between F and W, which bounds what they keep. The other actions stay in the kind's order, so
+//! them, and messages are passed on there, too; W, its own and the stages', fill gaps. At most
+//! [`PENDING_MAX`] micro-batches of a slice are between F and W, which bounds what they keep. The
+//! other actions stay in the kind's order, so
 //! that no rank waits in a circle; the clock moves only W, and no stage's W past another of its
 //! own.
 
