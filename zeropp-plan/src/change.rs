@@ -99,11 +99,10 @@ impl ChangeableRun {
     pub fn note(
         &self,
         now: &RunOutcome,
-        mut tried: impl FnMut(&Layout) -> Option<RunOutcome>,
+        tried: impl FnMut(&Layout) -> Option<RunOutcome>,
     ) -> Option<String> {
-        let others = self.others();
-        let others = others.iter().filter_map(|layout| tried(layout));
-        let best = others.min_by_key(|other| other.step_ns);
+        let all = self.others();
+        let best = all.iter().filter_map(tried).min_by_key(|other| other.step_ns);
         let other = best.filter(|other| is_worth(now.step_ns as f64, other.step_ns as f64))?;
         Some(format!(
             "{} would take {:.1} % off the time of a step's computes: a bubble of {:.1} % in place \
