@@ -129,8 +129,7 @@ pub fn may_split_head(config: &Config) -> bool {
     let weight = ParamSpec::new("weight", &[1, 1], Init::Zeros);
     let role = if config.tied { Role::Embedding } else { Role::Head };
     let whole = parameters.rule.whole(&parameters.parameter(&weight, role));
-    let is_out = config.tied && config.optimizer_out.is_some();
-    whole.is_none() && !is_out && config.slices() <= 1 && check_settings(config).is_ok()
+    whole.is_none() && config.slices() <= 1 && check_settings(config).is_ok()
 }
 
 /// The head of `model`, if this run can split it into these blocks.
@@ -171,10 +170,6 @@ fn splittable(config: &Config, own: &CustomParts, model: &Model) -> Result<Split
         return Err(Obstacle { problem, help: "use another optimizer, such as adamw".into() });
     }
     check_settings(config)?;
-    if model.is_tied() && config.optimizer_out.is_some() {
-        let problem = "runs cannot split a tied head with optimizer:out yet".to_string();
-        return Err(Obstacle { problem, help: "leave one of them out".into() });
-    }
     Ok(split)
 }
 

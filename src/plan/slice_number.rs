@@ -2,6 +2,7 @@
 
 use zeropp_core::layer::Model;
 use zeropp_plan::slices::numbers;
+use zeropp_plan::worth::is_worth;
 
 use crate::Error;
 use crate::config::{Config, SliceCount};
@@ -10,14 +11,10 @@ use crate::plan::blueprint::Blueprint;
 use crate::plan::split::step_ns;
 use crate::plan::{memory, split};
 
-/// The least share of a step that more slices have to be predicted to gain: what a slice takes
-/// beside its operations is not predicted.
-const GAIN: f64 = 0.03;
-
 /// The run of these settings; where they leave the number of slices open, with the one of which a
-/// step is shortest, or that fits where fewer do not. Of more slices it has to be shorter by
-/// [`GAIN`]. No bit depends on it: where whole samples run, slices have their units. A note says
-/// what was chosen.
+/// step is shortest, or that fits where fewer do not. Of more slices it has to be
+/// [worth](is_worth) that. No bit depends on it: where whole samples run, slices have their units.
+/// A note says what was chosen.
 ///
 /// # Errors
 /// What is wrong with the settings.
@@ -55,7 +52,7 @@ pub(crate) fn planned(
         let is_better = match best.as_ref().map(|best| (is_short(best), is_short(&made))) {
             Err(_) | Ok((true, false)) => true,
             Ok((false, true)) => false,
-            Ok(_) => (ns as f64) < (1.0 - GAIN) * least as f64,
+            Ok(_) => is_worth(least as f64, ns as f64),
         };
         if is_better {
             (best, least) = (Ok(made), ns);

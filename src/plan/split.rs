@@ -36,7 +36,7 @@ pub(crate) fn planned(
         return whole;
     }
     let is_too_large = whole.as_ref().is_ok_and(|whole| memory::is_short(&whole.needs()));
-    if whole.is_ok() && !split::may_gain(&ranks) && !is_too_large {
+    if !split::is_worth_trying(whole.is_ok() && !is_too_large, &ranks) {
         return whole;
     }
     if let Some(why) = head::obstacle(config, own, &model) {

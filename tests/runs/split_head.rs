@@ -127,6 +127,26 @@ fn other_kinds_bf16_dropout_and_recomputation_have_the_bits_of_the_whole_head() 
     }
 }
 
+/// States, and gradients where there is one replica, are in a file of each rank.
+fn in_file(config: Config) -> Config {
+    Config { optimizer_out: Some(std::env::temp_dir().join("zeropp-split-head")), ..config }
+}
+
+#[test]
+fn slices_whose_states_are_in_files_have_the_bits_of_the_whole_head() {
+    for base in [small(), tied(small())] {
+        for (zero3, dp, zero1, blocks) in [
+            (1, 1, false, &[3, 5][..]),
+            (2, 1, false, &[2, 4, 2]),
+            (1, 2, false, &[0, 8]),
+            (2, 2, true, &[8, 0]),
+        ] {
+            let base = Config { zero3, dp, zero1, clip: 0.05, ..base.clone() };
+            check(&run(base.clone()), split(in_file(base), blocks));
+        }
+    }
+}
+
 /// Clipping makes most of the early updates wrong, so that steps are begun twice.
 #[test]
 fn updates_of_slices_that_are_validated_late_have_the_bits_of_the_whole_head() {
@@ -177,6 +197,12 @@ fn memory_and_messages_of_slices_are_predicted() {
         (Config { precision: Precision::Bf16, ..tied(small()) }, vec![5, 3]),
         (Config { optimizer: OptimizerKind::Sgd, zero3: 2, ..tied(small()) }, vec![5, 3]),
         (Config { freeze: Some("wte".into()), ..tied(small()) }, vec![4, 4]),
+        (in_file(small()), vec![3, 5]),
+        (in_file(tied(small())), vec![3, 5]),
+        (in_file(tied(small())), vec![0, 8]),
+        (Config { zero3: 3, log_layers: 1, ..in_file(tied(small())) }, vec![2, 1, 5]),
+        (Config { dp: 2, zero3: 2, ..in_file(tied(small())) }, vec![4, 4]),
+        (Config { dp: 2, zero1: true, ema: Some(0.9), ..in_file(tied(small())) }, vec![1, 1, 6]),
     ] {
         let config = Config { steps: 2, ..split(base, &blocks) };
         let trainer = Trainer::new(config.clone()).unwrap();
@@ -190,7 +216,11 @@ fn memory_and_messages_of_slices_are_predicted() {
         }
         let [measured, predicted] =
             [run.summary.at_once_bytes, run.summary.predicted_at_once_bytes];
-        assert_eq!(measured, predicted, "{what}: at once");
+        // Of gradients in memory a replica updates its part, and all are predicted.
+        match config.zero1 && config.optimizer_out.is_some() {
+            true => assert!(measured <= predicted, "{what}: {measured} of {predicted}"),
+            false => assert_eq!(measured, predicted, "{what}: at once"),
+        }
         // With shards and replicas there are gathers and reductions beside.
         if config.mesh().world() == config.pp {
             // A tied weight's rows, both ways, but for those of the rank with the embedding.

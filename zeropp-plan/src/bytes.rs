@@ -237,6 +237,9 @@ pub struct StageState {
     /// Bytes that each of the ranks with it exchanges for a tied head in slices, before the update
     /// and after it; what a rank has to do with slices stands with its embedding, else its slice.
     pub exchanged: Vec<u64>,
+    /// Elements of what all of them exchange these parts of, on the same ranks: the embedding's
+    /// and the slice's.
+    pub tied_rows: u64,
 }
 
 /// A weight that embedding and head share and that trains.
@@ -310,7 +313,10 @@ impl RankState {
         for stage in mine.iter().map(|s| stages[*s]) {
             let all = 4 * stage.returned / zero3;
             let gathering = if cut.zero1 { all / owners + all } else { 0 };
-            let update = |bytes: &u64| gathering.max(*bytes);
+            // What is in a file is read as a whole.
+            let read = 4 * stage.tied_rows / zero3 / owners;
+            let read = if cut.out.is_any() { read } else { 0 };
+            let update = |bytes: &u64| gathering.max(*bytes + read);
             shares.add(&Shares::of_exchange(stage.exchanged.iter().map(update)), 1);
         }
         let each = || shares.each().iter();

@@ -7,6 +7,7 @@ use zeropp_schedule::schedules::{Kind, default_unit};
 
 use crate::deal::Deal;
 use crate::layout::{Layout, Recompute};
+use crate::worth::{WORTH, is_worth};
 
 /// How many ways to hold less are looked for.
 const WANTED: usize = 3;
@@ -14,8 +15,6 @@ const WANTED: usize = 3;
 const STAGES: std::ops::RangeInclusive<usize> = 1..=8;
 /// Parts of a unit that are tried for what is recomputed in full.
 const EIGHTHS: usize = 8;
-/// Less than this is no reason to change a setting: bubbles are of estimates.
-const WORTH: f64 = 0.03;
 
 /// A run whose settings may be changed. All that is changed trains the same batch.
 #[derive(Clone, Debug)]
@@ -100,16 +99,11 @@ impl ChangeableRun {
     pub fn note(
         &self,
         now: &RunOutcome,
-        mut tried: impl FnMut(&Layout) -> Option<RunOutcome>,
+        tried: impl FnMut(&Layout) -> Option<RunOutcome>,
     ) -> Option<String> {
-        let (mut best, mut least_ns) = (None, (now.step_ns as f64 * (1.0 - WORTH)) as u64);
-        for layout in self.others() {
-            if let Some(other) = tried(&layout).filter(|other| other.step_ns < least_ns) {
-                least_ns = other.step_ns;
-                best = Some(other);
-            }
-        }
-        let other = best?;
+        let all = self.others();
+        let best = all.iter().filter_map(tried).min_by_key(|other| other.step_ns);
+        let other = best.filter(|other| is_worth(now.step_ns as f64, other.step_ns as f64))?;
         Some(format!(
             "{} would take {:.1} % off the time of a step's computes: a bubble of {:.1} % in place \
              of {:.1} %, and at most {} on a rank in place of {} (simulated)",

@@ -34,6 +34,7 @@ pub mod split;
 pub mod stages;
 pub mod text;
 mod work;
+pub mod worth;
 
 /// What cannot be planned: the field, its value and what would work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -13,12 +13,10 @@ use zeropp_schedule::memory::{HeadBytes, StageBytes};
 use zeropp_schedule::schedules::Kind;
 
 use crate::bytes::{LayerSizes, StageForm, StageState, stage_bytes};
+use crate::worth::is_worth;
 
 /// A head of fewer blocks stays whole: one would be too large a part of it to be dealt out evenly.
 const BLOCKS_MIN: usize = 16;
-/// The least share of a step that slices have to be predicted to gain: what ranks do between an
-/// arrival and their next look at it is not predicted.
-const GAIN: f64 = 0.03;
 
 /// Whether `pp` ranks may share a head of so many token ids in a schedule of this kind.
 pub fn can_be(ids: usize, pp: usize, kind: Option<&Kind>) -> bool {
@@ -26,11 +24,12 @@ pub fn can_be(ids: usize, pp: usize, kind: Option<&Kind>) -> bool {
     pp > 1 && has_order && blocks(ids).len() >= BLOCKS_MIN
 }
 
-/// Whether ranks that compute so long for a micro-batch, the whole head with it, may gain enough:
-/// with slices every rank takes the mean at best.
-pub fn may_gain(ranks: &[f64]) -> bool {
+/// Whether slices are worth a try: where what has the whole head does not fit, or ranks that
+/// compute so long for a micro-batch, with it, may gain enough. With slices every rank takes the
+/// mean at best.
+pub fn is_worth_trying(fits: bool, ranks: &[f64]) -> bool {
     let mean = ranks.iter().sum::<f64>() / ranks.len().max(1) as f64;
-    mean <= (1.0 - GAIN) * ranks.iter().copied().fold(0.0, f64::max)
+    !fits || is_worth(ranks.iter().copied().fold(0.0, f64::max), mean)
 }
 
 /// As many blocks of a head of so many token ids on each of `pp` ranks.
@@ -77,7 +76,7 @@ pub fn chosen<T>(
         let (split, of) = all.into_iter().min_by(|a, b| a.1.step.total_cmp(&b.1.step))?;
         Some((split, whole.map_or(0.0, |whole| 1.0 - of.step / whole.step.max(1e-9))))
     };
-    let gains = |(_, gain): &(T, f64)| *gain >= GAIN;
+    let gains = |(_, gain): &(T, f64)| is_worth(1.0, 1.0 - gain);
     match whole {
         None => fastest(fitting).or_else(|| fastest(beyond)),
         Some(whole) if whole.fits => fastest(fitting).filter(gains),
@@ -131,6 +130,8 @@ pub fn tie_slices(stages: &mut [&mut StageState], head: usize, embedding: u64, r
     for rank in 0..rows.slices.len() {
         let stage = if rank == rows.owner { 0 } else { head + rank };
         let bytes = |piece| rows.message_bytes(rank, piece);
+        let slice = stages[head + rank].trained;
+        stages[stage].tied_rows = slice + if rank == rows.owner { embedding } else { 0 };
         stages[stage].exchanged = (0..rows.pieces).map(bytes).collect();
     }
     stages[0].returned = embedding;

@@ -4,8 +4,8 @@
 //! The head's rows are cut into blocks, and each rank has some that follow each other
 //! ([`Schedule::head_blocks`]). Its stage, S, is computed by every rank with blocks: F makes the
 //! logits of its rows, B the gradients of the input by its blocks, W those of its rows. Between
-//! them messages go along a tree of ranks whose root has the last stage: the input down, the
-//! blocks' sums up, their log-sum-exp down. The gradient of the input is a binary tree over
+//! them the root, which has the last stage, gives the input along a tree of ranks, takes the sums
+//! of the blocks and gives their log-sum-exp. The gradient of the input is a binary tree over
 //! *blocks*, so that its bits know no ranks; a sum lives with the rank of its last block, and what
 //! another rank has of it goes there. Where slices are aligned to the tree of blocks both trees are
 //! the same.
@@ -129,7 +129,8 @@ impl HeadTree {
         at
     }
 
-    /// Input, sums and log-sum-exp: along a binomial tree, whose largest branch is sent to first.
+    /// The input along a binomial tree, whose largest branch is sent to first; sums and their
+    /// log-sum-exp.
     fn add_trees(&mut self, trains: bool) {
         let mut ranks: Vec<usize> = self.in_order_of_rows().collect();
         ranks.retain(|rank| *rank != self.root);
@@ -137,10 +138,6 @@ impl HeadTree {
         ranks.reverse();
         let parent = |at: usize| at & (at - 1);
         let n = ranks.len();
-        let mut blocks: Vec<u64> = ranks.iter().map(|rank| self.slices[*rank] as u64).collect();
-        for at in (1..n).rev() {
-            blocks[parent(at)] += blocks[at];
-        }
         let one = |message, from, to| Edge {
             message,
             from,
@@ -161,37 +158,29 @@ impl HeadTree {
                 inputs[child] = Some(self.add(edge));
             }
         }
-        let mut sums: Vec<Vec<usize>> = vec![Vec::new(); n];
-        for at in (1..n).rev() {
-            let mut edge = one(HeadMessage::Sums, ranks[at], ranks[parent(at)]);
-            edge.tensors = blocks[at];
-            edge.after = Some((Compute::F, self.stage));
-            edge.needs.clone_from(&sums[at]);
-            let at_parent = self.add(edge);
-            sums[parent(at)].push(at_parent);
-        }
         for (at, input) in inputs.iter().enumerate() {
             self.f[ranks[at]].extend(input);
+        }
+        // A few numbers a token: straight to the root and back, as whoever passes them on may
+        // compute just then.
+        let mut sums = Vec::new();
+        for from in ranks[1..].iter().rev() {
+            let mut edge = one(HeadMessage::Sums, *from, self.root);
+            edge.tensors = self.slices[*from] as u64;
+            edge.after = Some((Compute::F, self.stage));
+            sums.push(self.add(edge));
         }
         if !trains {
             return;
         }
-        let mut lse = vec![None; n];
-        for at in 0..n {
-            for child in (at + 1..n).rev().filter(|child| parent(*child) == at) {
-                let mut edge = one(HeadMessage::Lse, ranks[at], ranks[child]);
-                if at == 0 {
-                    edge.after = self.has(self.root).then_some((Compute::F, self.stage));
-                    edge.needs.clone_from(&sums[0]);
-                }
-                edge.needs.extend(lse[at]);
-                lse[child] = Some(self.add(edge));
-            }
+        for to in &ranks[1..] {
+            let mut edge = one(HeadMessage::Lse, self.root, *to);
+            edge.after = self.has(self.root).then_some((Compute::F, self.stage));
+            edge.needs.clone_from(&sums);
+            let lse = self.add(edge);
+            self.b[*to].push(lse);
         }
-        for (at, lse) in lse.iter().enumerate().skip(1) {
-            self.b[ranks[at]].extend(lse);
-        }
-        self.b[self.root].clone_from(&sums[0]);
+        self.b[self.root] = sums;
     }
 
     /// The sums of the gradient of the input.
@@ -411,8 +400,12 @@ mod tests {
     fn aligned_slices_have_one_tree_of_ranks() {
         for pp in [2, 4, 8, 16] {
             let head = head(&vec![64 / pp; pp], pp - 1);
-            let trees = HeadMessage::ALL.map(|message| pairs(&head, message));
-            assert!(trees.iter().all(|tree| tree.len() == pp - 1 && *tree == trees[0]));
+            let tree = pairs(&head, HeadMessage::Input);
+            assert_eq!((tree.len(), &tree), (pp - 1, &pairs(&head, HeadMessage::Gradient)));
+            // What is small passes no rank on its way.
+            let straight: Vec<_> = (0..pp - 1).map(|rank| (rank, pp - 1)).collect();
+            assert_eq!(pairs(&head, HeadMessage::Sums), straight);
+            assert_eq!(pairs(&head, HeadMessage::Lse), straight);
             let gradients = |e: &&Edge| e.message == HeadMessage::Gradient;
             assert!(head.edges.iter().filter(gradients).all(|e| e.tensors == 1));
         }

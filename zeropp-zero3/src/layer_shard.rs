@@ -86,6 +86,17 @@ impl LayerShard {
         (self.param, self.param_hold) = kept(param, self.file.parameters.as_ref(), meter);
     }
 
+    /// The same, with what has counted them so far, until they are in their place.
+    pub(crate) fn return_param(&mut self, param: Tensor<1>, counted: Hold, meter: &Arc<Meter>) {
+        let file = self.file.parameters.clone();
+        let counted = Some(counted).filter(|_| file.is_some());
+        match file {
+            Some(file) => self.param = Words::new(param, Some(&file)),
+            None => self.set_param(param, meter),
+        }
+        drop(counted);
+    }
+
     /// Makes the parameters those of another layer.
     pub(crate) fn share_param(&mut self, param: Words, meter: &Arc<Meter>) {
         match param {

@@ -173,7 +173,7 @@ impl Optimizer {
     }
 
     /// Whether the layer of a stage is an embedding that slices of the head update.
-    fn is_returned(&self, at: (usize, usize)) -> bool {
+    pub(crate) fn is_returned(&self, at: (usize, usize)) -> bool {
         self.options.tied_rows.as_ref().is_some_and(|tied| tied.embedding == at)
     }
 
@@ -396,7 +396,7 @@ impl Optimizer {
     }
 
     /// Puts all parameters in their places once those of all layers are updated.
-    fn return_parameters(
+    pub(crate) fn return_parameters(
         &self,
         stages: &mut [ShardedStage],
         outcome: &mut StepOutcome,

@@ -187,7 +187,7 @@ impl ShardedStage {
     }
 
     /// The first fault of the rank's file, if it has one.
-    fn check_file(&self) -> CommResult<()> {
+    pub(crate) fn check_file(&self) -> CommResult<()> {
         self.file().map_or(Ok(()), |file| file.check())
     }
 

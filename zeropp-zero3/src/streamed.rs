@@ -44,7 +44,8 @@ impl Optimizer {
             return 0;
         }
         let all = stages.iter().flat_map(|s| (0..s.layers.len()).map(move |layer| (s, layer)));
-        let own = all.filter(|(s, layer)| !self.is_shared((s.index(), *layer)));
+        let at = |(s, layer): &(&ShardedStage, usize)| (s.index(), *layer);
+        let own = all.filter(|of| !self.is_shared(at(of)) && !self.is_returned(at(of)));
         own.map(|(stage, layer)| self.pieces_of(stage, layer).1).max().unwrap_or(0)
     }
 
@@ -77,7 +78,8 @@ impl Optimizer {
             file.write(self.updated_piece(stage, piece, scale, outcome)?);
         }
         file.settle();
-        self.share_tied(stages);
+        file.check()?;
+        self.return_parameters(stages, outcome)?;
         file.check()
     }
 

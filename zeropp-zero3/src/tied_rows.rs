@@ -87,7 +87,11 @@ impl RowExchange<'_> {
             return Ok(0);
         }
         let _messages = self.hold_messages();
+        let in_file = |at: Option<(usize, usize)>| at.and_then(grad).and_then(Words::out);
+        let read = [embedding, slice].into_iter().filter_map(in_file).map(|of| of.words());
+        let _read = self.meter.hold(MemoryKind::Optimizer, 4 * read.sum::<usize>() as u64);
         let whole = embedding.and_then(grad).map(Words::tensor);
+        check_file(stages)?;
         let whole = whole.map(|values| OwnShard { values, start: self.whole_start() });
         let sent = self.send(whole.as_ref(), &self.slices_of(), GRADIENT_TAG);
         if let Some((s, l)) = slice {
@@ -97,6 +101,7 @@ impl RowExchange<'_> {
             let sum = layer.take_grad().expect("the slice's is reduced where the embedding's is");
             let sum = sum.into_tensor();
             layer.set_grad(joined(sum, parts, true)?, self.meter);
+            check_file(stages)?;
         }
         let sent = sent.wait()?;
         if let Some((s, l)) = embedding {
@@ -116,11 +121,16 @@ impl RowExchange<'_> {
             return Ok(0);
         }
         let messages = self.hold_messages();
+        let in_file = |(s, l): &(usize, usize)| stages[*s].layers[*l].param.out().is_some();
+        let read = [embedding, slice].into_iter().flatten().filter(in_file);
+        let read = read.map(|(s, l)| 4 * stages[s].owned_range(l).1 as u64).sum();
+        let read = self.meter.hold(MemoryKind::Optimizer, read);
         let slice = slice.map(|(s, l)| {
             let (start, len) = stages[s].owned_range(l);
-            let values = stages[s].layers[l].param.tensor().slice([start..start + len]);
+            let values = stages[s].layers[l].param.start_read(start..start + len).wait();
             OwnShard { values, start: self.slice_start() }
         });
+        check_file(stages)?;
         let parts = if slice.is_some() { self.wholes_of() } else { Vec::new() };
         let sent = self.send(slice.as_ref(), &parts, PARAMETER_TAG);
         let updated = match embedding {
@@ -138,18 +148,20 @@ impl RowExchange<'_> {
             None => None,
         };
         let sent = sent.wait()?;
-        drop(messages);
+        drop((messages, slice));
         let Some((s, l, own, shard)) = updated else { return Ok(sent) };
+        let mut counted = read;
         let param = match self.zero1 {
             true => {
+                drop(counted);
                 let bytes = 4 * (own.dims()[0] + shard) as u64;
-                let _gathering = self.meter.hold(MemoryKind::Optimizer, bytes);
+                counted = self.meter.hold(MemoryKind::Optimizer, bytes);
                 // What is gathered is shared, and parameters are written in place.
                 device::copy(&self.groups.replica.all_gather(own).wait()?)
             }
             false => own,
         };
-        stages[s].layers[l].set_param(param, self.meter);
+        stages[s].layers[l].return_param(param, counted, self.meter);
         Ok(sent)
     }
 
@@ -240,6 +252,11 @@ impl RowExchange<'_> {
         };
         parts.iter().map(arriving).collect()
     }
+}
+
+/// The first fault of the rank's file: before others see what was read.
+fn check_file(stages: &[ShardedStage]) -> CommResult<()> {
+    stages.first().map_or(Ok(()), ShardedStage::check_file)
 }
 
 /// `all` with the parts that arrive, put in their places or added.

@@ -68,14 +68,11 @@ fn equal(stages: &[Stage]) -> Vec<Stage> {
 }
 
 /// The rows of the design's table for llama3-8b, with 128k and 256k ids, as a plan chooses: what is
-/// uneven and the head's messages in a share of a step, and how far it is from equal stages. On 16
-/// ranks the order still loses more than it should.
+/// uneven and the head's messages in a share of a step, and how far it is from equal stages.
 #[test]
 fn a_split_head_costs_little_beside_equal_stages() {
     for ids in [128_256, 256_000] {
-        for (shape, most, apart) in
-            [((4, 4, 32), 0.02, 0.015), ((8, 4, 32), 0.02, 0.015), ((16, 2, 64), 0.03, 0.1)]
-        {
+        for shape in [(4, 4, 32), (8, 4, 32), (16, 2, 64)] {
             let (job, layout) = llama(ids, shape);
             let mut models = Models::new(&job);
             let (stages, blocks) = models.stages(&job, &layout).unwrap();
@@ -99,9 +96,9 @@ fn a_split_head_costs_little_beside_equal_stages() {
             );
             verify(program, &VerifyLimits::default()).unwrap();
             verify_issue_order(&in_issue_order(program)).unwrap();
-            assert!(share <= most, "{share}");
+            assert!(share <= 0.02, "{share}");
             assert!(loss(&both) <= loss(&whole) / 2.5, "{} {}", loss(&both), loss(&whole));
-            assert!(loss(&both) <= equal + apart, "{} {equal}", loss(&both));
+            assert!(loss(&both) <= equal + 0.015, "{} {equal}", loss(&both));
         }
     }
 }
@@ -131,5 +128,6 @@ fn a_split_head_has_to_gain_unless_only_it_fits() {
     assert_eq!(chosen(Some(of(100.0, false)), &[of(99.0, false)]), None);
     assert_eq!(chosen(None, &[of(100.0, false), of(120.0, true)]), Some(1));
     assert_eq!(chosen(None, &[]), None);
-    assert!(may_gain(&[1.0, 1.1]) && !may_gain(&[1.0, 1.05]));
+    assert!(is_worth_trying(true, &[1.0, 1.1]) && !is_worth_trying(true, &[1.0, 1.05]));
+    assert!(is_worth_trying(false, &[1.0, 1.05]));
 }

@@ -2,8 +2,9 @@
 //! micro-batches ahead, and the slices' F, B and W where a clock finds room for them.
 //!
 //! F and B of a slice run at the next boundary once their inputs are there, as other ranks wait for
-//! them; W, its own and the stages', fill gaps. At most [`PENDING_MAX`] micro-batches of a slice
-//! are between F and W, which bounds what they keep. The other actions stay in the kind's order, so
+//! them, and messages are passed on there, too; W, its own and the stages', fill gaps. At most
+//! [`PENDING_MAX`] micro-batches of a slice are between F and W, which bounds what they keep. The
+//! other actions stay in the kind's order, so
 //! that no rank waits in a circle; the clock moves only W, and no stage's W past another of its
 //! own.
 
@@ -12,8 +13,9 @@ use std::collections::BinaryHeap;
 
 use super::timing::duration;
 use super::{OrderCosts, ScheduleError, Shape};
-use crate::head::HeadTree;
+use crate::head::{Edge, HeadTree};
 use crate::ir::{Action, BLOCKS_MAX, Compute, Schedule, Task};
+use crate::simulate::Event;
 
 /// Micro-batches of a slice that have had F and not yet W, at most.
 const PENDING_MAX: usize = 3;
@@ -108,10 +110,10 @@ struct Clock<'a> {
     ranks: Vec<Rank>,
     /// Ends of F and B by cell and micro-batch.
     ends: [Vec<u64>; 2],
-    /// When a split head's messages arrive.
+    /// When a split head's messages arrive, as far as that is known.
     arrival: Vec<u64>,
-    /// Ranks to look at, and when.
-    wake: BinaryHeap<Reverse<(u64, usize)>>,
+    /// Messages and ranks to look at, and when.
+    agenda: BinaryHeap<Reverse<(u64, Event)>>,
     makespan: u64,
 }
 
@@ -130,7 +132,7 @@ impl<'a> Clock<'a> {
             ranks: base.ranks.iter().map(rank).collect(),
             ends: [none(), none()],
             arrival: vec![NEVER; head.edges.len() * micro_batches],
-            wake: (0..base.pp()).map(|rank| Reverse((0, rank))).collect(),
+            agenda: (0..base.pp()).map(|rank| Reverse((0, Event::Rank(rank)))).collect(),
             waiting: head.waiting(),
             base,
             costs,
@@ -143,9 +145,18 @@ impl<'a> Clock<'a> {
 
     /// The makespan, and the order.
     fn run(mut self) -> (u64, Schedule) {
-        while let Some(Reverse((now, rank))) = self.wake.pop() {
-            if self.ranks[rank].free <= now {
-                self.decide(rank, now);
+        while let Some(Reverse((now, event))) = self.agenda.pop() {
+            match event {
+                Event::Message(edge, micro_batch) => {
+                    let at = self.may_leave(edge, micro_batch);
+                    // Ranks pass messages on between computes (ADR 95).
+                    let at = at.max(self.ranks[self.head.edges[edge].from].free);
+                    if at > now {
+                        self.plan(edge, micro_batch, at);
+                    }
+                }
+                Event::Rank(rank) if self.ranks[rank].free <= now => self.decide(rank, now),
+                Event::Rank(_) => {}
             }
         }
         let ranks = self.ranks.into_iter().map(|rank| rank.order).collect();
@@ -208,7 +219,7 @@ impl<'a> Clock<'a> {
             return self.start(rank, now, task);
         }
         if until != NEVER {
-            self.wake.push(Reverse((until, rank)));
+            self.look_at(rank, until);
         }
     }
 
@@ -277,7 +288,7 @@ impl<'a> Clock<'a> {
         self.ranks[rank].order.push(action);
         self.ranks[rank].free = end;
         self.makespan = self.makespan.max(end);
-        self.wake.push(Reverse((end, rank)));
+        self.look_at(rank, end);
         for Task { kind, stage, micro_batch } in action.computes() {
             let which = match kind {
                 Compute::F => 0,
@@ -289,24 +300,28 @@ impl<'a> Clock<'a> {
             if let Some(message) = kind.gives(stage, self.base.stages())
                 && let Some(to) = self.base.destination(message, stage)
             {
-                self.wake.push(Reverse((end.saturating_add(self.costs.send), to)));
+                self.look_at(to, end.saturating_add(self.costs.send));
             }
-            let after = Some((kind, stage));
+            let is_after = |edge: &Edge| edge.from == rank && edge.after == Some((kind, stage));
             let edges = self.head.edges.iter().enumerate();
-            let mut sent: Vec<usize> = edges
-                .filter(|(_, edge)| edge.from == rank && edge.after == after)
-                .map(|(at, _)| at)
-                .collect();
-            while let Some(edge) = sent.pop() {
-                if self.send(edge, micro_batch) {
-                    sent.extend(&self.waiting[edge]);
+            let mut after: Vec<usize> =
+                edges.filter(|(_, edge)| is_after(edge)).map(|(at, _)| at).collect();
+            while let Some(edge) = after.pop() {
+                let at = self.may_leave(edge, micro_batch);
+                if at != NEVER && self.arrival[edge * self.micro_batches + micro_batch] == NEVER {
+                    self.plan(edge, micro_batch, at);
+                    after.extend(&self.waiting[edge]);
                 }
             }
         }
     }
 
-    /// Sends a message of the head if all is there: whether it went now.
-    fn send(&mut self, edge: usize, micro_batch: usize) -> bool {
+    fn look_at(&mut self, rank: usize, at: u64) {
+        self.agenda.push(Reverse((at, Event::Rank(rank))));
+    }
+
+    /// When a message of the head has been made, and all that it passes on is there.
+    fn may_leave(&self, edge: usize, micro_batch: usize) -> u64 {
         let m = self.micro_batches;
         let of = &self.head.edges[edge];
         let made = of.after.map_or(0, |(kind, stage)| {
@@ -314,15 +329,17 @@ impl<'a> Clock<'a> {
             self.ends[which][self.base.cell(of.from, stage) * m + micro_batch]
         });
         let there = of.needs.iter().map(|before| self.arrival[before * m + micro_batch]);
-        let at = there.max().unwrap_or(0).max(made);
-        let slot = edge * m + micro_batch;
-        if at == NEVER || self.arrival[slot] != NEVER {
-            return false;
-        }
+        there.max().unwrap_or(0).max(made)
+    }
+
+    /// A message of the head leaves then, if its rank computes nothing.
+    fn plan(&mut self, edge: usize, micro_batch: usize, at: u64) {
+        let of = &self.head.edges[edge];
         let hop = self.costs.head[of.message as usize].saturating_mul(of.tensors);
-        self.arrival[slot] = at.saturating_add(hop);
-        self.wake.push(Reverse((self.arrival[slot], of.to)));
-        true
+        let (to, arrival) = (of.to, at.saturating_add(hop));
+        self.arrival[edge * self.micro_batches + micro_batch] = arrival;
+        self.agenda.push(Reverse((at, Event::Message(edge, micro_batch))));
+        self.look_at(to, arrival);
     }
 }
 

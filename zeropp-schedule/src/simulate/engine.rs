@@ -1,18 +1,16 @@
 //! The run itself: every rank goes as far as its messages let it, then waits for a peer.
 
+use std::cmp::Reverse;
 use std::collections::HashSet;
 
-use crate::head::{End, HeadTree};
-use crate::ir::{Action, Compute, Message, Schedule, Task};
+use crate::head::End;
+use crate::ir::{Action, Message, Schedule, Task};
 use crate::memory::{Ledger, MemoryBytes};
 use crate::timeline::{MemoryPoint, RankTimeline, Span, Timeline};
-use crate::verify::is_program;
 
 use super::copies::{CopyQueue, Way};
+use super::world::{Event, NEVER, SimulationState, after_which};
 use super::{Costs, StateCopies};
-
-/// Not arrived yet.
-const NEVER: u64 = u64::MAX;
 
 /// What a step leaves to the next one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,22 +46,15 @@ pub(super) fn run(
     let mut world = SimulationState::new(schedule, costs, begin.validated);
     let rank = |r| SimulatedRank::new(schedule, costs, r, follow).starting(begin.free[r]);
     let mut ranks: Vec<SimulatedRank> = (0..schedule.pp()).map(rank).collect();
-    let mut waiting: Vec<Vec<(usize, usize)>> = vec![Vec::new(); ranks.len()];
-    let mut ready: Vec<usize> = (0..ranks.len()).rev().collect();
-    while let Some(rank) = ready.pop() {
-        if let Some((slot, from)) = ranks[rank].advance(&mut world) {
-            waiting[from].push((slot, rank));
-        }
-        // Others may have passed on what this one has sent.
-        let passed_on = std::mem::take(&mut world.passed_on);
-        for from in [rank].into_iter().chain(passed_on) {
-            waiting[from].retain(|(slot, waiter)| {
-                let waits = world.arrival[*slot] == NEVER;
-                if !waits {
-                    ready.push(*waiter);
-                }
-                waits
-            });
+    world.agenda.extend((0..ranks.len()).map(|r| Reverse((begin.free[r], Event::Rank(r)))));
+    while let Some(Reverse((now, event))) = world.agenda.pop() {
+        match event {
+            Event::Message(edge, micro_batch) => world.pass_on(edge, micro_batch, now),
+            Event::Rank(rank) => match ranks[rank].advance(&mut world, now) {
+                Some(Pause::Until(at)) => world.agenda.push(Reverse((at, Event::Rank(rank)))),
+                Some(Pause::For(slot)) => world.waits[slot] = Some(rank),
+                None => {}
+            },
         }
     }
     let own: Vec<u64> = ranks.iter().map(SimulatedRank::at_step).collect();
@@ -89,182 +80,12 @@ fn placement(schedule: &Schedule) -> Vec<usize> {
     placement.chain(head).copied().collect()
 }
 
-/// A split head's messages on their way.
-struct HeadWorld {
-    head: HeadTree,
-    /// The messages that wait for each one.
-    waiting: Vec<Vec<usize>>,
-    /// The messages that come after each compute, by rank: F of the last stage and of the slice, B
-    /// of the slice.
-    after: Vec<[Vec<usize>; 3]>,
-    /// When each message's sender came to it; when it left.
-    offered: Vec<u64>,
-    left: Vec<u64>,
-}
-
-/// Which of the computes that a split head's messages come after.
-fn after_which(head: &HeadTree, kind: Compute, stage: usize) -> Option<usize> {
-    match kind {
-        Compute::F if stage + 1 == head.stage => Some(0),
-        Compute::F if stage == head.stage => Some(1),
-        Compute::B if stage == head.stage => Some(2),
-        _ => None,
-    }
-}
-
-impl HeadWorld {
-    fn new(head: HeadTree, schedule: &Schedule, program: bool) -> HeadWorld {
-        let micro_batches = schedule.micro_batches();
-        let mut after: Vec<[Vec<usize>; 3]> = vec![Default::default(); schedule.pp()];
-        let mut offered = vec![NEVER; head.edges.len() * micro_batches];
-        for (at, edge) in head.edges.iter().enumerate() {
-            match edge.after.and_then(|(kind, stage)| after_which(&head, kind, stage)) {
-                Some(which) => after[edge.from][which].push(at),
-                // Without sends of its own a message that is passed on goes by itself.
-                None if !program => offered[at * micro_batches..][..micro_batches].fill(0),
-                None => {}
-            }
-        }
-        let left = offered.clone();
-        HeadWorld { waiting: head.waiting(), after, offered, left, head }
-    }
-}
-
-/// What all ranks share.
-struct SimulationState<'a> {
-    schedule: &'a Schedule,
-    costs: &'a Costs,
-    program: bool,
-    micro_batches: usize,
-    /// When each message arrives, by [`SimulationState::slot`]; behind them those of a split head.
-    arrival: Vec<u64>,
-    /// When each rank's links are free; empty without a limit.
-    links: Vec<Vec<u64>>,
-    head: Option<HeadWorld>,
-    /// Ranks whose messages went when others' arrived.
-    passed_on: Vec<usize>,
-    /// When all ranks know the global norm of the step before.
-    validated: u64,
-}
-
-impl<'a> SimulationState<'a> {
-    fn new(schedule: &'a Schedule, costs: &'a Costs, validated: u64) -> SimulationState<'a> {
-        let micro_batches = schedule.micro_batches();
-        let program = is_program(schedule);
-        let head = HeadTree::of(schedule).map(|head| HeadWorld::new(head, schedule, program));
-        let edges = head.as_ref().map_or(0, |of| of.head.edges.len());
-        // More links than actions are never used.
-        let links = |rank: &Vec<Action>| {
-            let of_head = if program { 0 } else { edges * micro_batches };
-            vec![0; costs.link.parallel_max.map_or(0, |n| n.min(rank.len() + of_head))]
-        };
-        SimulationState {
-            schedule,
-            costs,
-            program,
-            micro_batches,
-            arrival: vec![NEVER; (2 * schedule.stages() + edges) * micro_batches],
-            links: schedule.ranks.iter().map(links).collect(),
-            head,
-            passed_on: Vec::new(),
-            validated,
-        }
-    }
-
-    /// The place of a message in `arrival`, by its producing stage.
-    fn slot(&self, message: Message, producer: usize, micro_batch: usize) -> usize {
-        let stage = 2 * producer + usize::from(message == Message::Gradient);
-        stage * self.micro_batches + micro_batch
-    }
-
-    /// The place of a split head's message in `arrival`.
-    fn head_slot(&self, edge: usize, micro_batch: usize) -> usize {
-        (2 * self.schedule.stages() + edge) * self.micro_batches + micro_batch
-    }
-
-    /// The first of these messages that has not arrived, and its sender; else when all have.
-    fn arrived(&self, edges: &[usize], micro_batch: usize) -> Result<u64, (usize, usize)> {
-        let mut at = 0;
-        for edge in edges {
-            let slot = self.head_slot(*edge, micro_batch);
-            match self.arrival[slot] {
-                NEVER => {
-                    let head = &self.head.as_ref().expect("it has edges").head;
-                    return Err((slot, head.edges[*edge].from));
-                }
-                time => at = at.max(time),
-            }
-        }
-        Ok(at)
-    }
-
-    /// The sender of a split head's message has come to it.
-    fn offer(&mut self, edge: usize, micro_batch: usize, now: u64) {
-        if let Some(of) = &mut self.head {
-            of.offered[edge * self.micro_batches + micro_batch] = now;
-        }
-        self.try_head(edge, micro_batch);
-    }
-
-    /// Sends a split head's message if its sender has come to it and has what it passes on.
-    fn try_head(&mut self, edge: usize, micro_batch: usize) {
-        let Some(of) = &self.head else { return };
-        let at = edge * self.micro_batches + micro_batch;
-        let slot = self.head_slot(edge, micro_batch);
-        let of_edge = &of.head.edges[edge];
-        let Ok(there) = self.arrived(&of_edge.needs, micro_batch) else { return };
-        if of.offered[at] == NEVER || self.arrival[slot] != NEVER {
-            return;
-        }
-        let sizes = self.costs.memory[self.schedule.cell(of_edge.from, of.head.stage)].head;
-        let bytes = sizes.message(of_edge.message, of_edge.tensors);
-        let (from, now) = (of_edge.from, of.offered[at].max(there));
-        let waiting = of.waiting[edge].clone();
-        let (start, arrival) = self.transfer(from, now, bytes);
-        self.arrival[slot] = arrival;
-        self.passed_on.push(from);
-        if let Some(of) = &mut self.head {
-            of.left[at] = start;
-        }
-        waiting.into_iter().for_each(|next| self.try_head(next, micro_batch));
-    }
-
-    /// Puts bytes on a link of `rank`: the start of the transfer and the arrival.
-    fn transfer(&mut self, rank: usize, now: u64, bytes: u64) -> (u64, u64) {
-        let link = &self.costs.link;
-        let transfer = link.transfer_ns(bytes) as u64;
-        let start = match self.links[rank].iter_mut().min() {
-            Some(free) => {
-                let start = now.max(*free);
-                *free = start + transfer;
-                start
-            }
-            None => now,
-        };
-        (start, start + transfer + link.latency_ns)
-    }
-
-    /// The slot and the sending rank of what a consumer takes from another rank.
-    fn incoming(
-        &self,
-        message: Message,
-        stage: usize,
-        micro_batch: usize,
-    ) -> Option<(usize, usize)> {
-        let from = self.schedule.source(message, stage)?;
-        let producer = message.producer(stage, self.schedule.stages())?;
-        Some((self.slot(message, producer, micro_batch), from))
-    }
-
-    fn duration(&self, rank: usize, action: &Action) -> u64 {
-        if let (Action::Overlap { .. }, Some(ns)) = (action, self.costs.overlap_ns) {
-            return ns;
-        }
-        let one = |Task { kind, stage, micro_batch }: Task| {
-            self.costs.stages[self.schedule.cost_entry(rank, stage, micro_batch)].of(kind)
-        };
-        action.computes().map(one).sum()
-    }
+/// Why a rank does not go on.
+enum Pause {
+    /// Until this time.
+    Until(u64),
+    /// Until a message is on its way: its slot.
+    For(usize),
 }
 
 /// One rank on its way.
@@ -320,14 +141,18 @@ impl<'a> SimulatedRank<'a> {
         SimulatedRank { clock: free, zero3_free: free, replica_free: free, reduced: free, ..self }
     }
 
-    /// Runs until the end, or until a message is missing: then its slot and its sender.
-    fn advance(&mut self, world: &mut SimulationState) -> Option<(usize, usize)> {
+    /// Runs until the end, until a message is missing, or as far as others cannot change it.
+    fn advance(&mut self, world: &mut SimulationState, now: u64) -> Option<Pause> {
+        let horizon = world.horizon(now);
         while let Some(action) = self.program.get(self.spans.len()) {
+            if self.clock > horizon {
+                return Some(Pause::Until(self.clock));
+            }
             let (start, end) = match *action {
                 Action::Compute { .. } | Action::Overlap { .. } => {
-                    match self.compute(world, action) {
+                    match self.compute(world, action, horizon) {
                         Ok(times) => times,
-                        Err(wait) => return Some(wait),
+                        Err(pause) => return Some(pause),
                     }
                 }
                 Action::Send { message, stage, micro_batch } => {
@@ -397,7 +222,8 @@ impl<'a> SimulatedRank<'a> {
         &mut self,
         world: &mut SimulationState,
         action: &Action,
-    ) -> Result<(u64, u64), (usize, usize)> {
+        horizon: u64,
+    ) -> Result<(u64, u64), Pause> {
         let stages = world.schedule.stages();
         let mut start = self.clock;
         for Task { kind, stage, micro_batch } in action.computes() {
@@ -407,19 +233,21 @@ impl<'a> SimulatedRank<'a> {
             start = start.max(self.copies.end((stage, micro_batch)));
             if let Some(of) = &world.head {
                 let needs = of.head.needs(self.rank, kind, stage);
-                start = start.max(world.arrived(needs, micro_batch)?);
+                start = start.max(world.arrived(needs, micro_batch).map_err(Pause::For)?);
             }
             let message = kind.needs(stage, stages);
-            if let Some((slot, from)) = message.and_then(|m| world.incoming(m, stage, micro_batch))
-            {
+            if let Some(slot) = message.and_then(|m| world.incoming(m, stage, micro_batch)) {
                 match world.arrival[slot] {
-                    NEVER => return Err((slot, from)),
+                    NEVER => return Err(Pause::For(slot)),
                     at => start = start.max(at),
                 }
             }
         }
+        if start > horizon {
+            return Err(Pause::Until(start));
+        }
         let end = start + world.duration(self.rank, action);
-        self.clock = end;
+        (self.clock, world.busy[self.rank]) = (end, end);
         self.account(action, start, end);
         if !world.program {
             for Task { kind, stage, micro_batch } in action.computes() {
@@ -453,7 +281,7 @@ impl<'a> SimulatedRank<'a> {
         let bytes = world.costs.memory[entry].message;
         let (start, arrival) = world.transfer(self.rank, self.clock, bytes);
         let slot = world.slot(message, stage, micro_batch);
-        world.arrival[slot] = arrival;
+        world.arrive(slot, arrival);
         (start, arrival)
     }
 
@@ -530,7 +358,7 @@ impl<'a> SimulatedRank<'a> {
         for span in &mut self.spans {
             match span.action {
                 Action::Recv { message, stage, micro_batch } => {
-                    if let Some((slot, _)) = world.incoming(message, stage, micro_batch) {
+                    if let Some(slot) = world.incoming(message, stage, micro_batch) {
                         span.end_ns = span.start_ns.max(world.arrival[slot]);
                     }
                 }

@@ -3,13 +3,14 @@
 //! The model is that of the executor: a rank's compute thread goes through its program in order;
 //! a compute action waits for its message and its gathered weights; gathers and reductions of the
 //! ZeRO-3 group are one queue beside it, replica reductions another; a send occupies one of the
-//! rank's links for bytes over bandwidth and arrives a latency later; the compute
-//! thread waits for the end of an RS where the program retires it, and before the next one. Copies
-//! of activations out and in are one more queue, of the rank's file; the compute thread waits for
-//! a copy out where the program says that it is gone, for one in before what needs it. Where states
-//! are out, a gather begins when the shard is read in the same queue, and a reduction ends when its
-//! result is added there. All D ranks of a ZeRO-3 group are alike and run as one. Times are whole
-//! nanoseconds, so that results are exact.
+//! rank's links for bytes over bandwidth and arrives a latency later; what a rank passes on of a
+//! split head's messages leaves when it computes nothing; the compute thread waits for the end of
+//! an RS where the program retires it, and before the next one. Copies of activations out and in
+//! are one more queue, of the rank's file; the compute thread waits for a copy out where the
+//! program says that it is gone, for one in before what needs it. Where states are out, a gather
+//! begins when the shard is read in the same queue, and a reduction ends when its result is added
+//! there. All D ranks of a ZeRO-3 group are alike and run as one. Times are whole nanoseconds, so
+//! that results are exact.
 
 use crate::ir::{Compute, Schedule};
 use crate::memory::StageBytes;
@@ -19,9 +20,11 @@ use crate::verify::VerifyError;
 mod copies;
 mod engine;
 mod steps;
+mod world;
 
 pub use copies::CopyQueue;
 pub use steps::{simulate_steps, step_period_ns};
+pub(crate) use world::Event;
 
 /// What one stage takes, in nanoseconds, for one micro-batch where that applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

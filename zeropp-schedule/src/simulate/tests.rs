@@ -1,13 +1,15 @@
 //! Worked examples, closed forms and lower bounds.
 
+use std::collections::HashMap;
+
 use crate::metrics::Metrics;
 use proptest::prelude::*;
 
 use super::*;
 use crate::action::ActionKind;
-use crate::ir::{Action, Task};
+use crate::ir::{Action, HeadMessage, Task};
 use crate::lower::{LowerOptions, lower};
-use crate::schedules::{Shape, generate};
+use crate::schedules::{Shape, generate, generate_split};
 
 fn shape(pp: usize, virtual_stages: usize, micro_batches: usize, unit: usize) -> Shape {
     Shape { pp, virtual_stages, micro_batches, unit }
@@ -383,4 +385,38 @@ fn states_that_are_out_are_read_before_gathers_and_added_after_reductions() {
     let nothing = StateCopies::default();
     assert_eq!(run(true, Some(nothing)), here);
     assert_eq!(run(false, Some(nothing)), here);
+}
+
+/// A rank passes the head's input on to others when it has come, but in the middle of no compute.
+#[test]
+fn what_is_passed_on_leaves_between_computes() {
+    let shape = shape(8, 2, 16, 8);
+    let compact = generate_split("zeropp", &shape, &[8; 8], None).unwrap();
+    let program = lower(&compact, &LowerOptions::default());
+    let costs = Costs::uniform(program.cells(), 1000, 1100, 700, 130);
+    let timeline = simulate(&program, &costs).unwrap();
+    let mut has_waited = 0;
+    for rank in &timeline.ranks {
+        let inside = |at: u64| {
+            let computes = rank.spans.iter().filter(|span| span.action.computes().count() > 0);
+            computes.filter(move |span| span.start_ns < at && at < span.end_ns).count()
+        };
+        let mut come = HashMap::new();
+        for span in &rank.spans {
+            let Action::RecvHead { message: HeadMessage::Input, micro_batch, .. } = span.action
+            else {
+                continue;
+            };
+            come.insert(micro_batch, span.end_ns);
+        }
+        for span in &rank.spans {
+            let Action::SendHead { message, micro_batch, .. } = span.action else { continue };
+            assert_eq!(inside(span.start_ns), 0, "rank {}: {span:?}", rank.pp);
+            if let Some(come) = come.get(&micro_batch).filter(|_| message == HeadMessage::Input) {
+                assert!(*come <= span.start_ns, "{span:?}");
+                has_waited += inside(*come);
+            }
+        }
+    }
+    assert!(has_waited > 10, "{has_waited} have come in the middle of a compute");
 }

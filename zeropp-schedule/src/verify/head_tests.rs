@@ -129,7 +129,7 @@ fn every_message_has_both_ends_once() {
     for (message, from, to) in [
         (HeadMessage::Input, 3, 1),
         (HeadMessage::Input, 1, 0),
-        (HeadMessage::Sums, 0, 1),
+        (HeadMessage::Sums, 0, 3),
         (HeadMessage::Lse, 3, 2),
         (HeadMessage::Gradient, 0, 1),
         (HeadMessage::Gradient, 2, 3),
@@ -147,7 +147,7 @@ fn every_message_has_both_ends_once() {
 
 #[test]
 fn a_send_comes_after_what_makes_it_and_what_it_passes_on() {
-    let said = moved(0, send(HeadMessage::Sums, 0, 1), slice(Compute::F, 0));
+    let said = moved(0, send(HeadMessage::Sums, 0, 3), slice(Compute::F, 0));
     assert!(said.contains("no 8F0 before it"), "{said}");
     let said = moved(0, send(HeadMessage::Gradient, 0, 1), slice(Compute::B, 0));
     assert!(said.contains("no 8B0 before it"), "{said}");

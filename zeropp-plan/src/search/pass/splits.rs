@@ -104,6 +104,10 @@ impl Models {
     fn candidates<'a>(&mut self, job: &Job, whole: &'a Planned) -> Vec<Cut<'a>> {
         let layout = &whole.layout;
         let ids = job.model.decoder.vocabulary;
+        let fits = whole.worst().1.total() <= job.memory;
+        if !split::is_worth_trying(fits, &busy(layout, &self.stages_of(job, whole))) {
+            return Vec::new();
+        }
         let Some((_, blocks)) = self.stages_but_head(job, layout) else { return Vec::new() };
         let even = split::even(ids, layout.pp);
         let stages = self.stages_with(job, layout, &blocks, &even);
