@@ -128,6 +128,8 @@ fn compare(vary: fn(Config) -> Config, how: fn(Config) -> Config) -> [usize; 3] 
         let moves = changes.iter().filter(|text| text.contains("moved in")).count();
         println!("{what}: {} changes, {moves} of blocks", changes.len());
         assert_same_bits(&expected, &with, &what);
+        let evaluates = |run: &Run| run.steps.iter().map(|s| s.eval.is_some()).collect::<Vec<_>>();
+        assert_eq!(evaluates(&expected), evaluates(&with), "{what}: steps that are evaluated");
         changed += usize::from(!changes.is_empty());
         moved += usize::from(moves > 0);
         went_on += usize::from(end == "resumed" && with.steps[step as usize].program > 0);

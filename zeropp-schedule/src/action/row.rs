@@ -311,7 +311,7 @@ actions! {
         looks 6 "send" "send" 0xcc79a7 Solid.
     SendSums: Peer, Communication, Message, Neighbour, true, Makes at 6;
         spelled "send sums" ">S" "SEND_SUMS" Unknown;
-        takes [] gives [Communication];
+        takes [] gives [];
         looks 6 "send" "send" 0xcc79a7 Solid.
     SendLse: Peer, Communication, Message, Neighbour, false, Makes at 6;
         spelled "send log-sum-exp" ">L" "SEND_LSE" Unknown;
