@@ -239,16 +239,42 @@ impl RunningProgram {
         }
     }
 
-    /// What generators weigh orders by, within the limits.
+    /// What generators weigh orders by, within the limits: of the settings, or of each rank what
+    /// the plan has said that it keeps.
     fn order_costs(&self, costs: &Costs) -> OrderCosts {
         let recomputed = redone(&self.program).iter().map(|(stage, _)| stage + 1).max();
-        let most = self.planned.iter().map(|h| h.peaks.activation + h.peaks.weight_stash).max();
-        let limit = self.mem_limit.or(most).unwrap_or(u64::MAX);
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        OrderCosts {
+        let kept: Vec<u64> = (self.planned.iter())
+            .map(|h| (h.at_once.activation + h.at_once.weight_stash).max(1))
+            .collect();
+        let most = kept.iter().max().copied();
+        let limit = i64::try_from(self.mem_limit.or(most).unwrap_or(u64::MAX)).unwrap_or(i64::MAX);
+        let mut order = OrderCosts {
             limits: self.limits,
             objective: self.options.sync.into(),
             ..generator_costs(costs, &self.bytes, recomputed.unwrap_or(0), Some(limit))
+        };
+        if self.mem_limit.is_none() {
+            self.limit_each_rank(&mut order, &kept);
+        }
+        order
+    }
+
+    /// Generators know one limit: what a rank may keep becomes that, in units of its own.
+    fn limit_each_rank(&self, order: &mut OrderCosts, kept: &[u64]) {
+        // Finer than a byte, so that what is rounded adds up to none.
+        const UNITS: i128 = 1 << 12;
+        let stages = self.program.stages();
+        let most = kept.iter().max().copied().map_or(1, i128::from) * UNITS;
+        order.mem_limit = i64::try_from(most).ok();
+        for entry in 0..order.mem_f.len() {
+            let rank = self.program.placement.get(entry).copied().unwrap_or_else(|| entry - stages);
+            let of = |bytes: i64| (i128::from(bytes) * most / i128::from(kept[rank])) as i64;
+            let after_f = order.mem_f[entry];
+            let after_b = after_f + order.mem_b[entry];
+            let after_w = after_b + order.mem_w[entry];
+            order.mem_f[entry] = of(after_f);
+            order.mem_b[entry] = of(after_b) - of(after_f);
+            order.mem_w[entry] = of(after_w) - of(after_b);
         }
     }
 
@@ -527,6 +553,31 @@ mod tests {
             let after = step_ns(&better.program, &costs).expect("it runs");
             println!("{after}, best {best}");
             assert!(after * 100 <= best * 101, "{after} and {best}");
+        }
+    }
+
+    /// 1F1B's first rank keeps four micro-batches and its last one a single one: an order that is
+    /// within the first one's memory on every rank is not within the plan.
+    #[test]
+    fn a_search_keeps_every_rank_within_what_is_planned_of_it() {
+        let shape = Shape { pp: 4, virtual_stages: 1, micro_batches: 16, unit: 16 };
+        let start = run("1f1b", shape);
+        let mut costs = real(&shape, &start.program.placement, Some(0));
+        costs.link.latency_ns = 30_000;
+        let exact = seen(&start, &costs);
+        let mut random = 1_u64;
+        for draw in 0..20 {
+            let mut noisy = exact.clone();
+            for stage in &mut noisy.stages {
+                for ns in [&mut stage.f_ns, &mut stage.b_ns, &mut stage.w_ns] {
+                    random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
+                    *ns += *ns * (random >> 60) / 2500;
+                }
+            }
+            let better = start.better(&noisy, &Effort { timed: 72_000, ..ONCE });
+            let gain = better.map_or(0.0, |b| 1.0 - b.then_ns as f64 / b.now_ns as f64);
+            println!("draw {draw}: {gain:.3}");
+            assert!(gain > 0.03, "draw {draw}: {gain}");
         }
     }
 
