@@ -152,9 +152,9 @@ fn thirty_random_jobs_have_the_bits_that_they_have_without_moving_blocks() {
         tied: config.seed % 4 == 3,
         precision: if config.seed % 6 == 1 { Precision::Bf16 } else { Precision::Fp32 },
         // Some evaluate before blocks move and after it.
-        eval_every: if config.seed % 3 == 0 { 4 } else { 0 },
+        eval_every: if config.seed.is_multiple_of(3) { 4 } else { 0 },
         eval_steps: 1,
-        split: (config.seed % 3 == 0).then(|| "90,10".into()),
+        split: config.seed.is_multiple_of(3).then(|| "90,10".into()),
         // A model that hides a fault says itself what trains.
         lora_rank: if config.seed % 5 == 4 && config.seed % 3 < 2 { 2 } else { 0 },
         ..config

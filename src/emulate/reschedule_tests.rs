@@ -125,8 +125,8 @@ fn share_of_exchanges(report: &EmulationReport) -> f64 {
 }
 
 /// A run of 1F1B whose rank 0 becomes slower at step 50: at step 70 its order takes at most 1 %
-/// longer than that of the best kind made for the slower rank, within the same memory. An order that
-/// was found before may be that one.
+/// longer than that of the best kind made for the slower rank, within the same memory. It may be
+/// one that was found before.
 #[test]
 #[ignore = "twenty seconds, in which ranks wait"]
 fn a_run_whose_rank_becomes_slower_has_an_order_that_gains_what_is_simulated() {
