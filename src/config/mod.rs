@@ -150,10 +150,10 @@ impl Config {
         })
     }
 
-    /// The first micro-batches of each unit whose activations are copied out of memory.
+    /// How many micro-batches of each unit have their activations copied out of memory.
     pub(crate) fn copied_out(&self) -> usize {
-        let first = self.recompute_out_batches.unwrap_or(usize::MAX);
-        if self.recompute_out.is_some() { first } else { 0 }
+        let batches = self.recompute_out_batches.unwrap_or(usize::MAX);
+        if self.recompute_out.is_some() { batches } else { 0 }
     }
 
     /// Micro-batches in a unit (U): that of [`default_unit`] for P, V and B; the whole step for

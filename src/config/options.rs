@@ -123,8 +123,8 @@ options! {
         /// out as memory wants, before whole stages are computed again. On CPUs only.
         "recompute-out" "DIR" recompute_out: Option<PathBuf> = None, Given Left
             => "recompute:out";
-        /// How many micro-batches of each unit are copied out, as far apart as they can be, so that
-        /// a disk is always as busy. Default: all.
+        /// How many micro-batches of each unit are copied out, spread evenly over the unit, so that
+        /// the disk is never flooded. Default: all.
         "recompute-out-batches" "N" recompute_out_batches: Option<usize> = None, Program Kept
             => "recompute:out-batches";
         /// When ranks learn the norm that clipping and the check for finite gradients need.

@@ -158,10 +158,10 @@ impl Config {
     fn check_out(&self) -> Checked {
         let field = "recompute:out";
         let Some(folder) = &self.recompute_out else {
-            let Some(first) = self.recompute_out_batches else { return Ok(()) };
+            let Some(batches) = self.recompute_out_batches else { return Ok(()) };
             let problem = "says how much goes to a folder, and none is named";
             let help = "name one with recompute:out, or leave it out";
-            return Err(ConfigError::value("recompute:out-batches", first, problem, help));
+            return Err(ConfigError::value("recompute:out-batches", batches, problem, help));
         };
         check(self.recompute_out_batches != Some(0), || {
             let help = "use 1 or more, or leave recompute:out out";

@@ -1,12 +1,12 @@
 //! How fast the disk is that ranks put activations or states out to.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use zeropp_core::files::room_in;
+use zeropp_core::files::{nameless, room_in};
 
 use super::together::together;
 use crate::Error;
@@ -50,14 +50,11 @@ pub(super) fn measure(config: &Config, ranks: usize) -> Result<Option<FileRate>,
         let help = "name a folder that may be written to, with room for 256 MiB";
         ConfigError::value(field, folder.display(), format!("{e}"), help).into()
     };
-    fs::create_dir_all(folder).map_err(failed)?;
     let blocks = (ALL_BYTES / ranks).max(BYTES_MIN) / BLOCK;
-    let times = together(ranks, |rank, ready| {
-        let path = folder.join(format!(".zeropp-measure-{}-{rank}", std::process::id()));
-        let file = File::options().read(true).write(true).create_new(true).open(&path);
-        let unlinked = file.and_then(|file| fs::remove_file(&path).map(|()| file));
+    let times = together(ranks, |_, ready| {
+        let file = nameless(folder);
         ready();
-        seconds(&unlinked?, blocks)
+        seconds(&file?, blocks)
     })?;
     let times = times.into_iter().collect::<io::Result<Vec<_>>>().map_err(failed)?;
     let slowest = |way: usize| times.iter().map(|both| both[way]).fold(f64::MIN_POSITIVE, f64::max);
@@ -101,6 +98,8 @@ fn forget(_: &File) {}
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -43,7 +43,7 @@ pub(crate) fn planned(
         values.extend(chosen.config.recompute_first.map(|first| format!("first={first}")));
         values.extend(out.map(|folder| format!("out={}", folder.display())));
         values.extend(
-            chosen.config.recompute_out_batches.map(|first| format!("out-batches={first}")),
+            chosen.config.recompute_out_batches.map(|batches| format!("out-batches={batches}")),
         );
         let values = if values.is_empty() { "".into() } else { format!(":{}", values.join(",")) };
         let why = short.map_or_else(String::new, |memory::Shortage { needed, room, source }| {
@@ -99,10 +99,10 @@ fn with_copies(
     // Fewer do not fit, or are not known to; so many do.
     let (mut fewer, mut enough) = (0, unit(&least));
     while enough - fewer > 1 {
-        let first = fewer.midpoint(enough);
-        match made(Config { recompute_out_batches: Some(first), ..selective.clone() }) {
-            Ok(made) if fits(&made) => (enough, least) = (first, made),
-            _ => fewer = first,
+        let batches = fewer.midpoint(enough);
+        match made(Config { recompute_out_batches: Some(batches), ..selective.clone() }) {
+            Ok(made) if fits(&made) => (enough, least) = (batches, made),
+            _ => fewer = batches,
         }
     }
     Ok(least)

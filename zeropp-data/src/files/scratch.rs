@@ -44,26 +44,35 @@ pub struct ScratchCopy<T> {
     done: Option<io::Result<T>>,
 }
 
+/// A new file in `folder`, which is made where it is missing, that has lost its name: nothing of it
+/// outlives the process.
+///
+/// # Errors
+/// A folder where no file can be made.
+pub fn nameless(folder: &Path) -> io::Result<File> {
+    fs::create_dir_all(folder)?;
+    loop {
+        let number = OPENED.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!(".zeropp-{}-{number}", std::process::id()));
+        match File::options().read(true).write(true).create_new(true).open(&path) {
+            // A process of the same number, on another machine or ended before it was unlinked.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            opened => {
+                let file = opened?;
+                fs::remove_file(&path)?;
+                return Ok(file);
+            }
+        }
+    }
+}
+
 impl ScratchFile {
     /// Makes a file in `folder`, and that if it is missing.
     ///
     /// # Errors
     /// A folder where no file can be made, or a thread that is refused.
     pub fn open(folder: &Path) -> io::Result<ScratchFile> {
-        fs::create_dir_all(folder)?;
-        let file = loop {
-            let number = OPENED.fetch_add(1, Ordering::Relaxed);
-            let path = folder.join(format!(".zeropp-{}-{number}", std::process::id()));
-            match File::options().read(true).write(true).create_new(true).open(&path) {
-                // A process of the same number, on another machine or ended before it was unlinked.
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                opened => {
-                    let file = opened?;
-                    fs::remove_file(&path)?;
-                    break file;
-                }
-            }
-        };
+        let file = nameless(folder)?;
         let thread = BackgroundThread::start("zeropp-copies")?;
         Ok(ScratchFile { file: Arc::new(file), thread, free: HashMap::new(), end: 0 })
     }

@@ -389,7 +389,7 @@ fn states_that_are_out_are_read_before_gathers_and_added_after_reductions() {
 
 /// A rank passes the head's input on to others when it has come, but in the middle of no compute.
 #[test]
-fn what_is_passed_on_leaves_between_computes() {
+fn messages_that_are_passed_on_leave_between_computes() {
     let shape = shape(8, 2, 16, 8);
     let compact = generate_split("zeropp", &shape, &[8; 8], None).unwrap();
     let program = lower(&compact, &LowerOptions::default());
