@@ -655,7 +655,9 @@ fn settings_of_a_schedule_file_stay_unset() {
 fn any_config() -> impl Strategy<Value = Config> {
     let sizes = (any::<u32>(), any::<u32>(), any::<Option<u32>>(), any::<Option<u32>>());
     let numbers = (any::<f64>(), any::<Option<f64>>(), 0..i64::MAX as u64, any::<bool>());
-    let words = (0..3usize, 0..3usize, any::<Option<String>>(), any::<String>());
+    // What stands behind a colon may be a setting of its own: other tests hold those.
+    let word = "[^:]*";
+    let words = (0..3usize, 0..3usize, proptest::option::of(word), word);
     (sizes, numbers, words).prop_map(|((pp, heads, unit, warmup), (lr, min_lr, seed, zero1), w)| {
         Config {
             pp: pp as usize,
