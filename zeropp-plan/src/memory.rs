@@ -111,8 +111,12 @@ pub(crate) fn at_least(layout: &Layout, stages: &[Stage], may_be_split: bool) ->
     (0..first).filter_map(known).map(of).max().unwrap_or(0)
 }
 
-/// Bytes that some rank has out of its memory at once, about: states, and of what its schedule has
-/// in flight the share that goes out.
+/// Copies of activations that have not begun or are under way when most are out: what the last
+/// forward keeps, and what the one before it does.
+const NOT_OUT_YET: usize = 2;
+
+/// Bytes that some rank has out of its memory at once, at the least: states, and of what its
+/// schedule has in flight the share that goes out.
 pub(crate) fn outside(job: &Job, layout: &Layout, stages: &[Stage]) -> u64 {
     let share = |part: usize| part as f64 / layout.unit as f64;
     let redone = match layout.recompute {
@@ -127,7 +131,7 @@ pub(crate) fn outside(job: &Job, layout: &Layout, stages: &[Stage]) -> u64 {
         let [all, inputs] = [(false, layout.out - redone), (true, redone)].map(|(again, part)| {
             let held = in_flight(again).filter(|_| part > 0);
             let held = held.map_or(0, |held| if again { held.inputs } else { held.whole });
-            held as f64 * share(part) * each(again)
+            held.saturating_sub(NOT_OUT_YET) as f64 * share(part) * each(again)
         });
         let (cut, d) = (job.cut(layout), layout.zero3 as f64);
         let gradients = if cut.out == Out::All { 4 } else { 0 };

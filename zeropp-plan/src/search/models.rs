@@ -13,8 +13,8 @@ pub struct Models {
     /// By samples and stages, and whether the last one has the head.
     cuts: HashMap<(usize, usize, bool), Option<Vec<usize>>>,
     /// The last stages, which many layouts in a row have: those of all kinds and units. Cut without
-    /// the head, and with it.
-    last: [Option<(Alike, Arc<[Stage]>)>; 2],
+    /// the head, and with it; each of kinds that split B, and of others.
+    last: [[Option<(Alike, Arc<[Stage]>)>; 2]; 2],
     /// Programs that were made.
     pub(crate) made: MadePrograms,
 }
@@ -28,7 +28,7 @@ impl Models {
     pub fn new(job: &Job) -> Models {
         let of_samples = HashMap::from([(1, ModelCosts::new(job, 1))]);
         let (cuts, made) = (HashMap::new(), MadePrograms::default());
-        Models { of_samples, cuts, last: [None, None], made }
+        Models { of_samples, cuts, last: Default::default(), made }
     }
 
     /// Whether a run cuts by itself as `planned` is cut, where that is known.
@@ -108,13 +108,14 @@ impl Models {
         let cut = self.cuts.entry((samples, stages, has_head));
         let cut = cut.or_insert_with(|| model.cut(stages, &job.machine, has_head)).clone()?;
         let key = (layout.of_stages(), layout.packed_bytes(job.compute.packing));
-        if let Some((of, stages)) = &self.last[usize::from(has_head)]
+        let last = &mut self.last[usize::from(has_head)][usize::from(key.0.1)];
+        if let Some((of, stages)) = last
             && *of == key
         {
             return Some((stages.clone(), cut));
         }
         let stages: Arc<[Stage]> = model.stages(job, layout, &cut).into();
-        self.last[usize::from(has_head)] = Some((key, stages.clone()));
+        *last = Some((key, stages.clone()));
         Some((stages, cut))
     }
 }

@@ -4,6 +4,7 @@ mod recuts;
 mod splits;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use super::Named;
 use super::models::Models;
@@ -15,7 +16,7 @@ use crate::exact::{self, MadePrograms, Planned, Simulation};
 use crate::layout::{Job, Layout};
 use crate::memory;
 use crate::shared::Crowd;
-use crate::stages::{copies, link, state_copies, step_ns};
+use crate::stages::{Stage, copies, link, state_copies, step_ns};
 
 /// Layouts that are simulated in the order of their closed form, at most.
 const SIMULATED_MAX: usize = 40;
@@ -89,6 +90,8 @@ pub(super) struct Pass<'a> {
     /// In the order of their times.
     candidates: Vec<Candidate>,
     known: HashMap<Layout, Option<Planned>>,
+    /// What the last layout's costs have beside its stages, which those with the same stages share.
+    fixed: Option<(Arc<[Stage]>, FixedCosts)>,
     /// Those of them with other cuts that are shorter.
     recut: HashMap<Layout, Vec<Planned>>,
     /// Those of them whose heads were split, where that is worth it.
@@ -132,6 +135,7 @@ impl<'a> Pass<'a> {
             models: Models::new(job),
             candidates: Vec::new(),
             known: HashMap::new(),
+            fixed: None,
             recut: HashMap::new(),
             split: HashMap::new(),
             splits: true,
@@ -387,12 +391,14 @@ impl<'a> Pass<'a> {
         // A sample's stages are enough here, and slices have many.
         let whole = Layout { slices: 1, ..layout.clone() };
         let (stages, _) = self.models.stages(job, &whole)?;
-        let fixed = FixedCosts {
-            link: link(job, &whole),
-            copies: copies(job, &whole),
-            states: state_copies(job, &whole, &stages),
-            step_ns: step_ns(job, &whole, &stages),
-        };
+        let copies = copies(job, &whole);
+        let is_known = |(of, _): &(Arc<[Stage]>, _)| Arc::ptr_eq(of, &stages);
+        if !self.fixed.as_ref().is_some_and(is_known) {
+            let states = state_copies(job, &whole, &stages);
+            let (link, step_ns) = (link(job, &whole), step_ns(job, &whole, &stages));
+            self.fixed = Some((stages.clone(), FixedCosts { link, copies, states, step_ns }));
+        }
+        let fixed = self.fixed.as_ref().map(|(_, fixed)| FixedCosts { copies, ..fixed.clone() })?;
         let crowd = Crowd::new(&job.machine, &layout);
         let contention = job.machine.contention;
         let slowdown = crowd.map_or(1.0, |crowd| crowd.slowdown([1.0, 0.0]));
