@@ -429,6 +429,11 @@ fn bad_checkpoints_are_named_with_what_would_work() {
         ("init-ema = true", "init-from:ema = true: init-from names no weights; name a checkpoint"),
         ("save = 'here'\nkeep = 0", "keep = 0: at least 1 is needed"),
         ("save = 'Cargo.toml'", "save = Cargo.toml: is a file; name a folder"),
+        ("save = 'Cargo.toml/x'", "save = Cargo.toml/x: Cargo.toml is a file; name a folder"),
+        (
+            "optimizer = 'sgd:out=Cargo.toml'",
+            "optimizer:out = Cargo.toml: is a file; name a folder",
+        ),
     ]);
 }
 

@@ -449,16 +449,28 @@ impl Config {
             ("save", self.save.as_ref()),
             ("flight-dir", self.flight_dir.as_ref()),
             ("tensorboard", self.tensorboard.as_ref()),
+            ("recompute:out", self.recompute_out.as_ref()),
+            ("optimizer:out", self.optimizer_out.as_ref()),
         ] {
-            // One look: between two another process of the run may have made the folder.
-            let is_file = |path: &PathBuf| path.metadata().is_ok_and(|found| !found.is_dir());
-            check(!folder.is_some_and(is_file), || {
-                let shown = folder.expect("just looked at").display();
-                ConfigError::value(field, shown, "is a file", "name a folder")
-            })?;
+            let Some(folder) = folder else { continue };
+            if let Some(file) = file_instead(folder) {
+                let problem = match file == folder {
+                    true => "is a file".to_owned(),
+                    false => format!("{} is a file", file.display()),
+                };
+                let help = "name a folder, which is made where it is not there";
+                return Err(ConfigError::value(field, folder.display(), problem, help));
+            }
         }
         Ok(())
     }
+}
+
+/// The file that stands where this folder is to be, or one that it is to be in.
+fn file_instead(folder: &Path) -> Option<&Path> {
+    // One look: between two another process of the run may have made the folder.
+    let found = folder.ancestors().find_map(|path| Some((path, path.metadata().ok()?)));
+    found.and_then(|(path, found)| (!found.is_dir()).then_some(path))
 }
 
 fn is_json(path: &Path) -> bool {

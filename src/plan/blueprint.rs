@@ -550,7 +550,6 @@ fn check_names(model: &Model) -> Result<(), Error> {
 
 /// What is copied out of memory is what split operations keep.
 fn check_out(config: &Config, model: &Model) -> Result<(), Error> {
-    disk::check_folders(config)?;
     let Some(folder) = &config.recompute_out else { return Ok(()) };
     let Some(part) = model.parts.iter().find(|part| !part.is_split()) else { return Ok(()) };
     let problem = format!(

@@ -26,19 +26,6 @@ fn folders(config: &Config) -> impl Iterator<Item = OutFolder<'_>> {
     })
 }
 
-/// Refuses files in place of folders.
-///
-/// # Errors
-/// The setting that names one.
-pub(crate) fn check_folders(config: &Config) -> Result<(), Error> {
-    let is_file = |out: &OutFolder<'_>| out.folder.exists() && !out.folder.is_dir();
-    let Some(OutFolder { field, folder, .. }) = folders(config).find(is_file) else {
-        return Ok(());
-    };
-    let (problem, help) = ("is a file", "name a folder, which is made where it is not there");
-    Err(ConfigError::value(field, folder.display(), problem, help).into())
-}
-
 /// Refuses a run whose ranks on this machine are predicted to put more out of memory than the disks
 /// have room for.
 ///

@@ -113,19 +113,6 @@ fn checkpoints_are_alike_whether_states_are_in_a_file_or_not() {
     assert_same_bits(&whole, &Run { steps, ..last }, "after two changes");
 }
 
-#[test]
-fn a_file_is_no_folder_for_states() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("file");
-    std::fs::write(&file, "text").unwrap();
-    let refused = |config: Config| match Trainer::new(config) {
-        Err(e) => e.to_string(),
-        Ok(_) => panic!("it is refused"),
-    };
-    let said = refused(Config { optimizer_out: Some(file), ..small() });
-    assert!(said.contains("optimizer:out = ") && said.contains("is a file"), "{said}");
-}
-
 /// 400 billion parameters, whose states take 6 TB.
 #[test]
 fn a_disk_without_room_is_named_before_a_rank_starts() {
