@@ -95,7 +95,7 @@ pub(crate) fn recut(
 ) -> Result<(Executor<ModelWorker>, u64), RankError> {
     let mut stages = stages(shared, bench)?;
     let Stages { sharded, optimizer, .. } = &mut stages;
-    let moved = leaving.arrive(&*bench.groups.world, sharded, optimizer)?;
+    let moved = leaving.arrive(&*bench.groups.world, &bench.device, sharded, optimizer)?;
     read_initial(shared, &bench.groups, true, sharded)?;
     Ok((executor(shared, bench, stages, sampler)?, moved))
 }

@@ -17,6 +17,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let settings: Vec<String> = args.collect();
     let exchanges_always = what == "exchanged";
     let config = Config { exchanges_always, ..Config::from_toml(&settings.join("\n"))? };
+    // Over NCCL each rank has a process; elsewhere this starts none.
+    let _processes = config.start_rank_processes()?;
     let trainer = Trainer::new(config)?;
     let (loss, state) = match what.as_str() {
         "weights" => {
@@ -29,7 +31,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let count = |text| told.iter().filter(|event| event.message().contains(text)).count();
             // Rank 0's process tells of them, and has the weights.
             if !weights.is_empty() {
-                eprintln!("{} tries, {} of other blocks", count("order changed"), count("moved in"));
+                eprintln!(
+                    "{} tries, {} of other blocks",
+                    count("order changed"),
+                    count("moved in")
+                );
             }
             (summary.last_loss, weights)
         }

@@ -24,6 +24,8 @@ pub struct RunningProgram {
     pub program: Schedule,
     /// How it was lowered.
     pub options: LowerOptions,
+    /// Whether ranks issue what they do together in one order (ADR 31).
+    pub one_order: bool,
     /// Bytes of every stage.
     pub bytes: Vec<StageBytes>,
     /// What every pipeline rank has all the time.
@@ -282,7 +284,7 @@ impl RunningProgram {
         if !same {
             return None;
         }
-        let program = lowered(compact, &self.options, false).ok()?;
+        let program = lowered(compact, &self.options, self.one_order).ok()?;
         let ns = step_ns(&program, costs)?;
         self.allows(&program).then_some((ns, program))
     }
@@ -378,6 +380,7 @@ mod tests {
             limits: Limits::default(),
             program,
             options,
+            one_order: false,
             estimates,
         }
     }
