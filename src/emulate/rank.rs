@@ -168,7 +168,7 @@ fn exchange(
     if world.rank() == 0 {
         let took_ns = all.iter().map(|rank| rank.step_ns).max().unwrap_or(0);
         let notes = all.into_iter().filter_map(|rank| rank.reschedule).collect();
-        (words, _) = rescheduling.decide(step, took_ns as f64 / 1e9, notes);
+        words = rescheduling.decide((step, took_ns as f64 / 1e9), false, notes).0.words;
     }
     end.exchanging_ns += since.elapsed().as_nanos() as u64;
     let words = world.exchange(words).wait()?;

@@ -86,7 +86,7 @@ pub(crate) fn begun(shared: &RunShared, bench: &Bench) -> Result<Built, RankErro
 /// them, and how many bytes ranks sent each other for it. All ranks call it.
 ///
 /// # Errors
-/// Weights that cannot be read again; the world's first.
+/// The world's first.
 pub(crate) fn recut(
     shared: &RunShared,
     bench: &Bench,
@@ -96,7 +96,6 @@ pub(crate) fn recut(
     let mut stages = stages(shared, bench)?;
     let Stages { sharded, optimizer, .. } = &mut stages;
     let moved = leaving.arrive(&*bench.groups.world, &bench.device, sharded, optimizer)?;
-    read_initial(shared, &bench.groups, true, sharded)?;
     Ok((executor(shared, bench, stages, sampler)?, moved))
 }
 

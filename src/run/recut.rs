@@ -4,17 +4,19 @@
 
 use burn::tensor::{DType, Device};
 use zeropp_checkpoint::moves::{HeldWords, Move, StateSpan, Wanted, moves};
+use zeropp_checkpoint::{Checked, StateSource};
 use zeropp_comm::{CommResult, Communicator};
 use zeropp_core::cpu_tensor::{from_vec, into_vec};
 use zeropp_core::device::{on, take_to_read};
 use zeropp_pipeline::executor::ModelWorker;
+use zeropp_plan::bytes::MOVED_BYTES;
 use zeropp_zero3::checkpoint::{StateToWrite, read_from};
 use zeropp_zero3::{Optimizer, ShardedStage};
 
 use crate::error::RankError;
 
-/// Most words of one message: 4 MiB.
-const PIECE: usize = 1 << 20;
+/// Most words of one message.
+const PIECE: usize = MOVED_BYTES as usize / 4;
 /// Tag of these messages, which no action of a schedule has.
 const TAG: u64 = u64::MAX - 2;
 
@@ -29,7 +31,9 @@ impl Leaving {
     pub(crate) fn of(worker: &mut ModelWorker) -> Leaving {
         let updates = worker.optimizer().updates();
         let state = StateToWrite::of(worker.sharded(), worker.optimizer());
-        let held = state.map(|state| state.copied()).unwrap_or_default();
+        let mut held = state.map(|state| state.copied()).unwrap_or_default();
+        worker.sharded().iter().for_each(|stage| stage.copy_frozen(&mut held));
+        held.sort();
         worker.forget();
         Leaving { held, updates }
     }
@@ -47,11 +51,11 @@ impl Leaving {
         optimizer: &mut Optimizer,
     ) -> Result<u64, RankError> {
         let mut wanted = Wanted::default();
-        read_from(&mut wanted, self.updates, stages, optimizer)?;
+        read(&mut wanted, self.updates, stages, optimizer)?;
         let mine = serde_json::to_vec(&(self.held.spans(), wanted.0)).expect("plain data");
         let all = world.exchange(mine).wait()?;
-        let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes).expect("written by a rank");
-        let (have, want): (Vec<_>, Vec<_>) = all.iter().map(read).unzip();
+        let spans = |bytes: &Vec<u8>| serde_json::from_slice(bytes).expect("written by a rank");
+        let (have, want): (Vec<_>, Vec<_>) = all.iter().map(spans).unzip();
         let moves = moves(&have, &want).map_err(|why| wrong(&why))?;
         let mut hasher = blake3::Hasher::new();
         hasher.update(&serde_json::to_vec(&moves).expect("plain data"));
@@ -62,9 +66,20 @@ impl Leaving {
         }
         let mut got = sent(world, device, &self.held, &moves)?;
         drop(self.held);
-        read_from(&mut got, self.updates, stages, optimizer)?;
+        read(&mut got, self.updates, stages, optimizer)?;
         Ok(moves.iter().filter(|m| m.from != m.to).map(|m| 4 * m.span.words as u64).sum())
     }
+}
+
+/// Reads all that these stages have from `source`: what trains, what follows it, and what does not.
+fn read(
+    source: &mut impl StateSource,
+    updates: u64,
+    stages: &mut [ShardedStage],
+    optimizer: &mut Optimizer,
+) -> Checked<()> {
+    read_from(source, updates, stages, optimizer)?;
+    stages.iter_mut().try_for_each(|stage| stage.take_frozen(source))
 }
 
 fn wrong(why: &str) -> RankError {

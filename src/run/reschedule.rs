@@ -50,6 +50,15 @@ pub(crate) struct NumberedProgram {
     pub(crate) cut: Option<Arc<Blueprint>>,
 }
 
+/// What rank 0 orders after a step.
+#[derive(Default)]
+pub(crate) struct Orders {
+    /// For all ranks.
+    pub(crate) words: Vec<u8>,
+    /// Whether blocks move before the next step.
+    pub(crate) moves: bool,
+}
+
 /// A rank's part of the exchanges of a run.
 pub(crate) struct Rescheduling {
     job: Exchangeable,
@@ -110,18 +119,19 @@ impl Rescheduling {
         }
     }
 
-    /// On rank 0, what all do after a step that took so long, of which ranks say this; and the
-    /// program that a resumed run is to go on with, where that is another one now.
+    /// On rank 0, what all do after a step that took so long, of which ranks say this, where a save
+    /// may be under way; and the program that a resumed run is to go on with, where that is another
+    /// one now.
     pub(crate) fn decide(
         &mut self,
-        step: u64,
-        seconds: f64,
+        (step, seconds): (u64, f64),
+        saving: bool,
         notes: Vec<RankNote>,
-    ) -> (Vec<u8>, Option<SavedProgram>) {
+    ) -> (Orders, Option<SavedProgram>) {
         let number = self.running().number;
         let seconds = if self.job.config.exchanges_always { as_if(number) } else { seconds };
         let leader = self.leader.as_mut().expect("rank 0 decides");
-        let (follows, offer) = leader.step(&self.job, step, seconds, notes);
+        let (follows, offer) = leader.step(&self.job, (step, seconds), saving, notes);
         let kept = follows.tried.and_then(|tried| {
             info!("{}", in_words(&tried));
             tried.stays.then(|| saved(self.copies.running(), tried.measured_s))?
@@ -134,7 +144,8 @@ impl Rescheduling {
         });
         let text = text.unwrap_or_default();
         let len = (text.len() as u32).to_le_bytes();
-        ([&[follows.order.to_byte(), follows.samples.into()], &len[..], &text].concat(), kept)
+        let words = [&[follows.order.to_byte(), follows.samples.into()], &len[..], &text].concat();
+        (Orders { words, moves: follows.moves }, kept)
     }
 
     /// On rank 0: makes a program that was written so what is offered, where it may run here; what
@@ -330,7 +341,8 @@ mod tests {
     use crate::config::Reschedule;
     use crate::{Config, Trainer};
 
-    const PREDICTED: Predicted = Predicted { now_s: 0.412, then_s: 0.388, program: 1 };
+    const PREDICTED: Predicted =
+        Predicted { now_s: 0.412, then_s: 0.388, program: 1, stages: None };
 
     #[test]
     fn a_change_is_reported_in_one_line() {
@@ -389,7 +401,7 @@ mod tests {
             // One step after the other, by one clock.
             let begun = *at * 1_000_000_000;
             let notes = [0, 1].map(|i| ranks[i].note(&spans[i], |ns| begun + ns));
-            let words = ranks[0].decide(*at, 1.0, notes.into()).0;
+            let words = ranks[0].decide((*at, 1.0), false, notes.into()).0.words;
             if words[0] == order.to_byte() {
                 return words;
             }
