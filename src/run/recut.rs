@@ -88,8 +88,8 @@ fn wrong(why: &str) -> RankError {
 
 /// Does this rank's part of `moves` with what it has, by messages from `device`; what it then has
 /// of the new state. All ranks call it: in each round a rank sends to one and gets from one, piece
-/// by piece, so that it holds no more of it twice than a piece. All issue the messages of a round in
-/// one order, by pieces and by ranks that send (ADR 31).
+/// by piece, so that it holds no more of it twice than a piece. All issue the messages of a round
+/// in one order, by pieces and by ranks that send (ADR 31).
 fn sent(
     world: &dyn Communicator,
     device: &Device,

@@ -22,7 +22,7 @@ use zeropp_pipeline::timeline::{Computed, Span};
 use crate::plan::blueprint::Blueprint;
 use crate::plan::reschedule::Exchangeable;
 use leader::Leader;
-pub(crate) use note::RankNote;
+pub(crate) use note::{EndedStep, RankNote};
 
 /// Largest program that is sent or saved, in bytes of JSON.
 const PROGRAM_BYTES_MAX: usize = 64 << 20;
@@ -119,19 +119,18 @@ impl Rescheduling {
         }
     }
 
-    /// On rank 0, what all do after a step that took so long, of which ranks say this, where a save
-    /// may be under way; and the program that a resumed run is to go on with, where that is another
-    /// one now.
+    /// On rank 0, what all do after a step, of which ranks say this; and the program that a resumed
+    /// run is to go on with, where that is another one now.
     pub(crate) fn decide(
         &mut self,
-        (step, seconds): (u64, f64),
-        saving: bool,
+        ended: EndedStep,
         notes: Vec<RankNote>,
     ) -> (Orders, Option<SavedProgram>) {
         let number = self.running().number;
-        let seconds = if self.job.config.exchanges_always { as_if(number) } else { seconds };
+        let always = self.job.config.exchanges_always;
+        let seconds = if always { as_if(number) } else { ended.seconds };
         let leader = self.leader.as_mut().expect("rank 0 decides");
-        let (follows, offer) = leader.step(&self.job, (step, seconds), saving, notes);
+        let (follows, offer) = leader.step(&self.job, EndedStep { seconds, ..ended }, notes);
         let kept = follows.tried.and_then(|tried| {
             info!("{}", in_words(&tried));
             tried.stays.then(|| saved(self.copies.running(), tried.measured_s))?
@@ -401,7 +400,8 @@ mod tests {
             // One step after the other, by one clock.
             let begun = *at * 1_000_000_000;
             let notes = [0, 1].map(|i| ranks[i].note(&spans[i], |ns| begun + ns));
-            let words = ranks[0].decide((*at, 1.0), false, notes.into()).0.words;
+            let ended = EndedStep { step: *at, seconds: 1.0, saving: false };
+            let words = ranks[0].decide(ended, notes.into()).0.words;
             if words[0] == order.to_byte() {
                 return words;
             }

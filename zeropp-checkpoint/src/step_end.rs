@@ -257,8 +257,8 @@ impl StepEnds {
         [save, copy].map(|wanted| wanted.unwrap_or(NextSave::Nothing))
     }
 
-    /// On rank 0: where blocks move after this step, a checkpoint or a copy that is `wanted` follows
-    /// the next one, unless it is the last or the best: the move would have to wait for it.
+    /// On rank 0: where blocks move after this step, a checkpoint or a copy that is `wanted`
+    /// follows the next one, unless it is the last or the best: the move would have to wait for it.
     pub fn put_off(&mut self, wanted: [NextSave; 2]) -> [NextSave; 2] {
         let paces = [&mut self.rules.saves, &mut self.rules.copies];
         let mut each = paces.into_iter().zip(wanted).map(|(pace, wanted)| match (pace, wanted) {

@@ -55,8 +55,8 @@ pub struct Better {
 /// How much a search may do.
 pub struct Effort<'a> {
     /// Forwards and backwards that the first search for kind `auto` may time; 0 leaves it out. Each
-    /// one after it, from another seed, times twice as many as the one before, or what there is time
-    /// for.
+    /// one after it, from another seed, times twice as many as the one before, or what there is
+    /// time for.
     pub timed: u64,
     /// Seconds of a core that are left; none where each kind is made once.
     pub left_s: Option<&'a dyn Fn() -> f64>,

@@ -1,5 +1,5 @@
-//! Parameters of a stage from elsewhere: weights that a run begins with, and those that do not train
-//! on their way to another rank.
+//! Parameters of a stage from elsewhere: weights that a run begins with, and those that do not
+//! train, on their way to another rank.
 
 use burn::tensor::{Tensor, TensorData};
 use zeropp_checkpoint::moves::HeldWords;

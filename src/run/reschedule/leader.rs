@@ -17,7 +17,7 @@ use zeropp_pipeline::timeline::Span;
 use zeropp_plan::reschedule::{Better, Effort};
 
 use super::background::{self, Limit};
-use super::note::RankNote;
+use super::note::{EndedStep, RankNote};
 use crate::plan::recut;
 use crate::plan::reschedule::Exchangeable;
 use crate::run::trace;
@@ -99,15 +99,14 @@ impl Leader {
         self.machine = Rescheduler::going_on(self.rules, step, step_s);
     }
 
-    /// What all do after a step of `job`, at whose end a save may be under way, and the program
-    /// that is offered.
+    /// What all do after a step of `job`, and the program that is offered.
     pub(super) fn step(
         &mut self,
         job: &Exchangeable,
-        (step, seconds): (u64, f64),
-        saving: bool,
+        ended: EndedStep,
         notes: Vec<RankNote>,
     ) -> (Follows, Option<Offer>) {
+        let EndedStep { step, seconds, saving } = ended;
         let refused = notes.iter().any(|note| note.refuses);
         let busy: Vec<f64> = notes.iter().map(|note| note.busy_ns as f64 / 1e9).collect();
         self.add(job, notes);

@@ -18,7 +18,7 @@ use crate::plan::blueprint::Blueprint;
 use crate::run::build;
 use crate::run::evaluation::Evaluator;
 use crate::run::recut::Leaving;
-use crate::run::reschedule::{NumberedProgram, RankNote};
+use crate::run::reschedule::{EndedStep, NumberedProgram, RankNote};
 use crate::run::results::RankEvent;
 use crate::run::saving::Saving;
 use crate::run::shared::{Export, RunShared};
@@ -48,7 +48,8 @@ impl<R: FnMut(RankEvent)> Training<'_, R> {
         let Some(rescheduling) = &mut self.rescheduling else { return };
         let seconds = metrics.step_s - metrics.save_blocked_s;
         let saving = self.saving.iter().chain(&self.copying).any(Saving::is_under_way);
-        let (orders, kept) = rescheduling.decide((metrics.step, seconds), saving, notes);
+        let ended = EndedStep { step: metrics.step, seconds, saving };
+        let (orders, kept) = rescheduling.decide(ended, notes);
         self.orders = orders;
         self.keep(kept);
     }
