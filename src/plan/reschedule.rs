@@ -13,7 +13,7 @@ use zeropp_plan::bytes::RankState;
 use zeropp_plan::memory::of_ranks;
 use zeropp_plan::reschedule::RunningProgram;
 
-use crate::config::{Config, EngineKind, Reschedule};
+use crate::config::{Config, Reschedule};
 use crate::plan::blueprint::Blueprint;
 use crate::plan::memory::is_above_rank_memory;
 use crate::plan::needs::Needs;
@@ -143,7 +143,7 @@ fn running(
     RunningProgram {
         program: program.clone(),
         options: lower_options(config),
-        one_order: config.engine == EngineKind::Nccl,
+        one_order: config.one_order(),
         planned: predict_both(program, &bytes),
         ranks: vec![RankState::default(); program.pp()],
         bytes,
