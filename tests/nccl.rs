@@ -101,7 +101,10 @@ fn exchanged_orders_and_moved_blocks_change_no_bit() {
     let small = Config { pp: 2, layers: 4, schedule: "gpipe".into(), unit: None, ..tiny() };
     let vee = Config { virtual_stages: Some(2), schedule: "zb-v".into(), ..small.clone() };
     let deep = Config { pp: 4, layers: 12, ..vee };
-    for config in [small.clone(), Config { zero3: 2, ..small.clone() }, deep] {
+    // Both ranks of it send blocks to each other at the same time.
+    let crossing = Config { layers: 8, stages: Some("3,1,1,3".into()), ..small.clone() };
+    let crossing = Config { virtual_stages: Some(2), schedule: "interleaved".into(), ..crossing };
+    for config in [small.clone(), Config { zero3: 2, ..small }, deep, crossing] {
         let config = Config { steps: 10, one_order_always: true, ..config };
         let plain = over_nccl(config.clone(), 0);
         for how in [Reschedule::Auto, Reschedule::Recut] {
