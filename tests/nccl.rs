@@ -9,11 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use common::captured::capture;
 use common::{run, tiny};
 use host::{Host, Pretend};
-use zeropp::pipeline::exchange::csv::{self, Dialect};
-use zeropp::pipeline::lower::in_issue_order;
-use zeropp::pipeline::verify::verify_issue_order;
+use zeropp::config::Reschedule;
 use zeropp::{Config, StepMetrics, Trainer};
 use zeropp_comm::nccl::{NcclOptions, NcclWorld};
 use zeropp_comm::rendezvous::Local;
@@ -52,13 +51,8 @@ fn over_nccl(config: Config, late_us: u64) -> Vec<StepMetrics> {
 
 /// NCCL's order of sums differs, so the bits do, by rounding.
 fn compare(config: Config, late_us: u64) {
-    // What a run whose engine is NCCL makes of it; here that setting would ask for GPUs.
-    let program = in_issue_order(Trainer::new(config.clone()).unwrap().schedule());
-    verify_issue_order(&program).unwrap();
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("program.csv");
-    csv::write(&program, Dialect::Zeropp, std::fs::File::create(&path).unwrap()).unwrap();
-    let config = Config { schedule: path.to_str().unwrap().into(), unit: None, ..config };
+    // As a run whose engine is NCCL has it; here that setting would ask for GPUs.
+    let config = Config { one_order_always: true, ..config };
     let expected = run(config.clone()).steps;
     let found = over_nccl(config, late_us);
     assert_eq!(found.len(), expected.len());
@@ -97,5 +91,36 @@ fn other_schedules_train_as_over_threads() {
         let virtual_stages = matches!(schedule, "interleaved" | "zb-v").then_some(2).or(Some(1));
         let schedule = schedule.to_owned();
         compare(Config { pp: 2, zero3: 2, virtual_stages, schedule, steps: 4, ..tiny() }, 0);
+    }
+}
+
+/// Every program that is taken, and the messages that move blocks, keep the one order that the
+/// library insists on; and no sum depends on them.
+#[test]
+fn exchanged_orders_and_moved_blocks_change_no_bit() {
+    let small = Config { pp: 2, layers: 4, schedule: "gpipe".into(), unit: None, ..tiny() };
+    let vee = Config { virtual_stages: Some(2), schedule: "zb-v".into(), ..small.clone() };
+    let deep = Config { pp: 4, layers: 12, ..vee };
+    // Both ranks of it send blocks to each other at the same time.
+    let crossing = Config { layers: 8, stages: Some("3,1,1,3".into()), ..small.clone() };
+    let crossing = Config { virtual_stages: Some(2), schedule: "interleaved".into(), ..crossing };
+    for config in [small.clone(), Config { zero3: 2, ..small }, deep, crossing] {
+        let config = Config { steps: 10, one_order_always: true, ..config };
+        let plain = over_nccl(config.clone(), 0);
+        for how in [Reschedule::Auto, Reschedule::Recut] {
+            let reschedule = Some(how);
+            let exchanges = Config { reschedule, exchanges_always: true, ..config.clone() };
+            let (with, told) = capture(|| over_nccl(exchanges, 0));
+            let what = format!("{how}, {} x {}", config.pp, config.zero3);
+            let moves = told.iter().filter(|event| event.message().contains("moved in")).count();
+            println!("{what}: {moves} moves");
+            assert!(with.iter().any(|step| step.program > 0), "{what}: no other program ran");
+            assert!(moves > 0 || how == Reschedule::Auto, "{what}: no block moved");
+            let bits = |steps: &[StepMetrics]| {
+                let of = |s: &StepMetrics| (s.loss.to_bits(), s.grad_norm.to_bits());
+                steps.iter().map(of).collect::<Vec<_>>()
+            };
+            assert_eq!(bits(&with), bits(&plain), "{what}");
+        }
     }
 }

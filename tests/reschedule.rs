@@ -164,6 +164,40 @@ fn thirty_random_jobs_have_the_bits_that_they_have_without_moving_blocks() {
     assert!(moved >= 12 && went_on >= 2, "{moved} of 30, {went_on} of 10");
 }
 
+/// Before, they were read from the file again, by each rank that got some of them.
+#[test]
+fn blocks_that_do_not_train_move_without_the_file_that_the_run_began_with() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().join("base");
+    run(Config { save: Some(base.clone()), ..small(4) });
+    for [zero3, dp] in [[2, 1], [1, 2]] {
+        let from = dir.path().join(format!("from {zero3}"));
+        std::fs::create_dir(&from).unwrap();
+        for file in std::fs::read_dir(base.join("step-000004")).unwrap() {
+            let file = file.unwrap();
+            std::fs::copy(file.path(), from.join(file.file_name())).unwrap();
+        }
+        let (init_from, freeze) = (Some(from.clone()), Some("wte,h.0,h.1,h.2.mlp".into()));
+        let tuned = Config { init_from, freeze, zero3, dp, lr: 1e-2, ..small(14) };
+        let whole = run(tuned.clone());
+        let (with, captured) = capture(|| {
+            let trainer = Trainer::new(recutting(tuned)).expect("a good configuration");
+            let mut steps = Vec::new();
+            let (summary, weights) = trainer
+                .train_to_weights(|s| {
+                    // Gone before blocks move.
+                    let _ = std::fs::remove_dir_all(&from);
+                    steps.push(s.clone());
+                })
+                .expect("a run without the file");
+            Run { steps, summary, weights }
+        });
+        let moves = changes(&captured).iter().filter(|text| text.contains("moved in")).count();
+        assert!(moves > 0, "zero3 {zero3}: no block moved");
+        assert_same_bits(&whole, &with, "a run whose blocks do not all train");
+    }
+}
+
 /// A job whose first exchange is after step 4 and stays.
 fn small(steps: u64) -> Config {
     Config {

@@ -7,6 +7,7 @@ import collections
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -47,13 +48,30 @@ class Failed(Exception):
     pass
 
 
-def run(zeropp, arguments, folder, around=(), meanwhile=lambda: None, says="", **environment):
+def exchanging(zeropp, flags):
+    """The command that runs with these flags, the later ones where two contradict, and exchanges
+    its program at every chance."""
+    settings = {}
+    for flag in flags:
+        if str(flag).startswith("--"):
+            key = flag[2:]
+            settings[key] = "true"
+        else:
+            text = str(flag)
+            settings[key] = text if re.fullmatch("[-0-9.e]+", text) else json.dumps(text)
+    program = pathlib.Path(zeropp).parent / "examples/final_state"
+    return [program, "exchanged", *(f"{key} = {value}" for key, value in settings.items())]
+
+
+def run(zeropp, arguments, folder, around=(), meanwhile=lambda: None, says="", exchanges=False,
+        **environment):
     """The steps of a run: losses and norms. `around` goes before its command; `meanwhile` is
-    called once it has been started; its output has to have what it `says`."""
+    called once it has been started; its output has to have what it `says`, a pattern."""
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     steps = [] if "--steps" in arguments else ["--steps", "3"]
-    command = [*around, zeropp, "run", *MODEL, *steps, *arguments, "--metrics", metrics]
+    flags = [*MODEL, *steps, *arguments, "--metrics", metrics]
+    command = exchanging(zeropp, flags) if exchanges else [*around, zeropp, "run", *flags]
     # A group of their own: over NCCL a run has a process for every rank.
     child = subprocess.Popen(command, env={**os.environ, **environment}, text=True,
                              start_new_session=True, stdout=subprocess.PIPE,
@@ -66,7 +84,7 @@ def run(zeropp, arguments, folder, around=(), meanwhile=lambda: None, says="", *
         raise
     if child.returncode or "[cuda-on-cpu] error" in said:
         raise Failed(f"exit code {child.returncode}\n{said[-3000:]}")
-    if says not in said:
+    if not re.search(says, said):
         raise Failed(f"nothing says {says!r}\n{said[-3000:]}")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     return [(step["loss"], step["grad_norm"]) for step in lines if "loss" in step]
@@ -110,6 +128,19 @@ def resumed(zeropp, folder, gpus, words):
     whole = on_cuda(zeropp, layout, folder, gpus)
     rest = on_cuda(zeropp, [*layout, "--resume", "2"], folder, gpus)
     near(rest, whole[2:], 1e-6)
+
+
+def exchanged(zeropp, folder, gpus, words):
+    """Orders and blocks that are exchanged change no digit."""
+    def with_exchanges(how, says):
+        flags = [*words.split(), "--layers", "4", "--micro-batches", "4", "--steps", "8",
+                 "--schedule", f"gpipe:reschedule={how}"]
+        return on_cuda(zeropp, flags, folder, gpus, exchanges=True, says=says)
+    wanted = with_exchanges("off", "^")
+    for how, says in (("auto", "[1-9] tries"), ("recut", "[1-9] of other blocks")):
+        got = with_exchanges(how, says)
+        if got != wanted:
+            raise Failed(f"{how}: {got} instead of {wanted}")
 
 
 def kill_a_rank(metrics, mark):
@@ -189,6 +220,10 @@ def main():
         case("threads, a run that is resumed", lambda: resumed(zeropp, folder, 2, "--pp 2"))
         case("nccl, a run that is resumed", lambda: resumed(
             zeropp, folder, 4, "--engine nccl --pp 2 --zero3 2"))
+        for gpus, words in ((2, "--pp 2"), (2, "--engine nccl --pp 2"),
+                            (4, "--engine nccl --pp 2 --zero3 2")):
+            case(f"exchanged orders and blocks, {words} on {gpus}",
+                 lambda: exchanged(zeropp, folder, gpus, words))
         case("nccl, a run that loses a process", lambda: recovered(zeropp, folder))
         case("uploads of a step are its tokens", lambda: uploads_are_tokens(zeropp, folder))
         for words in ("--engine nccl --pp 2 --zero3 2", "--zero3 2 --dp 2 --zero1"):

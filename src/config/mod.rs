@@ -62,6 +62,12 @@ const AUTO: &str = "auto";
 
 /// The settings that follow from others where they are not given.
 impl Config {
+    /// Whether ranks issue what they do together in one order (ADR 31): NCCL may keep an operation
+    /// waiting for the other ranks', and all behind it.
+    pub(crate) fn one_order(&self) -> bool {
+        self.engine == EngineKind::Nccl || self.one_order_always
+    }
+
     /// Sizes of the mesh.
     pub fn mesh(&self) -> Mesh {
         Mesh { pp: self.pp, zero3: self.zero3, dp: self.dp }

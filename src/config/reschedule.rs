@@ -1,7 +1,7 @@
 //! When a run may exchange its program, and when it does so by itself (ADR 93, ADR 106).
 
 use super::validate::Checked;
-use super::{Config, ConfigError, DeviceKind, EngineKind, OptimizerSync, Reschedule};
+use super::{Config, ConfigError, DeviceKind, OptimizerSync, Reschedule};
 
 /// The fewest steps of a run that looks for a better order without being asked to: in fewer, what a
 /// search, a trial and a way back cost is not won again.
@@ -42,10 +42,6 @@ impl Config {
             let help = "name a kind of schedule, or leave it out";
             return Some(("a schedule from a file runs as it stands", help));
         }
-        if self.engine == EngineKind::Nccl {
-            let problem = "engine nccl wants one order of operations, which is not searched for";
-            return Some((problem, "leave it out"));
-        }
         if self.optimizer_sync == OptimizerSync::Late {
             let problem = "programs are exchanged where all ranks meet, which is not after each \
                            step with optimizer-sync = late";
@@ -62,9 +58,6 @@ impl Config {
     fn keeps_cut(&self) -> Option<(&'static str, &'static str)> {
         if self.is_emulated() {
             return Some(("emulated stages have no blocks that could move", "use auto"));
-        }
-        if self.device != DeviceKind::Cpu {
-            return Some(("state is moved between stages on CPUs only yet", "use auto"));
         }
         if self.head_split.as_deref().is_some_and(|text| text != "off" && text != "auto") {
             return Some(("stages with a split head are not cut anew yet", "use auto"));
@@ -98,7 +91,6 @@ mod tests {
             Config { pp: 1, ..long.clone() },
             Config { steps: STEPS_MIN - 1, ..long.clone() },
             Config { schedule: "given.csv".into(), ..long.clone() },
-            Config { engine: EngineKind::Nccl, ..long.clone() },
             Config { device: DeviceKind::Wgpu, ..long.clone() },
             Config { optimizer_sync: OptimizerSync::Late, ..long.clone() },
             Config { slices: 2.into(), ..long.clone() },

@@ -79,6 +79,10 @@ macro_rules! options {
             /// there is another: for tests. No setting.
             #[serde(skip)]
             pub exchanges_always: bool,
+            /// Whether programs have one order of operations whatever the engine is: for tests over
+            /// a library that stands in for NCCL. No setting.
+            #[serde(skip)]
+            pub one_order_always: bool,
         }
 
         impl Default for Config {
@@ -90,6 +94,7 @@ macro_rules! options {
                     eval_part: None,
                     dealt_by: None,
                     exchanges_always: false,
+                    one_order_always: false,
                 }
             }
         }

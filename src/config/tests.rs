@@ -143,14 +143,6 @@ fn runs_whose_program_or_stages_stay_say_why() {
             "schedule:reschedule = recut: the batch is dealt out unevenly",
         ),
         (
-            "reschedule = 'recut'\nengine = 'nccl'\ndevice = 'cuda'",
-            "schedule:reschedule = recut: engine nccl wants one order of operations",
-        ),
-        (
-            "reschedule = 'recut'\ndevice = 'cuda'",
-            "schedule:reschedule = recut: state is moved between stages on CPUs only yet; use auto",
-        ),
-        (
             "reschedule = 'recut'\npp = 2\nhead-split = '1,1'",
             "schedule:reschedule = recut: stages with a split head are not cut anew yet; use auto",
         ),

@@ -20,7 +20,7 @@ use super::{EmulatedStep, KEPT_STEPS};
 use crate::error::RankError;
 use crate::plan::reschedule::Exchangeable;
 use crate::run::collect::{self, Gathering};
-use crate::run::reschedule::{Offered, RankNote, Rescheduling};
+use crate::run::reschedule::{EndedStep, Offered, RankNote, Rescheduling};
 
 /// Between the moment all ranks know the next start and the start.
 const LEAD_NS: u64 = 5_000_000;
@@ -168,7 +168,8 @@ fn exchange(
     if world.rank() == 0 {
         let took_ns = all.iter().map(|rank| rank.step_ns).max().unwrap_or(0);
         let notes = all.into_iter().filter_map(|rank| rank.reschedule).collect();
-        (words, _) = rescheduling.decide(step, took_ns as f64 / 1e9, notes);
+        let ended = EndedStep { step, seconds: took_ns as f64 / 1e9, saving: false };
+        words = rescheduling.decide(ended, notes).0.words;
     }
     end.exchanging_ns += since.elapsed().as_nanos() as u64;
     let words = world.exchange(words).wait()?;

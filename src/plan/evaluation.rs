@@ -4,7 +4,7 @@ use zeropp_pipeline::ir::Schedule;
 use zeropp_plan::programs::{Programs, forwards};
 
 use crate::Error;
-use crate::config::{Config, EngineKind};
+use crate::config::Config;
 
 /// The verified programs of all pipeline ranks for one batch, which has the micro-batches and units
 /// of a step of `training`; none where the run `measures` no validation loss.
@@ -19,7 +19,7 @@ pub(crate) fn programs(
     match measures {
         false => Ok(None),
         true => {
-            let one_order = config.engine == EngineKind::Nccl;
+            let one_order = config.one_order();
             let of = |training: &Schedule| forwards(training, config.prefetch, one_order);
             Ok(Some(training.map(of)?))
         }

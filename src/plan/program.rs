@@ -1,6 +1,6 @@
 //! The programs of a run: a generator's schedule or a file's, lowered and verified.
 
-use crate::config::{Config, ConfigError, EngineKind, OptimizerSync, Recompute};
+use crate::config::{Config, ConfigError, OptimizerSync, Recompute};
 use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, recomputed};
@@ -155,8 +155,7 @@ impl Resolved {
     /// A schedule that does not exist, does not suit the mesh, or does not fit the settings.
     pub(crate) fn programs(&self, costs: &OrderCosts) -> Result<Schedule, Error> {
         let config = &self.config;
-        // NCCL may keep an operation waiting for the other ranks', and all behind it.
-        let one_order = config.engine == EngineKind::Nccl;
+        let one_order = config.one_order();
         let options = lower_options(config);
         if let Some(file) = self.file.as_ref().filter(|s| is_complete(s)) {
             check_program(config, file)?;

@@ -6,7 +6,7 @@ use zeropp_plan::deal::Deal;
 use zeropp_plan::programs::Programs;
 
 use crate::Error;
-use crate::config::{Config, ConfigError, EngineKind};
+use crate::config::{Config, ConfigError};
 use crate::plan::program::{Resolved, check_program};
 
 /// The programs of `resolved`; kinds that weigh one order against another are made for `costs`.
@@ -23,7 +23,7 @@ pub(crate) fn programs(resolved: &Resolved, costs: &OrderCosts) -> Result<Progra
     let most = resolved.programs(costs).map_err(named)?;
     let fewer = resolved.with_micro_batches(fewer).programs(costs).map_err(named)?;
     let programs = Programs::of_two(deal, most, &fewer)?;
-    let checked = programs.check(config.engine == EngineKind::Nccl);
+    let checked = programs.check(config.one_order());
     checked.map_err(|e| refused(config, deal, &e.to_string()))?;
     Ok(programs)
 }
@@ -39,7 +39,7 @@ pub(crate) fn given(config: &Config, all: Vec<Schedule>) -> Result<Programs, Str
     for program in programs.each() {
         check_program(config, program).map_err(|e| e.to_string())?;
     }
-    programs.check(config.engine == EngineKind::Nccl).map_err(|e| e.to_string())?;
+    programs.check(config.one_order()).map_err(|e| e.to_string())?;
     Ok(programs)
 }
 

@@ -8,7 +8,7 @@ use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::memory::{StageBytes, predict_both};
 use zeropp_pipeline::schedules::Limits;
 use zeropp_pipeline::simulate::{Costs, StageCosts};
-use zeropp_pipeline::verify::{VerifyLimits, verify};
+use zeropp_pipeline::verify::{VerifyLimits, verify, verify_issue_order};
 use zeropp_plan::bytes::RankState;
 use zeropp_plan::memory::of_ranks;
 use zeropp_plan::reschedule::RunningProgram;
@@ -78,7 +78,7 @@ impl Exchangeable {
     /// # Errors
     /// Why it may not, in words.
     pub(crate) fn check(&self, program: &Schedule) -> Result<(), String> {
-        verify(program, &VerifyLimits::default()).map_err(|e| e.to_string())?;
+        self.runs_through(program)?;
         check_program(&self.config, program).map_err(|e| e.to_string())?;
         if !self.run.allows(program) {
             return Err("it sums in another order, or holds more than was planned".into());
@@ -96,6 +96,15 @@ impl Exchangeable {
 }
 
 impl Exchangeable {
+    /// Checks that the ranks come through `program`.
+    fn runs_through(&self, program: &Schedule) -> Result<(), String> {
+        verify(program, &VerifyLimits::default()).map_err(|e| e.to_string())?;
+        match self.run.one_order {
+            true => verify_issue_order(program).map_err(|e| e.to_string()),
+            false => Ok(()),
+        }
+    }
+
     /// The run with stages that begin at these parts, in place of its own, and `program`: where it
     /// may be cut so, and every rank has the memory for it.
     ///
@@ -103,7 +112,7 @@ impl Exchangeable {
     /// Why it may not, in words.
     pub(crate) fn recut(&self, starts: &[usize], program: &Schedule) -> Result<Blueprint, String> {
         let own = self.blueprint.as_ref().ok_or("it has no layers")?;
-        verify(program, &VerifyLimits::default()).map_err(|e| e.to_string())?;
+        self.runs_through(program)?;
         if !self.run.sums_alike(program) {
             return Err("it sums in another order".into());
         }
@@ -134,6 +143,7 @@ fn running(
     RunningProgram {
         program: program.clone(),
         options: lower_options(config),
+        one_order: config.one_order(),
         planned: predict_both(program, &bytes),
         ranks: vec![RankState::default(); program.pp()],
         bytes,

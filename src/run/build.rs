@@ -86,7 +86,7 @@ pub(crate) fn begun(shared: &RunShared, bench: &Bench) -> Result<Built, RankErro
 /// them, and how many bytes ranks sent each other for it. All ranks call it.
 ///
 /// # Errors
-/// Weights that cannot be read again; the world's first.
+/// The world's first.
 pub(crate) fn recut(
     shared: &RunShared,
     bench: &Bench,
@@ -95,8 +95,7 @@ pub(crate) fn recut(
 ) -> Result<(Executor<ModelWorker>, u64), RankError> {
     let mut stages = stages(shared, bench)?;
     let Stages { sharded, optimizer, .. } = &mut stages;
-    let moved = leaving.arrive(&*bench.groups.world, sharded, optimizer)?;
-    read_initial(shared, &bench.groups, true, sharded)?;
+    let moved = leaving.arrive(&*bench.groups.world, &bench.device, sharded, optimizer)?;
     Ok((executor(shared, bench, stages, sampler)?, moved))
 }
 

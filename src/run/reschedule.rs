@@ -22,7 +22,7 @@ use zeropp_pipeline::timeline::{Computed, Span};
 use crate::plan::blueprint::Blueprint;
 use crate::plan::reschedule::Exchangeable;
 use leader::Leader;
-pub(crate) use note::RankNote;
+pub(crate) use note::{EndedStep, RankNote};
 
 /// Largest program that is sent or saved, in bytes of JSON.
 const PROGRAM_BYTES_MAX: usize = 64 << 20;
@@ -48,6 +48,15 @@ pub(crate) struct NumberedProgram {
     pub(crate) program: Arc<Schedule>,
     /// The blueprint with its stages; none in an emulated run.
     pub(crate) cut: Option<Arc<Blueprint>>,
+}
+
+/// What rank 0 orders after a step.
+#[derive(Default)]
+pub(crate) struct Orders {
+    /// For all ranks.
+    pub(crate) words: Vec<u8>,
+    /// Whether blocks move before the next step.
+    pub(crate) moves: bool,
 }
 
 /// A rank's part of the exchanges of a run.
@@ -110,18 +119,18 @@ impl Rescheduling {
         }
     }
 
-    /// On rank 0, what all do after a step that took so long, of which ranks say this; and the
-    /// program that a resumed run is to go on with, where that is another one now.
+    /// On rank 0, what all do after a step, of which ranks say this; and the program that a resumed
+    /// run is to go on with, where that is another one now.
     pub(crate) fn decide(
         &mut self,
-        step: u64,
-        seconds: f64,
+        ended: EndedStep,
         notes: Vec<RankNote>,
-    ) -> (Vec<u8>, Option<SavedProgram>) {
+    ) -> (Orders, Option<SavedProgram>) {
         let number = self.running().number;
-        let seconds = if self.job.config.exchanges_always { as_if(number) } else { seconds };
+        let always = self.job.config.exchanges_always;
+        let seconds = if always { as_if(number) } else { ended.seconds };
         let leader = self.leader.as_mut().expect("rank 0 decides");
-        let (follows, offer) = leader.step(&self.job, step, seconds, notes);
+        let (follows, offer) = leader.step(&self.job, EndedStep { seconds, ..ended }, notes);
         let kept = follows.tried.and_then(|tried| {
             info!("{}", in_words(&tried));
             tried.stays.then(|| saved(self.copies.running(), tried.measured_s))?
@@ -134,7 +143,8 @@ impl Rescheduling {
         });
         let text = text.unwrap_or_default();
         let len = (text.len() as u32).to_le_bytes();
-        ([&[follows.order.to_byte(), follows.samples.into()], &len[..], &text].concat(), kept)
+        let words = [&[follows.order.to_byte(), follows.samples.into()], &len[..], &text].concat();
+        (Orders { words, moves: follows.moves }, kept)
     }
 
     /// On rank 0: makes a program that was written so what is offered, where it may run here; what
@@ -330,7 +340,8 @@ mod tests {
     use crate::config::Reschedule;
     use crate::{Config, Trainer};
 
-    const PREDICTED: Predicted = Predicted { now_s: 0.412, then_s: 0.388, program: 1 };
+    const PREDICTED: Predicted =
+        Predicted { now_s: 0.412, then_s: 0.388, program: 1, stages: None };
 
     #[test]
     fn a_change_is_reported_in_one_line() {
@@ -389,7 +400,8 @@ mod tests {
             // One step after the other, by one clock.
             let begun = *at * 1_000_000_000;
             let notes = [0, 1].map(|i| ranks[i].note(&spans[i], |ns| begun + ns));
-            let words = ranks[0].decide(*at, 1.0, notes.into()).0;
+            let ended = EndedStep { step: *at, seconds: 1.0, saving: false };
+            let words = ranks[0].decide(ended, notes.into()).0.words;
             if words[0] == order.to_byte() {
                 return words;
             }

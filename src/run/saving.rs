@@ -96,6 +96,11 @@ impl Saving {
         ended.into_iter().try_for_each(|outcome| self.conclude(outcome, false))
     }
 
+    /// On rank 0: whether a save has not ended yet.
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.last.is_some() || self.saver.under_way.step().is_some()
+    }
+
     /// On rank 0: whether a save begins after a step, where one is `wanted`, as `ends` decides.
     pub(crate) fn decide(
         &mut self,

@@ -34,7 +34,7 @@ use crate::run::evaluation::{EvaluationRequests, Evaluator};
 use crate::run::figures::{RankStep, StageTimes, step_metrics, summarise};
 use crate::run::layers;
 use crate::run::request::StepAnswer;
-use crate::run::reschedule::{NumberedProgram, Rescheduling};
+use crate::run::reschedule::{NumberedProgram, Orders, Rescheduling};
 use crate::run::results::{RankEnd, RankEvent, RankResult, Ready};
 use crate::run::saving::Saving;
 use crate::run::shared::{Export, RunShared};
@@ -79,7 +79,7 @@ pub(crate) struct Training<'a, R> {
     /// The stages that the run is cut into anew before the next step, and their program.
     recut: Option<(Arc<Blueprint>, Arc<Schedule>)>,
     /// On rank 0: what it orders of that after the step under way.
-    orders: Vec<u8>,
+    orders: Orders,
     /// On rank 0: the programs of the steps in `spans`, each with the first one's number.
     programs: Vec<(u64, NumberedProgram)>,
     spans: Vec<Span>,
@@ -153,7 +153,7 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
                 roster.beside_rank_0(),
             ),
             recut: None,
-            orders: Vec::new(),
+            orders: Orders::default(),
             programs: Vec::new(),
             spans: Vec::new(),
             end: RankEnd::default(),

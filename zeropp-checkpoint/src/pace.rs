@@ -97,6 +97,11 @@ impl Pace {
         if self.answers || due && is_good { NextSave::UnlessUnderWay } else { NextSave::Nothing }
     }
 
+    /// A save follows the next step instead, as blocks move after this one.
+    pub(crate) fn put_off(&mut self) {
+        (self.asked, self.save_pending) = (std::mem::take(&mut self.answers), true);
+    }
+
     /// A save is left out, as one is under way; one that a person asked for is made up for. True
     /// the first time, which is to be reported.
     pub(crate) fn leave_out(&mut self) -> bool {

@@ -6,9 +6,12 @@
 //! (`zeropp-checkpoint/tests/simulation/reschedule.rs`).
 
 mod drift;
+mod moving;
 mod times;
 
 use drift::Drift;
+use moving::Moving;
+pub use moving::OtherStages;
 use times::StepTimes;
 
 /// What rank 0 orders at the end of a step, for all ranks.
@@ -146,6 +149,8 @@ pub struct Predicted {
     pub then_s: f64,
     /// Which one it is.
     pub program: u64,
+    /// The stages that it has in place of the run's, if blocks move for it.
+    pub stages: Option<OtherStages>,
 }
 
 /// What rank 0 knows of a step at its end.
@@ -159,6 +164,8 @@ pub struct StepSeen<'a> {
     pub busy: &'a [f64],
     /// What all ranks say of what was offered.
     pub reply: Reply,
+    /// Whether a save is under way, for which blocks that move would have to wait.
+    pub saving: bool,
 }
 
 /// What follows a step.
@@ -172,6 +179,8 @@ pub struct Follows {
     pub searches: bool,
     /// A trial that has ended.
     pub tried: Option<Trial>,
+    /// Whether blocks move before the next step.
+    pub moves: bool,
 }
 
 /// The end of a program's trial.
@@ -228,6 +237,7 @@ pub struct Rescheduler {
     searched: bool,
     /// The step before which no search begins, whatever times are.
     rested: u64,
+    moving: Moving,
 }
 
 impl Rescheduler {
@@ -244,6 +254,7 @@ impl Rescheduler {
             unsettled: false,
             searched: false,
             rested: 0,
+            moving: Moving::default(),
         }
     }
 
@@ -299,6 +310,7 @@ impl Rescheduler {
             State::Searching => stay,
             State::Found(found) => self.offer(found, seen.step),
             State::Offered(found) => match seen.reply {
+                Reply::Ready if seen.saving && found.stages.is_some() => stay,
                 Reply::Ready => self.take(found, seen.step),
                 Reply::Refused => {
                     self.worse.push(found.program);
@@ -307,6 +319,9 @@ impl Rescheduler {
                 }
             },
             State::OnTrial { predicted, after, before_s, noise } => {
+                if seen.step == after + 1 && predicted.stages.is_some() {
+                    self.moving.took(seen.seconds, before_s);
+                }
                 if seen.step < after + 1 + self.rules.trial {
                     return stay;
                 }
@@ -315,6 +330,9 @@ impl Rescheduler {
                 // Where noise hides the difference, more steps say more.
                 let is_hidden = difference < noise.max(self.times.noise());
                 if is_hidden && self.times.count() < StepTimes::KEPT {
+                    return stay;
+                }
+                if seen.saving && predicted.stages.is_some() && measured_s >= before_s {
                     return stay;
                 }
                 self.judge(
@@ -331,16 +349,17 @@ impl Rescheduler {
     fn offer(&mut self, found: Predicted, step: u64) -> Follows {
         let gain = 1.0 - found.then_s / found.now_s;
         let left = self.rules.last.saturating_sub(step);
-        let is_gain = gain >= self.rules.gain && left >= self.rules.trial + 3;
+        let (least, noises) = self.moving.least(&self.rules, &found, left);
+        let is_gain = gain >= least && left >= self.rules.trial + 3;
         if is_gain && self.shares.is_there() {
             return self.measure_anew();
         }
-        let is_worth_it = is_gain && gain >= self.rules.gain + self.times.noise();
+        let is_worth_it = is_gain && gain >= least + noises * self.times.noise();
         if is_gain && !is_worth_it && self.times.count() < StepTimes::KEPT {
             return Follows::default();
         }
         if !is_worth_it {
-            self.unsettled = gain >= self.rules.gain;
+            self.unsettled = gain >= least;
             self.setbacks += u32::from(self.unsettled);
             self.rest(step);
             return Follows::default();
@@ -352,9 +371,11 @@ impl Rescheduler {
     fn take(&mut self, found: Predicted, step: u64) -> Follows {
         let before_s = self.times.middle(StepTimes::KEPT).unwrap_or(found.now_s);
         let noise = self.times.noise();
+        found.stages.into_iter().for_each(|stages| self.moving.leave(stages.from));
         self.state = State::OnTrial { predicted: found, after: step, before_s, noise };
         self.forget();
-        Follows { order: ExchangeOrder::Take, ..Follows::default() }
+        let moves = found.stages.is_some();
+        Follows { order: ExchangeOrder::Take, moves, ..Follows::default() }
     }
 
     fn judge(&mut self, tried: Trial, step: u64) -> Follows {
@@ -365,12 +386,14 @@ impl Rescheduler {
         } else {
             self.setbacks += 1;
             self.worse.push(tried.predicted.program);
+            tried.predicted.stages.into_iter().for_each(|stages| self.moving.leave(stages.to));
             self.forget();
         }
         self.rest(step);
         Follows {
             order: if stays { ExchangeOrder::Stay } else { ExchangeOrder::GoBack },
             tried: Some(Trial { stays, ..tried }),
+            moves: !stays && tried.predicted.stages.is_some(),
             ..Follows::default()
         }
     }
@@ -428,7 +451,7 @@ mod tests {
         ExchangeRules { samples: 4, trial: 3, rest: 10, gain: 0.01, drift: 0.05, last: 500 };
 
     fn seen(step: u64, seconds: f64) -> StepSeen<'static> {
-        StepSeen { step, seconds, busy: &[], reply: Reply::Ready }
+        StepSeen { step, seconds, busy: &[], reply: Reply::Ready, saving: false }
     }
 
     /// Runs steps from `first` until one gives another order than to stay; that step and order.
@@ -447,7 +470,7 @@ mod tests {
         for step in 1..=4 {
             assert_eq!(machine.step(seen(step, 1.0)).searches, step == 4);
         }
-        machine.found(Some(Predicted { now_s: 1.0, then_s: 0.9, program: 7 }));
+        machine.found(Some(Predicted { now_s: 1.0, then_s: 0.9, program: 7, stages: None }));
         machine
     }
 
@@ -476,7 +499,7 @@ mod tests {
         (1..=24).for_each(|step| {
             machine.step(seen(step, if step <= 4 { 1.0 } else { 1.4 }));
         });
-        machine.found(Some(Predicted { now_s: 1.0, then_s: 0.9, program: 7 }));
+        machine.found(Some(Predicted { now_s: 1.0, then_s: 0.9, program: 7, stages: None }));
         assert_eq!(machine.step(seen(25, 1.4)).order, ExchangeOrder::Offer);
         assert_eq!(machine.step(seen(26, 1.0)).order, ExchangeOrder::Take);
         let (_, follows) = until_an_order(&mut machine, 27..40, 1.05).expect("it is judged");
@@ -504,7 +527,7 @@ mod tests {
         assert_eq!((step, follows.order), (10, ExchangeOrder::GoBack));
         assert!(!follows.tried.expect("of its trial").stays);
         machine.state = State::Searching;
-        machine.found(Some(Predicted { now_s: 1.0, then_s: 0.9, program: 7 }));
+        machine.found(Some(Predicted { now_s: 1.0, then_s: 0.9, program: 7, stages: None }));
         assert_eq!(until_an_order(&mut machine, 11..400, 1.0), None);
     }
 
@@ -514,7 +537,7 @@ mod tests {
         for step in 1..=4 {
             machine.step(seen(step, seconds(step)));
         }
-        machine.found(Some(Predicted { now_s: 1.0, then_s: 0.97, program: 7 }));
+        machine.found(Some(Predicted { now_s: 1.0, then_s: 0.97, program: 7, stages: None }));
         machine
     }
 

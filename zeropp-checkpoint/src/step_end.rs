@@ -257,6 +257,20 @@ impl StepEnds {
         [save, copy].map(|wanted| wanted.unwrap_or(NextSave::Nothing))
     }
 
+    /// On rank 0: where blocks move after this step, a checkpoint or a copy that is `wanted`
+    /// follows the next one, unless it is the last or the best: the move would have to wait for it.
+    pub fn put_off(&mut self, wanted: [NextSave; 2]) -> [NextSave; 2] {
+        let paces = [&mut self.rules.saves, &mut self.rules.copies];
+        let mut each = paces.into_iter().zip(wanted).map(|(pace, wanted)| match (pace, wanted) {
+            (Some(pace), NextSave::UnlessUnderWay) => {
+                pace.put_off();
+                NextSave::Nothing
+            }
+            (_, wanted) => wanted,
+        });
+        std::array::from_fn(|_| each.next().expect("two"))
+    }
+
     /// On rank 0: whether the checkpoint, or the copy, that is `wanted` begins, where one may be
     /// `under_way`, and whether it is to be reported that it is left out for that: the first is.
     pub fn begins(
@@ -332,5 +346,23 @@ mod tests {
         }
         assert!(StopRequest::GoOn < StopRequest::Save);
         assert!(StopRequest::Save < StopRequest::Stop(0));
+    }
+
+    #[test]
+    fn a_checkpoint_that_is_due_as_blocks_move_follows_the_next_step() {
+        let pace = Some(Pace::new(4, 9));
+        let mut ends = StepEnds::new(Rules { saves: pace, steps: 9, ..Rules::default() });
+        ends.run_until(9);
+        let met = |step| MetStep { step, skipped: false, is_best: false, since: None };
+        let mut wanted = |step, moves| {
+            let wanted = ends.wanted(&met(step), StopRequest::GoOn);
+            if moves { ends.put_off(wanted) } else { wanted }
+        };
+        let nothing = NextSave::Nothing;
+        assert_eq!(wanted(3, true), [nothing; 2]);
+        assert_eq!(wanted(4, true), [nothing; 2], "put off");
+        assert_eq!(wanted(5, false), [NextSave::UnlessUnderWay, nothing]);
+        assert_eq!(wanted(6, false), [nothing; 2], "once");
+        assert_eq!(wanted(9, true), [NextSave::Surely, nothing]);
     }
 }

@@ -8,6 +8,9 @@ use zeropp_model::optimizer::{Cut, Out, Role, Shares, StateRule, UpdateBytes};
 use zeropp_model::params::{BLOCK, FlatLayout, ParamSpec};
 use zeropp_schedule::memory::{LayerwiseBytes, MemoryBytes, StageBytes};
 
+/// The most bytes of one message where blocks move between ranks (ADR 106).
+pub const MOVED_BYTES: u64 = 4 << 20;
+
 /// A layer as a prediction sees it.
 #[derive(Clone, Debug)]
 pub struct LayerSizes {
@@ -353,11 +356,14 @@ impl RankState {
     }
 
     /// The most that the rank holds, between two steps, to get this state in place of that of
-    /// `before`: what it gives away is copied first, and what it gets comes beside it.
+    /// `before`: what it gives away is copied first, and what it gets comes beside it, by messages.
     pub fn moving(&self, before: &RankState) -> u64 {
         let at_rest = |of: &RankState| of.parameters + of.gradient + of.kept;
-        let leaving = at_rest(before) + before.saved();
-        leaving.max(before.saved() + 2 * at_rest(self))
+        // What does not train is in no checkpoint, and moves, too.
+        let given = before.saved() + before.parameters.saturating_sub(before.gradient);
+        let (then, message) = (at_rest(self), |all: u64| all.min(MOVED_BYTES));
+        let arriving = given + message(given) + 2 * then + message(then);
+        arriving.max(at_rest(before) + given)
     }
 
     /// Bytes that the optimizer keeps in memory from step to step.

@@ -1,8 +1,12 @@
-//! Parameters of a stage from elsewhere: weights that a run begins with.
+//! Parameters of a stage from elsewhere: weights that a run begins with, and those that do not
+//! train, on their way to another rank.
 
 use burn::tensor::{Tensor, TensorData};
+use zeropp_checkpoint::moves::HeldWords;
+use zeropp_checkpoint::{Checked, StateSource, StateTensor, tensor_name};
 use zeropp_core::cpu_tensor;
 
+use crate::checkpoint::values_of;
 use crate::layer_shard::{FlatPiece, flat_pieces};
 use crate::stage::ShardedStage;
 
@@ -37,17 +41,69 @@ impl ShardedStage {
         &mut self,
         mut read: impl FnMut(&str, usize, &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
+        self.refill_frozen(|_, name, offset, out| read(name, offset, out))
+    }
+
+    /// Adds this rank's part of them to what it gives to others. Replicas have the same ones, of
+    /// which the first gives.
+    pub fn copy_frozen(&self, held: &mut HeldWords) {
+        if self.replica_rank() > 0 {
+            return;
+        }
+        let rank = self.zero3_rank();
+        for (layer, frozen) in self.layers.iter().filter_map(|l| Some((l, l.frozen.as_ref()?))) {
+            let layout = layer.weights.frozen_layout().expect("of what is frozen");
+            let n = frozen.param.len();
+            let values = values_of(&frozen.param.tensor());
+            for piece in flat_pieces(layout, rank * n, n) {
+                let values = values[piece.at..piece.at + piece.len].to_vec();
+                held.add(moved_name(&layer.name, &piece.spec.name), piece.offset, values);
+            }
+        }
+    }
+
+    /// Replaces them by what `source` has of those that [`copy_frozen`](Self::copy_frozen) gave.
+    ///
+    /// # Errors
+    /// As [`fill_parameters`](Self::fill_parameters).
+    pub fn take_frozen(&mut self, source: &mut impl StateSource) -> Checked<()> {
+        let each = StateTensor::per_element(FROZEN);
+        self.refill_frozen(|layer, name, offset, out| {
+            let elements = offset..offset + out.len();
+            source.read_state(&each, &of_layer(layer, name), elements, out)
+        })
+    }
+
+    /// The same, with the layer's name for each parameter.
+    fn refill_frozen<E>(
+        &mut self,
+        mut read: impl FnMut(&str, &str, usize, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let rank = self.zero3_rank();
         for layer in &mut self.layers {
             let Some(frozen) = layer.frozen.take() else { continue };
             let n = frozen.param.len();
             let layout = layer.weights.frozen_layout().expect("of what is frozen").clone();
-            let param =
-                filled(frozen.param.into_tensor(), &flat_pieces(&layout, rank * n, n), &mut read)?;
+            let pieces = flat_pieces(&layout, rank * n, n);
+            let name = layer.name.clone();
+            let mut read = |param: &str, at: usize, out: &mut [f32]| read(&name, param, at, out);
+            let param = filled(frozen.param.into_tensor(), &pieces, &mut read)?;
             layer.set_frozen(param, &self.meter);
         }
         Ok(())
     }
+}
+
+/// What a move calls parameters that do not train.
+const FROZEN: &str = "frozen";
+
+/// A layer's parameter, in a name that no other layer's has: a tied one is in two.
+fn of_layer(layer: &str, name: &str) -> String {
+    format!("{layer}/{name}")
+}
+
+fn moved_name(layer: &str, name: &str) -> String {
+    tensor_name(FROZEN, &of_layer(layer, name))
 }
 
 /// `param`, a part of a flat buffer that has these pieces, with what `read` gives in place of its

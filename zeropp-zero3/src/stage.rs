@@ -451,6 +451,11 @@ impl ShardedStage {
         self.groups.zero3.rank()
     }
 
+    /// Its replica.
+    pub(crate) fn replica_rank(&self) -> usize {
+        self.groups.replica.rank()
+    }
+
     /// The parameters that train in elements `start..start + len` of the layer's shard, without
     /// padding.
     pub(crate) fn pieces(&self, layer: usize, start: usize, len: usize) -> Vec<FlatPiece<'_>> {

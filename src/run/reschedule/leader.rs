@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tracing::debug;
 use zeropp_checkpoint::reschedule::{
-    ExchangeOrder, ExchangeRules, Follows, Predicted, Reply, Rescheduler, StepSeen,
+    ExchangeOrder, ExchangeRules, Follows, OtherStages, Predicted, Reply, Rescheduler, StepSeen,
 };
 use zeropp_pipeline::costs::measured;
 use zeropp_pipeline::ir::{Action, Schedule};
@@ -17,7 +17,7 @@ use zeropp_pipeline::timeline::Span;
 use zeropp_plan::reschedule::{Better, Effort};
 
 use super::background::{self, Limit};
-use super::note::RankNote;
+use super::note::{EndedStep, RankNote};
 use crate::plan::recut;
 use crate::plan::reschedule::Exchangeable;
 use crate::run::trace;
@@ -25,8 +25,8 @@ use crate::run::trace;
 /// The share of a run's time that all searches together may take of a core.
 const SEARCH_SHARE: f64 = 0.01;
 /// What of the rest of it one search may take, so that those after it have some, too: a rank may
-/// become slower at any time.
-const SEARCH_PART: f64 = 0.25;
+/// become slower at any time. Beside busy ranks a second of a core does a third of its work.
+const SEARCH_PART: f64 = 0.4;
 /// The least with which one begins, and the most that one may take, in seconds.
 const SEARCH_S: (f64, f64) = (0.005, 10.0);
 /// The most that a step with other stages takes of one with a better order.
@@ -103,16 +103,16 @@ impl Leader {
     pub(super) fn step(
         &mut self,
         job: &Exchangeable,
-        step: u64,
-        seconds: f64,
+        ended: EndedStep,
         notes: Vec<RankNote>,
     ) -> (Follows, Option<Offer>) {
+        let EndedStep { step, seconds, saving } = ended;
         let refused = notes.iter().any(|note| note.refuses);
         let busy: Vec<f64> = notes.iter().map(|note| note.busy_ns as f64 / 1e9).collect();
         self.add(job, notes);
-        self.look_at_search();
+        self.look_at_search(job);
         let reply = if refused { Reply::Refused } else { Reply::Ready };
-        let follows = self.machine.step(StepSeen { step, seconds, busy: &busy, reply });
+        let follows = self.machine.step(StepSeen { step, seconds, busy: &busy, reply, saving });
         if follows.searches {
             self.search(job, seconds * self.rules.last.saturating_sub(step) as f64);
         }
@@ -134,7 +134,7 @@ impl Leader {
         }
     }
 
-    fn look_at_search(&mut self) {
+    fn look_at_search(&mut self, job: &Exchangeable) {
         let Some(search) = &self.search else { return };
         let end = match self.always {
             // A test's runs exchange their programs after the same steps.
@@ -148,10 +148,18 @@ impl Leader {
         };
         self.search = None;
         let seconds = |ns: u64| ns as f64 / 1e9;
-        self.machine.found(found.as_ref().map(|(found, starts)| Predicted {
-            now_s: seconds(found.now_ns),
-            then_s: seconds(found.then_ns),
-            program: id(&found.program, starts.as_deref()),
+        let mine = job.blueprint.as_ref().map(|bp| bp.starts());
+        self.machine.found(found.as_ref().map(|(found, starts)| {
+            Predicted {
+                now_s: seconds(found.now_ns),
+                then_s: seconds(found.then_ns),
+                program: id(&found.program, starts.as_deref()),
+                stages: starts
+                    .as_ref()
+                    .zip(mine)
+                    .filter(|(then, now)| *then != now)
+                    .map(|(then, now)| OtherStages { from: stages_id(&now), to: stages_id(then) }),
+            }
         }));
         self.found =
             found.map(|(found, starts)| Offer { program: Arc::new(found.program), starts });
@@ -196,9 +204,18 @@ impl Leader {
     }
 }
 
-/// Which one a program is.
+/// Which one a program is, of the stages that begin at parts `starts`.
 fn id(program: &Schedule, starts: Option<&[usize]>) -> u64 {
-    let digest = blake3::hash(format!("{:?} {starts:?}", program.ranks).as_bytes());
+    number(&format!("{:?} {starts:?}", program.ranks))
+}
+
+/// Which ones the stages are that begin at these parts.
+fn stages_id(starts: &[usize]) -> u64 {
+    number(&format!("{starts:?}"))
+}
+
+fn number(text: &str) -> u64 {
+    let digest = blake3::hash(text.as_bytes());
     u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"))
 }
 
@@ -224,8 +241,14 @@ fn searched(
     let order = || Some((job.run.better(costs, &effort)?, None));
     let recut = || {
         let effort = Effort { left_s: Some(&|| limit.left_s()), is_out: &|_| false, ..effort };
+        // What has begun is not thrown away: where the time is over, it does not begin.
+        if any.is_none() && !effort.goes_on() {
+            return None;
+        }
         let (better, starts) = recut::better(job, costs, &effort)?;
-        Some((better, Some(starts)))
+        // One that was tried leaves its place to the order.
+        let is_out = worse.contains(&id(&better.program, Some(&starts)));
+        (!is_out || any.is_some()).then_some((better, Some(starts)))
     };
     match any {
         _ if !job.config.recuts() => order(),

@@ -2,6 +2,16 @@
 
 use serde::{Deserialize, Serialize};
 
+/// What rank 0 knows of a step at its end.
+#[derive(Clone, Copy)]
+pub(crate) struct EndedStep {
+    pub(crate) step: u64,
+    /// Seconds that it took, without what is no part of it.
+    pub(crate) seconds: f64,
+    /// Whether a save is under way.
+    pub(crate) saving: bool,
+}
+
 /// What a rank says at the end of a step.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct RankNote {

@@ -63,13 +63,14 @@ impl<R: FnMut(RankEvent)> Training<'_, R> {
         let (saving, copying, ends) = (&mut self.saving, &mut self.copying, &mut self.ends);
         let orders = &self.orders;
         let mut follows = |request: StopRequest| {
-            let [save, copy] = ends.wanted(met, request);
+            let wanted = ends.wanted(met, request);
+            let [save, copy] = if orders.moves { ends.put_off(wanted) } else { wanted };
             let mut begin = |saving: &mut Option<Saving>, wanted| {
                 saving.as_mut().map_or(SaveDecision::No, |s| s.decide(wanted, met, updates, ends))
             };
             let begins = [begin(saving, save), begin(copying, copy)];
-            [&[NO_REQUEST], &request.to_bytes()[..], &begins.map(|b| b as u8), orders, &reported]
-                .concat()
+            let head = [&[NO_REQUEST], &request.to_bytes()[..], &begins.map(|b| b as u8)].concat();
+            [&head[..], &orders.words, &reported].concat()
         };
         let (awaiting_reply, mut began) = (&mut self.awaiting_reply, Instant::now());
         let answer = |wait: Duration| {

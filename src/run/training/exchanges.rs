@@ -18,8 +18,9 @@ use crate::plan::blueprint::Blueprint;
 use crate::run::build;
 use crate::run::evaluation::Evaluator;
 use crate::run::recut::Leaving;
-use crate::run::reschedule::{NumberedProgram, RankNote};
+use crate::run::reschedule::{EndedStep, NumberedProgram, RankNote};
 use crate::run::results::RankEvent;
+use crate::run::saving::Saving;
 use crate::run::shared::{Export, RunShared};
 
 impl<R: FnMut(RankEvent)> Training<'_, R> {
@@ -46,7 +47,9 @@ impl<R: FnMut(RankEvent)> Training<'_, R> {
     pub(super) fn order(&mut self, metrics: &StepMetrics, notes: Vec<RankNote>) {
         let Some(rescheduling) = &mut self.rescheduling else { return };
         let seconds = metrics.step_s - metrics.save_blocked_s;
-        let (orders, kept) = rescheduling.decide(metrics.step, seconds, notes);
+        let saving = self.saving.iter().chain(&self.copying).any(Saving::is_under_way);
+        let ended = EndedStep { step: metrics.step, seconds, saving };
+        let (orders, kept) = rescheduling.decide(ended, notes);
         self.orders = orders;
         self.keep(kept);
     }

@@ -5,7 +5,8 @@
 
 use zeropp_checkpoint::moves::{HeldWords, StateSpan, moves};
 use zeropp_checkpoint::reschedule::{
-    Copies, ExchangeOrder, ExchangeRules, Follows, Predicted, Reply, Rescheduler, StepSeen,
+    Copies, ExchangeOrder, ExchangeRules, Follows, OtherStages, Predicted, Reply, Rescheduler,
+    StepSeen,
 };
 
 use crate::number;
@@ -39,6 +40,8 @@ struct World {
     changes: Vec<u64>,
     /// Whether every search was one for the best program, and came to its end in time.
     sees_the_best: bool,
+    /// Whether rank 0 knows that blocks move for each program, and when saves are under way.
+    knows_moves: bool,
     /// The program that ran before the one under trial, and its trial.
     before: Option<u64>,
     /// The program that was better than the one before, and the seconds of its steps.
@@ -178,6 +181,7 @@ impl World {
             offered: None,
             changes: Vec::new(),
             sees_the_best: true,
+            knows_moves: seed % 2 == 1,
             before: None,
             kept: None,
             rng,
@@ -235,7 +239,11 @@ impl World {
                 None => Reply::Ready,
             };
             let busy = self.busy();
-            let follows = self.machine.step(StepSeen { step, seconds, busy: &busy, reply });
+            let saving = self.knows_moves && self.state.rng.once_in(3);
+            let seen = StepSeen { step, seconds, busy: &busy, reply, saving };
+            let follows = self.machine.step(seen);
+            let (order, moves) = (follows.order, ExchangeOrder::Take);
+            assert!(!saving || order != moves && order != ExchangeOrder::GoBack, "{step}: a save");
             self.follow(step, follows, reply, &mut end);
         }
         // Where nothing disturbs them, runs whose searches end in time end with the best program.
@@ -265,7 +273,12 @@ impl World {
     fn is_calm(&self, end: &End) -> bool {
         let undisturbed = end.died + end.refused + end.back == 0 && self.ends_at.is_none();
         let same = self.changes_at == 0 || self.changes_at > self.rules.last;
-        undisturbed && same && self.noise + self.error == 0.0 && self.sees_the_best
+        // What moves has to win that back first.
+        undisturbed
+            && same
+            && !self.knows_moves
+            && self.noise + self.error == 0.0
+            && self.sees_the_best
     }
 
     /// What a search gives: the best program as it is predicted, or some program.
@@ -279,7 +292,9 @@ impl World {
         self.sees_the_best &= !strays;
         let program = if strays { self.rng.below(PROGRAMS) } else { best? };
         let (now_s, then_s) = (guessed[self.running() as usize], guessed[program as usize]);
-        (program != self.running()).then_some(Predicted { now_s, then_s, program })
+        let from = self.running();
+        let stages = self.knows_moves.then_some(OtherStages { from, to: program });
+        (program != from).then_some(Predicted { now_s, then_s, program, stages })
     }
 
     fn follow(&mut self, step: u64, follows: Follows, reply: Reply, end: &mut End) {
@@ -387,9 +402,9 @@ fn four_ranks(seed: u64, noise: f64, slows: bool, gain: fn(u64) -> f64) -> (Vec<
         let busy: Vec<f64> = (0..4).map(|rank| of_rank(rank) * noisy(noise)).collect();
         if ends_at == Some(step) {
             let then_s = noisy(noise / 5.0) - (gain(step) - won);
-            machine.found(Some(Predicted { now_s: 1.0, then_s, program: step }));
+            machine.found(Some(Predicted { now_s: 1.0, then_s, program: step, stages: None }));
         }
-        let seen = StepSeen { step, seconds, busy: &busy, reply: Reply::Ready };
+        let seen = StepSeen { step, seconds, busy: &busy, reply: Reply::Ready, saving: false };
         let follows = machine.step(seen);
         if follows.searches {
             (searches, ends_at) = (searches + 1, Some(step + 2));
@@ -400,6 +415,40 @@ fn four_ranks(seed: u64, noise: f64, slows: bool, gain: fn(u64) -> f64) -> (Vec<
         }
     }
     (taken, searches)
+}
+
+/// Searches that always find the other one of two cuts much better, which it is not: steps of both
+/// take as long, and the machine is noisy enough that some trials seem to say it is.
+#[test]
+fn blocks_do_not_move_back_and_forth_on_a_noisy_machine() {
+    let mut most = 0;
+    for seed in 0..300 {
+        let mut rng = Rng(seed);
+        let mut machine =
+            Rescheduler::new(ExchangeRules { last: 1000, ..ExchangeRules::default() });
+        let (mut at, mut moves, mut ends_at) = (0, 0, None);
+        for step in 1..=1000 {
+            if ends_at == Some(step) {
+                let gain = 0.05 + 0.05 * rng.below(1001) as f64 / 1000.0;
+                let stages = Some(OtherStages { from: at, to: 1 - at });
+                let (then_s, program) = (1.0 - gain, step);
+                machine.found(Some(Predicted { now_s: 1.0, then_s, program, stages }));
+            }
+            let seconds = 1.0 + 0.1 * rng.below(1001) as f64 / 1000.0;
+            let (busy, reply) = ([seconds, 1.0], Reply::Ready);
+            let seen = StepSeen { step, seconds, busy: &busy, reply, saving: false };
+            let follows = machine.step(seen);
+            if follows.searches {
+                ends_at = Some(step + 2);
+            }
+            if matches!(follows.order, ExchangeOrder::Take | ExchangeOrder::GoBack) {
+                (at, moves) = (1 - at, moves + 1);
+            }
+        }
+        most = most.max(moves);
+    }
+    println!("at most {most} moves in 1000 steps");
+    assert!((1..=6).contains(&most), "{most}");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod state;
 
+pub(crate) use state::values_of;
 pub use state::{StateToWrite, read_from, read_state};
 pub use zeropp_checkpoint::{
     Base, Checkpoint, CheckpointError, FileRecord, Manifest, ParameterReader, Piece, Plateau,

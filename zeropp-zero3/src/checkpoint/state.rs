@@ -273,7 +273,7 @@ fn read_kept(
     Ok(())
 }
 
-fn values_of(t: &Tensor<1>) -> Vec<f32> {
+pub(crate) fn values_of(t: &Tensor<1>) -> Vec<f32> {
     t.to_data().try_to_vec::<f32>().expect("state is f32")
 }
 
