@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::left::Kernel;
+use super::left::{Kernel, Soon};
 use super::matrix::{BLOCK, COLS, CacheLine, Mat};
 use super::transpose;
 
@@ -177,7 +177,14 @@ impl<'a> Kernel<'a> for Tiles<'a> {
         }
     }
 
-    fn tile(&self, row: usize, panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool) {
+    fn tile(
+        &self,
+        (row, height): (usize, usize),
+        panels: [&[CacheLine]; 2],
+        (c, stride): (&mut [f32], usize),
+        add: bool,
+        soon: Soon,
+    ) {
         let (left, left_stride) = match row.checked_sub(self.rows_in_place) {
             None => (&self.in_place.0[row * self.in_place.1..], self.in_place.1),
             Some(row) => (&self.copy[self.start + row * self.copy_stride..], self.copy_stride),
@@ -190,62 +197,95 @@ impl<'a> Kernel<'a> for Tiles<'a> {
         // SAFETY: the tiles are configured. 32 rows of `blocks` blocks lie in `left`, 32 rows of
         // 32 numbers in `c`, and `blocks` blocks in each panel, as just checked.
         unsafe {
-            multiply(left.as_ptr(), left_stride, panels, self.blocks, c.as_mut_ptr(), stride, add)
+            let (left, c) = ((left.as_ptr(), left_stride), (c.as_mut_ptr(), stride));
+            multiply(left, panels, self.blocks, c, (height <= 16, add), soon);
         }
     }
 }
 
-/// 32 rows of the left factor times two panels.
+/// 32 rows of the left factor times two panels, or the first 16 of them if `half`.
 ///
 /// # Safety
 /// As the caller explains.
 #[inline(always)]
 unsafe fn multiply(
-    left: *const bf16,
-    left_stride: usize,
+    (left, left_stride): (*const bf16, usize),
     panels: [&[CacheLine]; 2],
     blocks: usize,
-    c: *mut f32,
-    stride: usize,
-    add: bool,
+    (c, stride): (*mut f32, usize),
+    (half, add): (bool, bool),
+    soon: Soon,
 ) {
+    let (c1, ldc) = (c.wrapping_add(16 * stride), stride * 4);
     // SAFETY: tiles 0 to 3 hold c, 4 and 5 the left factor, 6 and 7 the panels; all addresses are
-    // the caller's. Rust code never uses tiles.
+    // the caller's, but for those of `soon`, of which prefetches take any. Rust code never uses
+    // tiles, so that they hold from one block of assembly to the next.
     unsafe {
+        match add {
+            true => asm!(
+                "tileloadd tmm0, [{c0} + {ldc}*1]", "tileloadd tmm1, [{c0} + {ldc}*1 + 64]",
+                c0 = in(reg) c, ldc = in(reg) ldc, options(nostack, readonly),
+            ),
+            false => asm!("tilezero tmm0", "tilezero tmm1", options(nostack, nomem)),
+        }
+        match add {
+            _ if half => {}
+            true => asm!(
+                "tileloadd tmm2, [{c1} + {ldc}*1]", "tileloadd tmm3, [{c1} + {ldc}*1 + 64]",
+                c1 = in(reg) c1, ldc = in(reg) ldc, options(nostack, readonly),
+            ),
+            false => asm!("tilezero tmm2", "tilezero tmm3", options(nostack, nomem)),
+        }
         asm!(
-            "test {add:e}, {add:e}",
-            "jnz 2f",
-            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-            "jmp 3f",
             "2:",
-            "tileloadd tmm0, [{c0} + {ldc}*1]", "tileloadd tmm1, [{c0} + {ldc}*1 + 64]",
-            "tileloadd tmm2, [{c1} + {ldc}*1]", "tileloadd tmm3, [{c1} + {ldc}*1 + 64]",
-            "3:",
             "tileloadd tmm6, [{b0} + {line}*1]",
             "tileloadd tmm4, [{a0} + {lda}*1]",
             "tdpbf16ps tmm0, tmm4, tmm6",
             "tileloadd tmm7, [{b1} + {line}*1]",
             "tdpbf16ps tmm1, tmm4, tmm7",
+            "test {half:e}, {half:e}",
+            "jnz 3f",
             "tileloadd tmm5, [{a1} + {lda}*1]",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
+            "3:",
+            // Some with each block: all at once, they would wait for each other, and the tiles for
+            // them.
+            "mov {count}, {pairs}",
+            "test {count}, {count}",
+            "jz 5f",
+            "4:",
+            "prefetcht0 [{soon}]", "prefetcht0 [{soon} + 64]",
+            "add {soon}, {next}",
+            "dec {count}",
+            "jnz 4b",
+            "5:",
             "add {a0}, 64", "add {a1}, 64", "add {b0}, 1024", "add {b1}, 1024",
             "dec {n}",
-            "jnz 3b",
-            "tilestored [{c0} + {ldc}*1], tmm0", "tilestored [{c0} + {ldc}*1 + 64], tmm1",
-            "tilestored [{c1} + {ldc}*1], tmm2", "tilestored [{c1} + {ldc}*1 + 64], tmm3",
-            add = in(reg) u32::from(add),
+            "jnz 2b",
+            half = in(reg) u32::from(half),
             a0 = inout(reg) left => _,
-            a1 = inout(reg) left.add(16 * left_stride) => _,
+            a1 = inout(reg) left.wrapping_add(16 * left_stride) => _,
             b0 = inout(reg) panels[0].as_ptr() => _,
             b1 = inout(reg) panels[1].as_ptr() => _,
             n = inout(reg) blocks => _,
-            c0 = in(reg) c,
-            c1 = in(reg) c.add(16 * stride),
             lda = in(reg) left_stride * 2,
-            ldc = in(reg) stride * 4,
             line = in(reg) 64_u64,
-            options(nostack),
+            soon = inout(reg) soon.start => _,
+            next = in(reg) soon.stride,
+            pairs = in(reg) soon.pairs,
+            count = out(reg) _,
+            options(nostack, readonly),
         );
+        asm!(
+            "tilestored [{c0} + {ldc}*1], tmm0", "tilestored [{c0} + {ldc}*1 + 64], tmm1",
+            c0 = in(reg) c, ldc = in(reg) ldc, options(nostack),
+        );
+        if !half {
+            asm!(
+                "tilestored [{c1} + {ldc}*1], tmm2", "tilestored [{c1} + {ldc}*1 + 64], tmm3",
+                c1 = in(reg) c1, ldc = in(reg) ldc, options(nostack),
+            );
+        }
     }
 }

@@ -16,9 +16,34 @@ pub(super) trait Kernel<'a> {
     /// Gets `rows` rows of `a`, from `from` on, ready.
     fn load(&mut self, a: Mat<'a>, from: usize, rows: usize);
 
-    /// `c = rows·panels`, or `c +=` if `add`, for the tile of the loaded rows that begins at `row`;
-    /// the rows of `c` are `stride` apart, and there are `ROWS` of them, of 32 columns.
-    fn tile(&self, row: usize, panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool);
+    /// `c = rows·panels`, or `c +=` if `add`, for a tile of `ROWS` loaded rows and 32 columns. `rows` is
+    /// its first one and how many are wanted, `c` begins with its first element, and elements between rows.
+    /// What is needed `soon` may be fetched meanwhile.
+    fn tile(
+        &self,
+        rows: (usize, usize),
+        panels: [&[CacheLine]; 2],
+        c: (&mut [f32], usize),
+        add: bool,
+        soon: Soon,
+    );
+}
+
+/// Memory that the tiles after this one will read: pairs of lines of the cache, some for each block
+/// of K of this tile.
+#[derive(Clone, Copy)]
+pub(super) struct Soon {
+    /// The first line. It is an address and no more: a fetch into the cache reads nothing.
+    pub(super) start: *const CacheLine,
+    /// Bytes from a pair to the next.
+    pub(super) stride: usize,
+    /// Pairs for each block of K.
+    pub(super) pairs: usize,
+}
+
+impl Soon {
+    /// Nothing.
+    pub(super) const NOTHING: Self = Self { start: std::ptr::null(), stride: 0, pairs: 0 };
 }
 
 /// The two chains of sums of a tile of rows.
@@ -126,7 +151,14 @@ impl<C: TileChains> Kernel<'_> for PackedRows<C> {
         );
     }
 
-    fn tile(&self, row: usize, panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool) {
+    fn tile(
+        &self,
+        (row, _): (usize, usize),
+        panels: [&[CacheLine]; 2],
+        (c, stride): (&mut [f32], usize),
+        add: bool,
+        _: Soon,
+    ) {
         let first = row / C::ROWS * self.tile_lines;
         C::run(&self.lines[first..first + self.tile_lines], panels, c, stride, add);
     }
