@@ -7,7 +7,7 @@ use half::bf16;
 
 use super::convert::down;
 use super::left::{Kernel, Soon};
-use super::matrix::{BLOCK, COLS, Mat};
+use super::matrix::{BLOCK, COLS, CacheLine, Mat};
 use super::packed::Right;
 use crate::simd;
 
@@ -130,10 +130,13 @@ fn along_rows(b: Right<'_>, sink: &Sink<'_>) -> bool {
         && bytes <= PANELS_BYTES
 }
 
+/// Numbers in a pair of lines of the cache.
+const PAIR: usize = 2 * size_of::<CacheLine>() / size_of::<f32>();
+
 /// What is read after a tile.
 #[derive(Clone, Copy)]
 enum Next {
-    /// What the next tile of the rows is added to.
+    /// What the next rows are added to.
     Sums,
     /// The next panels, a part of them.
     Panels { part: usize, of: usize },
@@ -153,14 +156,11 @@ fn tile<'a, K: Kernel<'a>>(
     let whole = place.rows == K::ROWS && place.cols == COLS;
     let soon = match (next, &*sink) {
         (Next::Sums, Sink::Floats { c, stride, .. }) => {
-            let (row, col) = match place.col + COLS {
-                col if col < b.sizes().1 => (place.row, col),
-                _ => (place.row + K::ROWS, 0),
-            };
+            // As much of the next rows as this tile is of its own, in the order of memory.
+            let first = (place.row + K::ROWS) * stride + place.col * K::ROWS;
             Soon {
-                start: c.as_ptr().wrapping_add(row * stride + col).cast(),
-                stride: size_of::<f32>() * stride,
-                pairs: K::ROWS.div_ceil(b.blocks().max(1)),
+                start: c.as_ptr().wrapping_add(first).cast(),
+                pairs: (K::ROWS * COLS / PAIR).div_ceil(b.blocks().max(1)),
             }
         }
         (Next::Panels { part, of }, _) => b.after(place.col, part, of),

@@ -35,15 +35,13 @@ pub(super) trait Kernel<'a> {
 pub(super) struct Soon {
     /// The first line. It is an address and no more: a fetch into the cache reads nothing.
     pub(super) start: *const CacheLine,
-    /// Bytes from a pair to the next.
-    pub(super) stride: usize,
     /// Pairs for each block of K.
     pub(super) pairs: usize,
 }
 
 impl Soon {
     /// Nothing.
-    pub(super) const NOTHING: Self = Self { start: std::ptr::null(), stride: 0, pairs: 0 };
+    pub(super) const NOTHING: Self = Self { start: std::ptr::null(), pairs: 0 };
 }
 
 /// The two chains of sums of a tile of rows.
