@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::left::{Kernel, Soon};
+use super::left::{Kernel, Soon, TileRows, TileSums};
 use super::matrix::{BLOCK, COLS, CacheLine, Mat};
 use super::transpose;
 
@@ -177,16 +177,10 @@ impl<'a> Kernel<'a> for Tiles<'a> {
         }
     }
 
-    fn tile(
-        &self,
-        (row, height): (usize, usize),
-        panels: [&[CacheLine]; 2],
-        (c, stride): (&mut [f32], usize),
-        add: bool,
-        soon: Soon,
-    ) {
-        let (left, left_stride) = match row.checked_sub(self.rows_in_place) {
-            None => (&self.in_place.0[row * self.in_place.1..], self.in_place.1),
+    fn tile(&self, rows: TileRows, panels: [&[CacheLine]; 2], sums: TileSums<'_>, soon: Soon) {
+        let TileSums { c, stride, add } = sums;
+        let (left, left_stride) = match rows.first.checked_sub(self.rows_in_place) {
+            None => (&self.in_place.0[rows.first * self.in_place.1..], self.in_place.1),
             Some(row) => (&self.copy[self.start + row * self.copy_stride..], self.copy_stride),
         };
         let last = Self::ROWS - 1;
@@ -197,45 +191,88 @@ impl<'a> Kernel<'a> for Tiles<'a> {
         // SAFETY: the tiles are configured. 32 rows of `blocks` blocks lie in `left`, 32 rows of
         // 32 numbers in `c`, and `blocks` blocks in each panel, as just checked.
         unsafe {
-            let (left, c) = ((left.as_ptr(), left_stride), (c.as_mut_ptr(), stride));
-            multiply(left, panels, self.blocks, c, (height <= 16, add), soon);
+            let half = rows.wanted <= 16;
+            begin(c.as_ptr(), stride, half, add);
+            multiply(Rows { start: left.as_ptr(), stride: left_stride, half }, panels, soon);
+            store(c.as_mut_ptr(), stride, half);
         }
     }
 }
 
-/// 32 rows of the left factor times two panels, or the first 16 of them if `half`.
+/// Rows of the left factor that are multiplied: 32, or half of them.
+struct Rows {
+    start: *const bf16,
+    stride: usize,
+    half: bool,
+}
+
+// Tiles 0 to 3 hold c, of which the last two are rows from the 16th on, 4 and 5 the left factor, 6
+// and 7 the panels. Rust code never uses tiles, so that they hold from one function to the next.
+
+/// Sets the tiles of c to zeros, or to what is there if `add`.
 ///
 /// # Safety
-/// As the caller explains.
+/// Needs configured tiles, and rows of 32 numbers at `c`, `stride` apart.
 #[inline(always)]
-unsafe fn multiply(
-    (left, left_stride): (*const bf16, usize),
-    panels: [&[CacheLine]; 2],
-    blocks: usize,
-    (c, stride): (*mut f32, usize),
-    (half, add): (bool, bool),
-    soon: Soon,
-) {
-    let (c1, ldc) = (c.wrapping_add(16 * stride), stride * 4);
-    // SAFETY: tiles 0 to 3 hold c, 4 and 5 the left factor, 6 and 7 the panels; all addresses are
-    // the caller's, but for those of `soon`, of which prefetches take any. Rust code never uses
-    // tiles, so that they hold from one block of assembly to the next.
+unsafe fn begin(c: *const f32, stride: usize, half: bool, add: bool) {
+    if !add {
+        // SAFETY: touches tiles alone.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                options(nostack, nomem),
+            );
+        }
+        return;
+    }
+    // SAFETY: reads the caller's rows.
     unsafe {
-        match add {
-            true => asm!(
-                "tileloadd tmm0, [{c0} + {ldc}*1]", "tileloadd tmm1, [{c0} + {ldc}*1 + 64]",
-                c0 = in(reg) c, ldc = in(reg) ldc, options(nostack, readonly),
-            ),
-            false => asm!("tilezero tmm0", "tilezero tmm1", options(nostack, nomem)),
+        asm!(
+            "tileloadd tmm0, [{c} + {next}*1]", "tileloadd tmm1, [{c} + {next}*1 + 64]",
+            c = in(reg) c, next = in(reg) stride * 4, options(nostack, readonly),
+        );
+        if !half {
+            asm!(
+                "tileloadd tmm2, [{c} + {next}*1]", "tileloadd tmm3, [{c} + {next}*1 + 64]",
+                c = in(reg) c.add(16 * stride), next = in(reg) stride * 4,
+                options(nostack, readonly),
+            );
         }
-        match add {
-            _ if half => {}
-            true => asm!(
-                "tileloadd tmm2, [{c1} + {ldc}*1]", "tileloadd tmm3, [{c1} + {ldc}*1 + 64]",
-                c1 = in(reg) c1, ldc = in(reg) ldc, options(nostack, readonly),
-            ),
-            false => asm!("tilezero tmm2", "tilezero tmm3", options(nostack, nomem)),
+    }
+}
+
+/// Writes the tiles of c.
+///
+/// # Safety
+/// As for [`begin`].
+#[inline(always)]
+unsafe fn store(c: *mut f32, stride: usize, half: bool) {
+    // SAFETY: writes the caller's rows.
+    unsafe {
+        asm!(
+            "tilestored [{c} + {next}*1], tmm0", "tilestored [{c} + {next}*1 + 64], tmm1",
+            c = in(reg) c, next = in(reg) stride * 4, options(nostack),
+        );
+        if !half {
+            asm!(
+                "tilestored [{c} + {next}*1], tmm2", "tilestored [{c} + {next}*1 + 64], tmm3",
+                c = in(reg) c.add(16 * stride), next = in(reg) stride * 4, options(nostack),
+            );
         }
+    }
+}
+
+/// Adds the products of the rows and two panels to the tiles of c.
+///
+/// # Safety
+/// Needs configured tiles, one block of K or more in each panel, and as many in each row.
+#[inline(always)]
+unsafe fn multiply(left: Rows, panels: [&[CacheLine]; 2], soon: Soon) {
+    // SAFETY: all addresses are the caller's, but for those of `soon`, of which prefetches take any.
+    unsafe {
         asm!(
             "2:",
             "tileloadd tmm6, [{b0} + {line}*1]",
@@ -263,28 +300,18 @@ unsafe fn multiply(
             "add {a0}, 64", "add {a1}, 64", "add {b0}, 1024", "add {b1}, 1024",
             "dec {n}",
             "jnz 2b",
-            half = in(reg) u32::from(half),
-            a0 = inout(reg) left => _,
-            a1 = inout(reg) left.wrapping_add(16 * left_stride) => _,
+            half = in(reg) u32::from(left.half),
+            a0 = inout(reg) left.start => _,
+            a1 = inout(reg) left.start.add(16 * left.stride) => _,
             b0 = inout(reg) panels[0].as_ptr() => _,
             b1 = inout(reg) panels[1].as_ptr() => _,
-            n = inout(reg) blocks => _,
-            lda = in(reg) left_stride * 2,
+            n = inout(reg) panels[0].len() / (BLOCK / 2) => _,
+            lda = in(reg) left.stride * 2,
             line = in(reg) 64_u64,
             soon = inout(reg) soon.start => _,
             pairs = in(reg) soon.pairs,
             count = out(reg) _,
             options(nostack, readonly),
         );
-        asm!(
-            "tilestored [{c0} + {ldc}*1], tmm0", "tilestored [{c0} + {ldc}*1 + 64], tmm1",
-            c0 = in(reg) c, ldc = in(reg) ldc, options(nostack),
-        );
-        if !half {
-            asm!(
-                "tilestored [{c1} + {ldc}*1], tmm2", "tilestored [{c1} + {ldc}*1 + 64], tmm3",
-                c1 = in(reg) c1, ldc = in(reg) ldc, options(nostack),
-            );
-        }
     }
 }

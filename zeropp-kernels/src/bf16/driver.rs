@@ -6,7 +6,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::convert::down;
-use super::left::{Kernel, Soon};
+use super::left::{Kernel, Soon, TileRows, TileSums};
 use super::matrix::{BLOCK, COLS, CacheLine, Mat};
 use super::packed::Right;
 use crate::simd;
@@ -59,6 +59,12 @@ impl<'a> Sink<'a> {
 /// A tile of results on their way.
 #[repr(C, align(64))]
 struct TileScratch([f32; ROWS_MAX * COLS]);
+
+impl TileScratch {
+    fn sums(&mut self, add: bool) -> TileSums<'_> {
+        TileSums { c: &mut self.0, stride: COLS, add }
+    }
+}
 
 /// A tile's place in the product: its first row and column, and how much of it is inside.
 #[derive(Clone, Copy)]
@@ -152,7 +158,8 @@ fn tile<'a, K: Kernel<'a>>(
     sink: &mut Sink<'_>,
     scratch: &mut TileScratch,
 ) {
-    let (panels, rows) = (b.panels(place.col), (row, place.rows));
+    let rows = TileRows { first: row, wanted: place.rows };
+    let panels = b.panels(place.col);
     let whole = place.rows == K::ROWS && place.cols == COLS;
     let soon = match (next, &*sink) {
         (Next::Sums, Sink::Floats { c, stride, .. }) => {
@@ -169,19 +176,19 @@ fn tile<'a, K: Kernel<'a>>(
     match sink {
         Sink::Floats { c, stride, add } if whole => {
             let c = &mut c[place.row * *stride + place.col..];
-            kernel.tile(rows, panels, (c, *stride), *add, soon);
+            kernel.tile(rows, panels, TileSums { c, stride: *stride, add: *add }, soon);
         }
         Sink::Floats { c, stride, add } => {
             if *add {
                 fetch(scratch, c, *stride, place);
             }
-            kernel.tile(rows, panels, (&mut scratch.0, COLS), *add, soon);
+            kernel.tile(rows, panels, scratch.sums(*add), soon);
             give_floats(scratch, c, *stride, place);
         }
         Sink::Halves { c, stride, bias } => {
             // Of nothing the sum is zero, as the scratch is.
             if b.blocks() > 0 {
-                kernel.tile(rows, panels, (&mut scratch.0, COLS), false, soon);
+                kernel.tile(rows, panels, scratch.sums(false), soon);
             }
             give_halves(scratch, c, *stride, bias, place);
         }

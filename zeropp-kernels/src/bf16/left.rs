@@ -16,17 +16,28 @@ pub(super) trait Kernel<'a> {
     /// Gets `rows` rows of `a`, from `from` on, ready.
     fn load(&mut self, a: Mat<'a>, from: usize, rows: usize);
 
-    /// `c = rows·panels`, or `c +=` if `add`, for a tile of `ROWS` loaded rows and 32 columns. `rows` is
-    /// its first one and how many are wanted, `c` begins with its first element, and elements between rows.
-    /// What is needed `soon` may be fetched meanwhile.
-    fn tile(
-        &self,
-        rows: (usize, usize),
-        panels: [&[CacheLine]; 2],
-        c: (&mut [f32], usize),
-        add: bool,
-        soon: Soon,
-    );
+    /// The tile of `ROWS` loaded rows and two panels, set or added to `sums`; what is needed `soon`
+    /// may be fetched meanwhile.
+    fn tile(&self, rows: TileRows, panels: [&[CacheLine]; 2], sums: TileSums<'_>, soon: Soon);
+}
+
+/// The rows of a tile among those that are loaded.
+#[derive(Clone, Copy)]
+pub(super) struct TileRows {
+    /// The first one.
+    pub(super) first: usize,
+    /// Those that are wanted: of the others anything may be made.
+    pub(super) wanted: usize,
+}
+
+/// Where the sums of a tile go.
+pub(super) struct TileSums<'a> {
+    /// Rows of 32 numbers.
+    pub(super) c: &'a mut [f32],
+    /// Numbers from one to the next.
+    pub(super) stride: usize,
+    /// Whether they are added to.
+    pub(super) add: bool,
 }
 
 /// Memory that the tiles after this one will read: pairs of lines of the cache, some for each block
@@ -149,15 +160,9 @@ impl<C: TileChains> Kernel<'_> for PackedRows<C> {
         );
     }
 
-    fn tile(
-        &self,
-        (row, _): (usize, usize),
-        panels: [&[CacheLine]; 2],
-        (c, stride): (&mut [f32], usize),
-        add: bool,
-        _: Soon,
-    ) {
-        let first = row / C::ROWS * self.tile_lines;
+    fn tile(&self, rows: TileRows, panels: [&[CacheLine]; 2], sums: TileSums<'_>, _: Soon) {
+        let first = rows.first / C::ROWS * self.tile_lines;
+        let TileSums { c, stride, add } = sums;
         C::run(&self.lines[first..first + self.tile_lines], panels, c, stride, add);
     }
 }
