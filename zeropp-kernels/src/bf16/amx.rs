@@ -271,7 +271,7 @@ unsafe fn store(c: *mut f32, stride: usize, half: bool) {
 /// Needs configured tiles, one block of K or more in each panel, and as many in each row.
 #[inline(always)]
 unsafe fn multiply(left: Rows, panels: [&[CacheLine]; 2], soon: Soon) {
-    // SAFETY: all addresses are the caller's, but for those of `soon`, of which prefetches take any.
+    // SAFETY: all addresses are the caller's, but for those of `soon`: prefetches take any.
     unsafe {
         asm!(
             "2:",
