@@ -44,6 +44,7 @@ trait Bench: Element {
     fn rounded(values: Vec<f32>) -> Vec<Self>;
     fn kept(matrix: Vec<Self>, sizes: [usize; 2], turned: bool) -> Self::Kept;
     fn factor(kept: &Self::Kept) -> Self::Factor<'_>;
+    fn fresh(rows: usize, a: &[Self], b: Self::Factor<'_>) -> Vec<Self>;
     fn add_by_blocks(dw: &mut [f32], left: &[Self], right: &[Self], sizes: [usize; 3]);
 }
 
@@ -58,6 +59,9 @@ impl Bench for f32 {
     fn factor((matrix, [rows, columns], turned): &Self::Kept) -> MatRef<'_> {
         let m = MatRef::new(matrix, *rows, *columns);
         if *turned { m.t() } else { m }
+    }
+    fn fresh(rows: usize, a: &[f32], b: MatRef<'_>) -> Vec<f32> {
+        gemm::product(1.0, MatRef::new(a, rows, a.len() / rows), b)
     }
     fn add_by_blocks(dw: &mut [f32], left: &[f32], right: &[f32], [n, a, b]: [usize; 3]) {
         let (left, right) = (MatRef::new(left, n, a), MatRef::new(right, n, b));
@@ -76,6 +80,9 @@ impl Bench for bf16 {
     }
     fn factor(kept: &Packed) -> &Packed {
         kept
+    }
+    fn fresh(rows: usize, a: &[bf16], b: &Packed) -> Vec<bf16> {
+        halves::product(Mat::new(a, rows, a.len() / rows), b, None)
     }
     fn add_by_blocks(dw: &mut [f32], left: &[bf16], right: &[bf16], [n, a, b]: [usize; 3]) {
         let (left, right) = (Mat::new(left, n, a), Mat::new(right, n, b));
@@ -110,25 +117,20 @@ impl<E: Bench> Maps<E> {
     /// Seconds of F, B and W as one dense MLP.
     fn dense(&mut self, x: &[E], dy: &[E], n: usize) -> [f64; 3] {
         let (h, f) = (HIDDEN, self.f);
-        let new = |width: usize| vec![E::ZERO; n * width];
         let [mut gate, mut up, mut y, mut inner] = [(); 4].map(|()| Vec::new());
         let [g, u, d] = self.forward.each_ref().map(|maps| E::factor(&maps[0]));
         let of_f = timed(|| {
-            (gate, up, y) = (new(f), new(f), new(h));
-            E::product(&mut gate, n, x, g);
-            E::product(&mut up, n, x, u);
+            (gate, up) = (E::fresh(n, x, g), E::fresh(n, x, u));
             inner = swiglu(&gate, &up);
-            E::product(&mut y, n, &inner, d);
+            y = E::fresh(n, &inner, d);
         });
         let [g, u, d] = self.backward.each_ref().map(|maps| E::factor(&maps[0]));
         let [mut dup, mut dgate, mut dx] = [(); 3].map(|()| Vec::new());
         let of_b = timed(|| {
-            (dup, dx) = (new(f), new(h));
-            let mut more = new(h);
-            E::product(&mut dup, n, dy, d);
+            dup = E::fresh(n, dy, d);
             dgate = swiglu_backward(&mut dup, &gate, &up);
-            E::product(&mut dx, n, &dgate, g);
-            E::product(&mut more, n, &dup, u);
+            dx = E::fresh(n, &dgate, g);
+            let more = E::fresh(n, &dup, u);
             dx.iter_mut().zip(&more).for_each(|(x, more)| *x = E::down(x.up() + more.up()));
         });
         let [dg, du, dd] = &mut self.gradients;

@@ -4,7 +4,7 @@
 //! Threads take whole experts, whose products are those of one thread; a token's sum over its
 //! experts is in their order, in fp32, and rounded once. So no bit depends on the threads.
 
-use std::borrow::Cow;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use half::bf16;
@@ -14,7 +14,7 @@ use crate::bf16::{self as halves, Isa, Mat, Packed};
 use crate::gemm::{MatMut, MatRef, StoreMode, gemm};
 use crate::routing::ChosenExperts;
 use crate::threads;
-use crate::threads::Fresh;
+use crate::threads::{Fresh, FreshPart, filled};
 use crate::{GRAIN, Number, collect, simd};
 
 /// Elements whose products the experts are made of.
@@ -27,7 +27,12 @@ pub trait Element: Number + 'static {
     /// `c += a·b` in fp32.
     fn add(c: &mut [f32], m: usize, a: &[Self], b: Self::Factor<'_>);
     /// `c = a·b`, rounded once.
-    fn product(c: &mut [Self], m: usize, a: &[Self], b: Self::Factor<'_>);
+    fn product<'c>(
+        c: &'c mut [MaybeUninit<Self>],
+        m: usize,
+        a: &[Self],
+        b: Self::Factor<'_>,
+    ) -> &'c mut [Self];
     /// `c += aᵀ·b` in fp32 for each c and b, for `a: [m, rows]`, `b: [m, columns]`, by the given
     /// path of bf16.
     fn add_turned<const N: usize>(
@@ -52,8 +57,15 @@ impl Element for f32 {
         gemm(MatMut::new(c, m, n), StoreMode::Add, 1.0, MatRef::new(a, m, k), b);
     }
 
-    fn product(c: &mut [f32], m: usize, a: &[f32], b: MatRef<'_>) {
+    fn product<'c>(
+        c: &'c mut [MaybeUninit<f32>],
+        m: usize,
+        a: &[f32],
+        b: MatRef<'_>,
+    ) -> &'c mut [f32] {
+        let c = filled(c, 0.0);
         Self::set(c, m, a, b);
+        c
     }
 
     fn add_turned<const N: usize>(
@@ -84,9 +96,13 @@ impl Element for bf16 {
         halves::add_product(c, n, Mat::new(a, m, k), b);
     }
 
-    fn product(c: &mut [bf16], m: usize, a: &[bf16], b: &Packed) {
-        let (k, n) = b.sizes();
-        halves::product_into(c, n, Mat::new(a, m, k), b, None);
+    fn product<'c>(
+        c: &'c mut [MaybeUninit<bf16>],
+        m: usize,
+        a: &[bf16],
+        b: &Packed,
+    ) -> &'c mut [bf16] {
+        halves::write_product(c, Mat::new(a, m, b.sizes().0), b, None)
     }
 
     fn add_turned<const N: usize>(
@@ -143,17 +159,17 @@ pub fn forward<E: Element>(
     let width = if down.is_some() { h } else { 0 };
     let y = summed(choice, Some(w), width, |experts, outs| {
         let made: Vec<_> = made.by_ref().take(experts.len()).collect();
-        threads::each(
+        threads::each_with(
             experts.zip(made.into_iter().zip(outs)),
-            |(expert, ((mut g, mut u), out))| {
+            Vec::new,
+            |rows, (expert, ((mut g, mut u), out))| {
                 let m = choice.rows_of(expert).len();
                 if m == 0 {
                     return;
                 }
-                let x = rows_of(x, choice, expert, h);
-                let (g, u) = (g.next(m * f, E::ZERO), u.next(m * f, E::ZERO));
-                E::product(g, m, &x, gate[expert]);
-                E::product(u, m, &x, up[expert]);
+                let x = rows_of(x, choice, expert, h, rows);
+                let g = g.made(m * f, |g| E::product(g, m, x, gate[expert]));
+                let u = u.made(m * f, |u| E::product(u, m, x, up[expert]));
                 if let Some(down) = down {
                     E::set(out, m, &swiglu(g, u), down[expert]);
                 }
@@ -202,21 +218,23 @@ pub fn backward<E: Element>(
     let mut made = made.zip(split(&mut dw, lengths(1)));
     let dx = summed(choice, None, h, |experts, outs| {
         let made: Vec<_> = made.by_ref().take(experts.len()).collect();
-        threads::each(experts.zip(made.into_iter().zip(outs)), |(expert, (made, dx))| {
+        let items = experts.zip(made.into_iter().zip(outs));
+        let scratch = || (Vec::new(), Vec::new());
+        threads::each_with(items, scratch, |(rows, dinner), (expert, (made, dx))| {
             let (((mut dgate, mut dup), mut inner), dw) = made;
             let range = choice.rows_of(expert);
             let m = range.len();
             if m == 0 {
                 return;
             }
-            let dy = rows_of(dy, choice, expert, h);
+            let dy = rows_of(dy, choice, expert, h, rows);
             // The gradient of the inner values of a row with a weight of 1.
-            let mut dinner = vec![0.0; m * f];
-            E::set(&mut dinner, m, &dy, down[expert]);
+            let dinner = at_least(dinner, m * f);
+            E::set(dinner, m, dy, down[expert]);
             for (i, origin) in choice.origins(range.clone()).iter().enumerate() {
                 let row = (range.start + i) * f;
                 let given = [&gates[row..row + f], &ups[row..row + f]];
-                let outs = [&mut dgate, &mut dup, &mut inner].map(|part| part.next(f, E::ZERO));
+                let outs = [&mut dgate, &mut dup, &mut inner];
                 dw[i] = row_backward(&dinner[i * f..][..f], w[*origin as usize], given, outs);
             }
             E::set(dx, m, dgate.written(), gate[expert]);
@@ -235,50 +253,61 @@ const LANES: usize = 16;
 fn row_backward<E: Number>(
     dinner: &[f32],
     w: f32,
-    [gate, up]: [&[E]; 2],
-    [dgate, dup, inner]: [&mut [E]; 3],
+    given: [&[E]; 2],
+    mut outs: [&mut FreshPart<'_, E>; 3],
 ) -> f32 {
     let mut sums = [0.0; LANES];
     simd(
         #[inline(always)]
         || {
             // Pieces of one length, so that they are vectors.
-            let (dinner, last) = dinner.as_chunks::<LANES>();
-            let (gates, ups) = (gate.as_chunks::<LANES>(), up.as_chunks::<LANES>());
-            let [dgates, dups, inners] = [dgate, dup, inner].map(|x| x.as_chunks_mut::<LANES>());
-            let given = dinner.iter().zip(gates.0.iter().zip(ups.0));
-            let outs = dgates.0.iter_mut().zip(dups.0).zip(inners.0);
-            for ((d, (gate, up)), ((dgate, dup), inner)) in given.zip(outs) {
-                piece_backward(&mut sums, d, w, [gate, up], [dgate, dup, inner]);
+            let ((dinner, rest), given) = (dinner.as_chunks(), given.map(|x| x.as_chunks()));
+            let [gates, ups] = given.map(|(pieces, _)| pieces);
+            for (d, (gate, up)) in dinner.iter().zip(gates.iter().zip(ups)) {
+                let made = piece_backward(&mut sums, d, w, [gate, up]);
+                for (out, made) in outs.iter_mut().zip(&made) {
+                    out.extend_from_slice(made);
+                }
             }
-            let outs = [dgates.1, dups.1, inners.1];
-            piece_backward(&mut sums, last, w, [gates.1, ups.1], outs);
+            if !rest.is_empty() {
+                let [gate, up] = given.map(|(_, rest)| padded(rest, E::ZERO));
+                let made = piece_backward(&mut sums, &padded(rest, 0.0), w, [&gate, &up]);
+                for (out, made) in outs.iter_mut().zip(&made) {
+                    out.extend_from_slice(&made[..rest.len()]);
+                }
+            }
         },
     );
     sums.iter().sum()
 }
 
-/// The same of at most [`LANES`] elements; adds what is of the weight to `sums`.
+#[inline(always)]
+fn padded<T: Copy>(x: &[T], zero: T) -> [T; LANES] {
+    let mut piece = [zero; LANES];
+    piece[..x.len()].copy_from_slice(x);
+    piece
+}
+
+/// The same of [`LANES`] elements; adds what is of the weight to `sums`.
 #[inline(always)]
 fn piece_backward<E: Number>(
     sums: &mut [f32; LANES],
-    dinner: &[f32],
+    dinner: &[f32; LANES],
     w: f32,
-    [gate, up]: [&[E]; 2],
-    [dgate, dup, inner]: [&mut [E]; 3],
-) {
-    let given = dinner.iter().zip(gate.iter().zip(up));
-    let outs = dgate.iter_mut().zip(dup).zip(inner).zip(sums);
-    for ((d, (gate, up)), (((dgate, dup), inner), sum)) in given.zip(outs) {
-        let (g, u) = (gate.up(), up.up());
+    [gate, up]: [&[E; LANES]; 2],
+) -> [[E; LANES]; 3] {
+    let [mut dgate, mut dup, mut inner] = [[E::ZERO; LANES]; 3];
+    for i in 0..LANES {
+        let (d, g, u) = (dinner[i], gate[i].up(), up[i].up());
         let (s, ds) = sigmoid_slope(g);
         let value = E::down(g * s * u).up();
-        *sum += d * value;
+        sums[i] += d * value;
         let weighted = w * d;
-        *dup = E::down(weighted * (g * s));
-        *dgate = E::down(weighted * u * (s + g * ds));
-        *inner = E::down(w * value);
+        dup[i] = E::down(weighted * (g * s));
+        dgate[i] = E::down(weighted * u * (s + g * ds));
+        inner[i] = E::down(w * value);
     }
+    [dgate, dup, inner]
 }
 
 /// What W multiplies: of each row, or of its token.
@@ -309,14 +338,16 @@ pub fn add_weight_gradients<E: Element, const N: usize>(
     let mut parts = dw.map(|dw| dw.chunks_mut(a * b));
     let parts = (0..choice.experts())
         .map(|expert| (expert, parts.each_mut().map(|dw| dw.next().expect("as was checked"))));
-    threads::each(parts, |(expert, dw)| {
+    let scratch = || (Vec::new(), [(); N].map(|()| Vec::new()));
+    threads::each_with(parts, scratch, |(rows, more), (expert, dw)| {
         let m = choice.rows_of(expert).len();
         if m == 0 {
             return;
         }
-        let of = |rows, width| of_expert(rows, choice, expert, width);
-        let right = right.map(|right| of(right, b));
-        E::add_turned(dw, &of(left, a), right.each_ref().map(|b| &b[..]), [m, a, b], isa);
+        let mut more = more.iter_mut();
+        let right =
+            right.map(|all| of_expert(all, choice, expert, b, more.next().expect("as many")));
+        E::add_turned(dw, of_expert(left, choice, expert, a, rows), right, [m, a, b], isa);
     });
 }
 
@@ -326,25 +357,39 @@ fn of_expert<'a, E: Element>(
     choice: &ChosenExperts,
     expert: usize,
     width: usize,
-) -> Cow<'a, [E]> {
+    scratch: &'a mut Vec<E>,
+) -> &'a [E] {
     match rows {
         Rows::OfRows(all) => {
             let range = choice.rows_of(expert);
-            Cow::Borrowed(&all[range.start * width..range.end * width])
+            &all[range.start * width..range.end * width]
         }
-        Rows::OfTokens(all) => Cow::Owned(rows_of(all, choice, expert, width)),
+        Rows::OfTokens(all) => rows_of(all, choice, expert, width, scratch),
     }
 }
 
-/// The rows of `x: [n, width]` that an expert gets.
-fn rows_of<E: Copy>(x: &[E], choice: &ChosenExperts, expert: usize, width: usize) -> Vec<E> {
-    let range = choice.rows_of(expert);
-    let mut rows = Vec::with_capacity(range.len() * width);
-    for origin in choice.origins(range) {
+/// The rows of `x: [n, width]` that an expert gets, in `rows`.
+fn rows_of<'a, E: Copy>(
+    x: &[E],
+    choice: &ChosenExperts,
+    expert: usize,
+    width: usize,
+    rows: &'a mut Vec<E>,
+) -> &'a [E] {
+    rows.clear();
+    for origin in choice.origins(choice.rows_of(expert)) {
         let token = *origin as usize / choice.chosen();
         rows.extend_from_slice(&x[token * width..][..width]);
     }
     rows
+}
+
+/// The first `len` numbers of `scratch`, which hold anything.
+fn at_least(scratch: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if scratch.len() < len {
+        scratch.resize(len, 0.0);
+    }
+    &mut scratch[..len]
 }
 
 /// Bytes of rows that one thread makes before they are added: they stay in its cache. Several
@@ -378,10 +423,7 @@ fn summed<E: Number>(
     for group in choice.groups(rows) {
         let first = choice.rows_of(group.start).start;
         let len = (choice.rows_of(group.end - 1).end - first) * width;
-        if made.len() < len {
-            made.resize(len, 0.0);
-        }
-        let made = &mut made[..len];
+        let made = at_least(&mut made, len);
         make(group.clone(), split(made, choice.lengths(group.clone(), width)).collect());
         add_rows(&mut sums, made, group, choice, weights);
     }

@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
-use crate::GRAIN;
 use crate::math::{exp, ln};
 use crate::threads::{self, piece};
+use crate::{GRAIN, simd};
 
 /// How logits become scores, by which experts are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -262,12 +262,15 @@ fn largest_first(order: &mut [u32], k: usize, of: impl Fn(u32) -> f32) {
 /// Makes logits scores; the logarithm of their sum of exponentials.
 fn softmax(x: &mut [f32]) -> f32 {
     let largest = x.iter().fold(f32::NEG_INFINITY, |most, x| most.max(*x));
-    let mut sum = 0.0;
-    for x in &mut *x {
-        *x = exp(*x - largest);
-        sum += *x;
-    }
-    x.iter_mut().for_each(|x| *x /= sum);
+    simd(
+        #[inline(always)]
+        || x.iter_mut().for_each(|x| *x = exp(*x - largest)),
+    );
+    let sum = x.iter().fold(0.0, |sum, x| sum + x);
+    simd(
+        #[inline(always)]
+        || x.iter_mut().for_each(|x| *x /= sum),
+    );
     largest + ln(sum)
 }
 

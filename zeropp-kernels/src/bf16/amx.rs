@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::left::Kernel;
+use super::left::{Kernel, Soon, TileRows, TileSums};
 use super::matrix::{BLOCK, COLS, CacheLine, Mat};
 use super::transpose;
 
@@ -177,9 +177,10 @@ impl<'a> Kernel<'a> for Tiles<'a> {
         }
     }
 
-    fn tile(&self, row: usize, panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool) {
-        let (left, left_stride) = match row.checked_sub(self.rows_in_place) {
-            None => (&self.in_place.0[row * self.in_place.1..], self.in_place.1),
+    fn tile(&self, rows: TileRows, panels: [&[CacheLine]; 2], sums: TileSums<'_>, soon: Soon) {
+        let TileSums { c, stride, add } = sums;
+        let (left, left_stride) = match rows.first.checked_sub(self.rows_in_place) {
+            None => (&self.in_place.0[rows.first * self.in_place.1..], self.in_place.1),
             Some(row) => (&self.copy[self.start + row * self.copy_stride..], self.copy_stride),
         };
         let last = Self::ROWS - 1;
@@ -190,62 +191,127 @@ impl<'a> Kernel<'a> for Tiles<'a> {
         // SAFETY: the tiles are configured. 32 rows of `blocks` blocks lie in `left`, 32 rows of
         // 32 numbers in `c`, and `blocks` blocks in each panel, as just checked.
         unsafe {
-            multiply(left.as_ptr(), left_stride, panels, self.blocks, c.as_mut_ptr(), stride, add)
+            let half = rows.wanted <= 16;
+            begin(c.as_ptr(), stride, half, add);
+            multiply(Rows { start: left.as_ptr(), stride: left_stride, half }, panels, soon);
+            store(c.as_mut_ptr(), stride, half);
         }
     }
 }
 
-/// 32 rows of the left factor times two panels.
+/// Rows of the left factor that are multiplied: 32, or half of them.
+struct Rows {
+    start: *const bf16,
+    stride: usize,
+    half: bool,
+}
+
+// Tiles 0 to 3 hold c, of which the last two are rows from the 16th on, 4 and 5 the left factor, 6
+// and 7 the panels. Rust code never uses tiles, so that they hold from one function to the next.
+
+/// Sets the tiles of c to zeros, or to what is there if `add`.
 ///
 /// # Safety
-/// As the caller explains.
+/// Needs configured tiles, and rows of 32 numbers at `c`, `stride` apart.
 #[inline(always)]
-unsafe fn multiply(
-    left: *const bf16,
-    left_stride: usize,
-    panels: [&[CacheLine]; 2],
-    blocks: usize,
-    c: *mut f32,
-    stride: usize,
-    add: bool,
-) {
-    // SAFETY: tiles 0 to 3 hold c, 4 and 5 the left factor, 6 and 7 the panels; all addresses are
-    // the caller's. Rust code never uses tiles.
+unsafe fn begin(c: *const f32, stride: usize, half: bool, add: bool) {
+    if !add {
+        // SAFETY: touches tiles alone.
+        unsafe {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                options(nostack, nomem),
+            );
+        }
+        return;
+    }
+    // SAFETY: reads the caller's rows.
     unsafe {
         asm!(
-            "test {add:e}, {add:e}",
-            "jnz 2f",
-            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
-            "jmp 3f",
+            "tileloadd tmm0, [{c} + {next}*1]", "tileloadd tmm1, [{c} + {next}*1 + 64]",
+            c = in(reg) c, next = in(reg) stride * 4, options(nostack, readonly),
+        );
+        if !half {
+            asm!(
+                "tileloadd tmm2, [{c} + {next}*1]", "tileloadd tmm3, [{c} + {next}*1 + 64]",
+                c = in(reg) c.add(16 * stride), next = in(reg) stride * 4,
+                options(nostack, readonly),
+            );
+        }
+    }
+}
+
+/// Writes the tiles of c.
+///
+/// # Safety
+/// As for [`begin`].
+#[inline(always)]
+unsafe fn store(c: *mut f32, stride: usize, half: bool) {
+    // SAFETY: writes the caller's rows.
+    unsafe {
+        asm!(
+            "tilestored [{c} + {next}*1], tmm0", "tilestored [{c} + {next}*1 + 64], tmm1",
+            c = in(reg) c, next = in(reg) stride * 4, options(nostack),
+        );
+        if !half {
+            asm!(
+                "tilestored [{c} + {next}*1], tmm2", "tilestored [{c} + {next}*1 + 64], tmm3",
+                c = in(reg) c.add(16 * stride), next = in(reg) stride * 4, options(nostack),
+            );
+        }
+    }
+}
+
+/// Adds the products of the rows and two panels to the tiles of c.
+///
+/// # Safety
+/// Needs configured tiles, one block of K or more in each panel, and as many in each row.
+#[inline(always)]
+unsafe fn multiply(left: Rows, panels: [&[CacheLine]; 2], soon: Soon) {
+    // SAFETY: all addresses are the caller's, but for those of `soon`: prefetches take any.
+    unsafe {
+        asm!(
             "2:",
-            "tileloadd tmm0, [{c0} + {ldc}*1]", "tileloadd tmm1, [{c0} + {ldc}*1 + 64]",
-            "tileloadd tmm2, [{c1} + {ldc}*1]", "tileloadd tmm3, [{c1} + {ldc}*1 + 64]",
-            "3:",
             "tileloadd tmm6, [{b0} + {line}*1]",
             "tileloadd tmm4, [{a0} + {lda}*1]",
             "tdpbf16ps tmm0, tmm4, tmm6",
             "tileloadd tmm7, [{b1} + {line}*1]",
             "tdpbf16ps tmm1, tmm4, tmm7",
+            "test {half:e}, {half:e}",
+            "jnz 3f",
             "tileloadd tmm5, [{a1} + {lda}*1]",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
+            "3:",
+            // Some with each block: all at once, they would wait for each other, and the tiles for
+            // them.
+            "mov {count}, {pairs}",
+            "test {count}, {count}",
+            "jz 5f",
+            "4:",
+            "prefetcht1 [{soon}]", "prefetcht1 [{soon} + 64]",
+            "add {soon}, 128",
+            "dec {count}",
+            "jnz 4b",
+            "5:",
             "add {a0}, 64", "add {a1}, 64", "add {b0}, 1024", "add {b1}, 1024",
             "dec {n}",
-            "jnz 3b",
-            "tilestored [{c0} + {ldc}*1], tmm0", "tilestored [{c0} + {ldc}*1 + 64], tmm1",
-            "tilestored [{c1} + {ldc}*1], tmm2", "tilestored [{c1} + {ldc}*1 + 64], tmm3",
-            add = in(reg) u32::from(add),
-            a0 = inout(reg) left => _,
-            a1 = inout(reg) left.add(16 * left_stride) => _,
+            "jnz 2b",
+            half = in(reg) u32::from(left.half),
+            a0 = inout(reg) left.start => _,
+            a1 = inout(reg) left.start.add(16 * left.stride) => _,
             b0 = inout(reg) panels[0].as_ptr() => _,
             b1 = inout(reg) panels[1].as_ptr() => _,
-            n = inout(reg) blocks => _,
-            c0 = in(reg) c,
-            c1 = in(reg) c.add(16 * stride),
-            lda = in(reg) left_stride * 2,
-            ldc = in(reg) stride * 4,
+            n = inout(reg) panels[0].len() / (BLOCK / 2) => _,
+            lda = in(reg) left.stride * 2,
             line = in(reg) 64_u64,
-            options(nostack),
+            soon = inout(reg) soon.start => _,
+            pairs = in(reg) soon.pairs,
+            count = out(reg) _,
+            options(nostack, readonly),
         );
     }
 }

@@ -6,8 +6,8 @@ use std::ops::Range;
 use half::bf16;
 
 use super::convert::down;
-use super::left::Kernel;
-use super::matrix::{BLOCK, COLS, Mat};
+use super::left::{Kernel, Soon, TileRows, TileSums};
+use super::matrix::{BLOCK, COLS, CacheLine, Mat};
 use super::packed::Right;
 use crate::simd;
 
@@ -60,6 +60,12 @@ impl<'a> Sink<'a> {
 #[repr(C, align(64))]
 struct TileScratch([f32; ROWS_MAX * COLS]);
 
+impl TileScratch {
+    fn sums(&mut self, add: bool) -> TileSums<'_> {
+        TileSums { c: &mut self.0, stride: COLS, add }
+    }
+}
+
 /// A tile's place in the product: its first row and column, and how much of it is inside.
 #[derive(Clone, Copy)]
 struct TilePlace {
@@ -88,7 +94,13 @@ pub(super) fn run<'a, K: Kernel<'a>>(
     }
 }
 
-/// The product of the loaded `rows` and `b`.
+/// Bytes of a right factor that may be gone through for every tile of rows: they stay in the
+/// second-level cache.
+const PANELS_BYTES: usize = 1 << 20;
+
+/// The product of the loaded `rows` and `b`: along the rows of what is added to where it is larger
+/// than `b`, else along the panels of `b`. So what is larger is gone through once, in its order,
+/// and fetched ahead.
 fn tiles<'a, K: Kernel<'a>>(
     kernel: &K,
     rows: Range<usize>,
@@ -96,33 +108,89 @@ fn tiles<'a, K: Kernel<'a>>(
     sink: &mut Sink<'_>,
     scratch: &mut TileScratch,
 ) {
-    let (from, rows, n) = (rows.start, rows.len(), b.sizes().1);
-    for col in (0..n).step_by(COLS) {
-        let panels = b.panels(col);
-        for row in (0..rows).step_by(K::ROWS) {
-            let (height, cols) = (K::ROWS.min(rows - row), COLS.min(n - col));
-            let place = TilePlace { row: from + row, col, rows: height, cols };
-            let whole = height == K::ROWS && cols == COLS;
-            match sink {
-                Sink::Floats { c, stride, add } if whole => {
-                    let c = &mut c[place.row * *stride + col..];
-                    kernel.tile(row, panels, c, *stride, *add);
-                }
-                Sink::Floats { c, stride, add } => {
-                    if *add {
-                        fetch(scratch, c, *stride, place);
-                    }
-                    kernel.tile(row, panels, &mut scratch.0, COLS, *add);
-                    give_floats(scratch, c, *stride, place);
-                }
-                Sink::Halves { c, stride, bias } => {
-                    // Of nothing the sum is zero, as the scratch is.
-                    if b.blocks() > 0 {
-                        kernel.tile(row, panels, &mut scratch.0, COLS, false);
-                    }
-                    give_halves(scratch, c, *stride, bias, place);
-                }
+    let (from, n, along_rows) = (rows.start, b.sizes().1, along_rows(b, sink));
+    let mut at = |row: usize, col: usize, soon| {
+        let (height, cols) = (K::ROWS.min(rows.len() - row), COLS.min(n - col));
+        let place = TilePlace { row: from + row, col, rows: height, cols };
+        tile(kernel, row, place, b, soon, sink, scratch);
+    };
+    let (heights, widths) = ((0..rows.len()).step_by(K::ROWS), (0..n).step_by(COLS));
+    if along_rows {
+        for (row, col) in heights.flat_map(|row| widths.clone().map(move |col| (row, col))) {
+            at(row, col, Next::Sums);
+        }
+        return;
+    }
+    let count = heights.len();
+    for col in widths {
+        for (i, row) in heights.clone().enumerate() {
+            at(row, col, Next::Panels { part: i, of: count });
+        }
+    }
+}
+
+/// Whether what is added to is larger than the right factor, which stays in the cache.
+fn along_rows(b: Right<'_>, sink: &Sink<'_>) -> bool {
+    let bytes = b.bytes();
+    matches!(sink, Sink::Floats { c, add: true, .. } if size_of_val(*c) > bytes)
+        && bytes <= PANELS_BYTES
+}
+
+/// Numbers in a pair of lines of the cache.
+const PAIR: usize = 2 * size_of::<CacheLine>() / size_of::<f32>();
+
+/// What is read after a tile.
+#[derive(Clone, Copy)]
+enum Next {
+    /// What the next rows are added to.
+    Sums,
+    /// The next panels, a part of them.
+    Panels { part: usize, of: usize },
+}
+
+/// One tile, whose rows are those of the kernel from `row` on.
+fn tile<'a, K: Kernel<'a>>(
+    kernel: &K,
+    row: usize,
+    place: TilePlace,
+    b: Right<'_>,
+    next: Next,
+    sink: &mut Sink<'_>,
+    scratch: &mut TileScratch,
+) {
+    let rows = TileRows { first: row, wanted: place.rows };
+    let panels = b.panels(place.col);
+    let whole = place.rows == K::ROWS && place.cols == COLS;
+    let soon = match (next, &*sink) {
+        (Next::Sums, Sink::Floats { c, stride, .. }) => {
+            // As much of the next rows as this tile is of its own, in the order of memory.
+            let first = (place.row + K::ROWS) * stride + place.col * K::ROWS;
+            Soon {
+                start: c.as_ptr().wrapping_add(first).cast(),
+                pairs: (K::ROWS * COLS / PAIR).div_ceil(b.blocks().max(1)),
             }
+        }
+        (Next::Panels { part, of }, _) => b.after(place.col, part, of),
+        _ => Soon::NOTHING,
+    };
+    match sink {
+        Sink::Floats { c, stride, add } if whole => {
+            let c = &mut c[place.row * *stride + place.col..];
+            kernel.tile(rows, panels, TileSums { c, stride: *stride, add: *add }, soon);
+        }
+        Sink::Floats { c, stride, add } => {
+            if *add {
+                fetch(scratch, c, *stride, place);
+            }
+            kernel.tile(rows, panels, scratch.sums(*add), soon);
+            give_floats(scratch, c, *stride, place);
+        }
+        Sink::Halves { c, stride, bias } => {
+            // Of nothing the sum is zero, as the scratch is.
+            if b.blocks() > 0 {
+                kernel.tile(rows, panels, scratch.sums(false), soon);
+            }
+            give_halves(scratch, c, *stride, bias, place);
         }
     }
 }

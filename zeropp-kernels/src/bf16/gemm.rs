@@ -103,16 +103,32 @@ pub fn product_into<'b>(
 /// Panics if the sizes do not match.
 pub fn product<'b>(a: Mat<'_>, b: impl Into<Right<'b>>, bias: Option<&[bf16]>) -> Vec<bf16> {
     let b = b.into();
-    let n = b.sizes().1;
-    let bias = wide_bias(bias, n);
-    let len = a.rows * n;
+    let len = a.rows * b.sizes().1;
     let mut c = Vec::with_capacity(len);
-    let sink = Sink::Halves { c: &mut c.spare_capacity_mut()[..len], stride: n, bias: &bias };
-    dispatch(a, [(b, sink)]);
-    // SAFETY: the tiles of a product cover all rows and columns, and each writes all of its
-    // elements.
+    write_product(&mut c.spare_capacity_mut()[..len], a, b, bias);
+    // SAFETY: just written.
     unsafe { c.set_len(len) };
     c
+}
+
+/// The same, row-major in memory that is not written yet.
+///
+/// # Panics
+/// Panics if the sizes do not match.
+pub(crate) fn write_product<'c, 'b>(
+    c: &'c mut [MaybeUninit<bf16>],
+    a: Mat<'_>,
+    b: impl Into<Right<'b>>,
+    bias: Option<&[bf16]>,
+) -> &'c mut [bf16] {
+    let b = b.into();
+    let n = b.sizes().1;
+    assert_eq!(a.rows * n, c.len(), "sizes of a product");
+    let bias = wide_bias(bias, n);
+    dispatch(a, [(b, Sink::Halves { c: &mut *c, stride: n, bias: &bias })]);
+    // SAFETY: the tiles of a product cover all rows and columns, and each writes all of its
+    // elements.
+    unsafe { c.assume_init_mut() }
 }
 
 /// The bias of `n` columns in fp32; empty where there is none.

@@ -16,9 +16,43 @@ pub(super) trait Kernel<'a> {
     /// Gets `rows` rows of `a`, from `from` on, ready.
     fn load(&mut self, a: Mat<'a>, from: usize, rows: usize);
 
-    /// `c = rows·panels`, or `c +=` if `add`, for the tile of the loaded rows that begins at `row`;
-    /// the rows of `c` are `stride` apart, and there are `ROWS` of them, of 32 columns.
-    fn tile(&self, row: usize, panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool);
+    /// The tile of `ROWS` loaded rows and two panels, set or added to `sums`; what is needed `soon`
+    /// may be fetched meanwhile.
+    fn tile(&self, rows: TileRows, panels: [&[CacheLine]; 2], sums: TileSums<'_>, soon: Soon);
+}
+
+/// The rows of a tile among those that are loaded.
+#[derive(Clone, Copy)]
+pub(super) struct TileRows {
+    /// The first one.
+    pub(super) first: usize,
+    /// Those that are wanted: of the others anything may be made.
+    pub(super) wanted: usize,
+}
+
+/// Where the sums of a tile go.
+pub(super) struct TileSums<'a> {
+    /// Rows of 32 numbers.
+    pub(super) c: &'a mut [f32],
+    /// Numbers from one to the next.
+    pub(super) stride: usize,
+    /// Whether they are added to.
+    pub(super) add: bool,
+}
+
+/// Memory that the tiles after this one will read: pairs of lines of the cache, some for each block
+/// of K of this tile.
+#[derive(Clone, Copy)]
+pub(super) struct Soon {
+    /// The first line. It is an address and no more: a fetch into the cache reads nothing.
+    pub(super) start: *const CacheLine,
+    /// Pairs for each block of K.
+    pub(super) pairs: usize,
+}
+
+impl Soon {
+    /// Nothing.
+    pub(super) const NOTHING: Self = Self { start: std::ptr::null(), pairs: 0 };
 }
 
 /// The two chains of sums of a tile of rows.
@@ -126,8 +160,9 @@ impl<C: TileChains> Kernel<'_> for PackedRows<C> {
         );
     }
 
-    fn tile(&self, row: usize, panels: [&[CacheLine]; 2], c: &mut [f32], stride: usize, add: bool) {
-        let first = row / C::ROWS * self.tile_lines;
+    fn tile(&self, rows: TileRows, panels: [&[CacheLine]; 2], sums: TileSums<'_>, _: Soon) {
+        let first = rows.first / C::ROWS * self.tile_lines;
+        let TileSums { c, stride, add } = sums;
         C::run(&self.lines[first..first + self.tile_lines], panels, c, stride, add);
     }
 }

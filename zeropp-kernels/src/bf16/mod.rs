@@ -27,8 +27,8 @@ mod tests;
 #[cfg(target_arch = "x86_64")]
 mod transpose;
 
-pub(crate) use gemm::add_products;
 pub use gemm::{add_by_blocks, add_product, product, product_into, product_set};
+pub(crate) use gemm::{add_products, write_product};
 pub use isa::{Isa, Unavailable, available, force, in_use, requested};
 pub use matrix::Mat;
 pub use packed::{Packed, Right};

@@ -4,6 +4,7 @@ use std::mem::MaybeUninit;
 
 use super::convert::up;
 use super::isa::{self, Isa};
+use super::left::Soon;
 use super::matrix::{BLOCK, COLS, CacheLine, Mat, PANEL, PairLines, ZERO};
 use crate::GRAIN;
 use crate::threads::{self, piece};
@@ -108,6 +109,9 @@ fn pack(isa: Isa, b: Mat<'_>, first: usize, depth: usize, lines: &mut [MaybeUnin
     }
 }
 
+/// Tiles for whose time two panels can be fetched.
+const LEAST_PARTS: usize = 8;
+
 /// A packed factor, or a corner of one, as a product takes it.
 #[derive(Clone, Copy)]
 pub struct Right<'a> {
@@ -137,6 +141,26 @@ impl<'a> Right<'a> {
     /// Blocks of K.
     pub(super) fn blocks(&self) -> usize {
         self.k.div_ceil(BLOCK)
+    }
+
+    /// Bytes of its panels.
+    pub(super) fn bytes(&self) -> usize {
+        let lines = self.blocks() * block_lines(self.isa) * self.n.div_ceil(PANEL);
+        lines * size_of::<CacheLine>()
+    }
+
+    /// A part of the two panels after those from `col` on, one of so many; nothing after the last,
+    /// and nothing for few tiles: they would wait for the fetches as they do for the panels.
+    pub(super) fn after(&self, col: usize, part: usize, of: usize) -> Soon {
+        let len = self.blocks() * block_lines(self.isa);
+        if col + COLS >= self.n || len < self.depth || of < LEAST_PARTS {
+            return Soon::NOTHING;
+        }
+        // Of two panels, one behind the other, a pair of lines for each line of one.
+        let pairs = block_lines(self.isa).div_ceil(of);
+        let first = (col + COLS) / PANEL * self.depth + 2 * part * pairs * self.blocks();
+        let start = self.lines.as_ptr().wrapping_add(first);
+        Soon { start, pairs }
     }
 
     /// The two panels of the 32 columns from `col`, a multiple of 32.

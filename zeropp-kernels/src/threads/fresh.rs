@@ -62,14 +62,18 @@ impl<T: Copy> FreshPart<'_, T> {
         self.slots.len()
     }
 
-    /// The next `count` elements, holding `x`, for a kernel that writes them: of few at a time,
-    /// that is a write to the cache.
-    pub(crate) fn next(&mut self, count: usize, x: T) -> &mut [T] {
+    /// The next `count` elements, which `make` writes and returns.
+    pub(crate) fn made(
+        &mut self,
+        count: usize,
+        make: impl FnOnce(&mut [MaybeUninit<T>]) -> &mut [T],
+    ) -> &mut [T] {
         let slots = &mut self.slots[self.next..self.next + count];
-        slots.fill(MaybeUninit::new(x));
+        let start = slots.as_ptr().cast();
+        let made = make(slots);
+        assert!((made.as_ptr(), made.len()) == (start, count), "the elements that were given");
         self.next += count;
-        // SAFETY: just written.
-        unsafe { slots.assume_init_mut() }
+        made
     }
 
     /// What was written.
@@ -110,4 +114,11 @@ impl<T> Drop for FreshPart<'_, T> {
             self.written.fetch_add(self.next, Ordering::Relaxed);
         }
     }
+}
+
+/// Writes `x` everywhere.
+pub(crate) fn filled<T: Copy>(slots: &mut [MaybeUninit<T>], x: T) -> &mut [T] {
+    slots.fill(MaybeUninit::new(x));
+    // SAFETY: just written.
+    unsafe { slots.assume_init_mut() }
 }

@@ -16,7 +16,7 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
 
-pub(crate) use fresh::{Fresh, FreshPart};
+pub(crate) use fresh::{Fresh, FreshPart, filled};
 use pool::Pool;
 
 /// Pieces that work of many equal elements is cut into for each thread: where a core is taken away
