@@ -58,7 +58,12 @@ fn compare(config: Config, late_us: u64) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("program.csv");
     csv::write(&program, Dialect::Zeropp, std::fs::File::create(&path).unwrap()).unwrap();
-    let config = Config { schedule: path.to_str().unwrap().into(), unit: None, ..config };
+    let config = Config {
+        schedule: path.to_str().unwrap().into(),
+        unit: None,
+        head_split: None, // as the file has it
+        ..config
+    };
     let expected = run(config.clone()).steps;
     let found = over_nccl(config, late_us);
     assert_eq!(found.len(), expected.len());
@@ -97,5 +102,24 @@ fn other_schedules_train_as_over_threads() {
         let virtual_stages = matches!(schedule, "interleaved" | "zb-v").then_some(2).or(Some(1));
         let schedule = schedule.to_owned();
         compare(Config { pp: 2, zero3: 2, virtual_stages, schedule, steps: 4, ..tiny() }, 0);
+    }
+}
+
+/// Ranks pass its messages on in the one order: what they pass on has come before.
+#[test]
+fn slices_of_a_head_train_as_over_threads() {
+    let base = Config { vocab: Some(1000), steps: 4, ..tiny() };
+    for (blocks, virtual_stages, zero3, tied) in
+        [("3,5", 2, 1, false), ("2,0,3,3", 1, 1, true), ("5,3", 1, 2, true), ("2,3,3", 1, 2, false)]
+    {
+        let config = Config {
+            pp: blocks.split(',').count(),
+            zero3,
+            tied,
+            virtual_stages: Some(virtual_stages),
+            head_split: Some(blocks.into()),
+            ..base.clone()
+        };
+        compare(config, 50);
     }
 }

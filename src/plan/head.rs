@@ -15,7 +15,7 @@ use zeropp_plan::bytes::{LayerSizes, StageForm, StageState};
 use zeropp_plan::parts::Parts;
 use zeropp_plan::split::{of_rank, slice_bytes, slice_sizes, slice_state};
 
-use crate::config::{Config, ConfigError, DeviceKind, EngineKind};
+use crate::config::{Config, ConfigError};
 use crate::own::CustomParts;
 use crate::plan::program::Resolved;
 use crate::plan::times::SplitTimes;
@@ -129,7 +129,7 @@ pub fn may_split_head(config: &Config) -> bool {
     let weight = ParamSpec::new("weight", &[1, 1], Init::Zeros);
     let role = if config.tied { Role::Embedding } else { Role::Head };
     let whole = parameters.rule.whole(&parameters.parameter(&weight, role));
-    whole.is_none() && config.slices() <= 1 && check_settings(config).is_ok()
+    whole.is_none() && config.slices() <= 1
 }
 
 /// The head of `model`, if this run can split it into these blocks.
@@ -169,21 +169,5 @@ fn splittable(config: &Config, own: &CustomParts, model: &Model) -> Result<Split
         let problem = format!("{} updates the head's weight as a whole", parameters.rule.name());
         return Err(Obstacle { problem, help: "use another optimizer, such as adamw".into() });
     }
-    check_settings(config)?;
     Ok(split)
-}
-
-/// What else runs cannot do with a split head yet.
-fn check_settings(config: &Config) -> Result<(), Obstacle> {
-    let refused = |what: &str, value: &dyn std::fmt::Display, works: &str| {
-        let problem = format!("runs cannot split a head with {what} = {value} yet");
-        Err(Obstacle { problem, help: format!("use {works}, or leave the head whole") })
-    };
-    if config.engine == EngineKind::Nccl {
-        return refused("engine", &config.engine, "threads or mpi");
-    }
-    if config.device != DeviceKind::Cpu {
-        return refused("device", &config.device, "cpu");
-    }
-    Ok(())
 }

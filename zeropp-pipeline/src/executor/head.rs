@@ -2,7 +2,9 @@
 //!
 //! A send never holds its rank up. What it passes on may not have arrived when the program comes to
 //! it: then it waits here, and goes as soon as that has arrived, also while the rank waits for
-//! something else. So whatever a rank waits for while a send is held back, it looks at both.
+//! something else. So whatever a rank waits for while a send is held back, it looks at both. Where an
+//! engine wants one order of all that ranks do together, a send waits: its program has what it passes
+//! on before it (ADR 31).
 
 use std::time::Duration;
 
@@ -88,8 +90,24 @@ impl<W: Worker> Executor<W> {
         if edge.message == HeadMessage::Gradient {
             f.head.release_own(of.micro_batch);
         }
+        if self.pipeline.keeps_order() {
+            // What comes next in the order waits for this message, so it is not put aside.
+            let needs = edge.needs.clone();
+            self.take_in_all(f, &needs, of.micro_batch)?;
+        }
         f.head.waiting.push((of, span));
         self.pass_on(f)
+    }
+
+    /// Waits for those of these messages that were not taken in.
+    fn take_in_all(&self, f: &mut Flight, edges: &[usize], micro_batch: usize) -> CommResult<()> {
+        let ofs = edges.iter().map(|edge| OfHead { edge: *edge, micro_batch });
+        for of in ofs {
+            if f.head.arriving.contains_key(&of) {
+                self.take_in(f, of)?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes in what has arrived, and sends what has waited for it.
@@ -168,7 +186,7 @@ impl<W: Worker> Executor<W> {
     /// Waits for a message and files it: sums of gradients by the blocks that they are over.
     fn take_in(&self, f: &mut Flight, of: OfHead) -> CommResult<()> {
         let one = f.head.arriving.remove(&of).expect("a verified program posts every receive");
-        let tensor = one.tensor.wait()?;
+        let tensor = self.worker.arrived(one.tensor.wait()?);
         f.spans[one.span].end_ns = self.now();
         let (edge, takers) = (&self.head().edges[of.edge], self.head().takers(of.edge));
         if edge.message != HeadMessage::Gradient {

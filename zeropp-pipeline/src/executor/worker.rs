@@ -75,6 +75,10 @@ pub trait Worker {
     fn head_tokens(&self) -> usize;
     /// Elements and type of a split head's message of so many tensors.
     fn head_message(&self, message: HeadMessage, tensors: usize) -> (usize, DType);
+    /// What another rank has sent, where this rank computes.
+    fn arrived(&self, message: Tensor<1>) -> Tensor<1> {
+        message
+    }
     /// F of this rank's slice of a split head: the sums of its blocks.
     ///
     /// # Errors

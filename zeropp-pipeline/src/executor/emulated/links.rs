@@ -112,6 +112,9 @@ impl Communicator for EmulatedLinks {
         let message = Some(message);
         Pending::in_flight(Box::new(Travelling { message, sent: None, clock: self.clock.clone() }))
     }
+    fn keeps_order(&self) -> bool {
+        self.inner.keeps_order()
+    }
     fn barrier(&self) -> CommResult<()> {
         self.inner.barrier()
     }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use zeropp_core::device;
 use zeropp_core::layer::Part;
 use zeropp_core::meter::MemoryKind;
 use zeropp_core::split::ops::{HeadSlice, SplitHead, sums_len};
@@ -52,7 +51,7 @@ impl ModelWorker {
         micro_batch: usize,
         x: Tensor<1>,
     ) -> Result<Tensor<1>, StepError> {
-        let x = device::on(&self.options.device, x).reshape(self.options.dims);
+        let x = x.reshape(self.options.dims);
         let x = Saved::new(x, MemoryKind::Activation, &self.meter);
         let (source, step) = self.source();
         let (_, targets) = (source.tokens)(step, micro_batch)?;

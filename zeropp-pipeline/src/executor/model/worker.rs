@@ -122,6 +122,10 @@ impl Worker for ModelWorker {
         self.message_of_head(message, tensors)
     }
 
+    fn arrived(&self, message: Tensor<1>) -> Tensor<1> {
+        device::on(&self.options.device, message)
+    }
+
     fn slice_forward(&mut self, micro_batch: usize, x: Tensor<1>) -> Result<Tensor<1>, StepError> {
         self.forward_of_slice(micro_batch, x)
     }
