@@ -286,7 +286,7 @@ impl Job {
     pub(crate) fn can_split_head(&self, layout: &Layout) -> bool {
         let ids = self.model.decoder.vocabulary;
         // Runs in slices of samples cannot split it yet.
-        layout.slices == 1 && split::can_be(ids, layout.pp, Kind::find(layout.schedule))
+        layout.slices == 1 && split::can_be(ids, layout.pp, Kind::find(layout.schedule), false)
     }
 
     /// Whether they may.

@@ -92,8 +92,7 @@ impl Case {
         let sums: Vec<_> = forwards.iter().map(|(.., sums, _)| sums.clone()).collect();
         let sums = join_sums(&sums, n);
         let masks = Masks { scored: self.scored, ..Masks::default() };
-        let element = self.dtype.size();
-        let (totals, loss) = self.head.loss(&sums, self.targets.clone(), &masks, element);
+        let (totals, loss) = self.head.loss(&sums, self.targets.clone(), &masks, n, &mut 0.0);
         let (mut parts, mut dw) = (Vec::new(), Vec::new());
         for (slice, layout, weights, op, _, kept) in forwards {
             let dx = slice.backward(kept, &totals, SCALE, &weights.weight("w"), &op);
@@ -167,7 +166,7 @@ fn by_tensors_the_loss_of_a_target_that_is_no_id_is_nan() {
         let masks = Masks { scored, ..Masks::default() };
         let targets = Tensor::<2, Int>::from_data([targets], &Device::flex());
         force_generic(true);
-        let (_, loss) = head.loss(&sums, targets, &masks, 4);
+        let (_, loss) = head.loss(&sums, targets, &masks, 2, &mut 0.0);
         force_generic(false);
         values(&loss)[0]
     };

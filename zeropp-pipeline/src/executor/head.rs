@@ -72,7 +72,7 @@ impl<W: Worker> Executor<W> {
         let OfHead { edge: at, micro_batch } = of;
         let (message, peer) = (head.edges[at].message, head.edges[at].from);
         let (tensors, takers) = (head.edges[at].tensors as usize, head.takers(at));
-        let (len, dtype) = self.worker.head_message(message, tensors);
+        let (len, dtype) = self.worker.head_message(message, micro_batch, tensors);
         let tensor = self.pipeline.recv(peer, head_tag(message, micro_batch), len, dtype);
         // The root of a validation loss takes its sums at once.
         if takers > 0 && (self.trains || message == HeadMessage::Input || self.head().root != me) {
@@ -112,10 +112,12 @@ impl<W: Worker> Executor<W> {
 
     /// Takes in what has arrived, and sends what has waited for it.
     pub(super) fn pass_on(&mut self, f: &mut Flight) -> Result<(), StepError> {
-        for micro_batch in std::mem::take(&mut f.head.due) {
+        // One after the other, as the loss of a sample's slices is a sum.
+        while let Some(micro_batch) = f.head.due.first().copied() {
             if !self.make_totals(f, micro_batch)? {
-                f.head.due.push(micro_batch);
+                break;
             }
+            f.head.due.remove(0);
         }
         for (of, span) in std::mem::take(&mut f.head.waiting) {
             match self.try_send(f, of)? {
@@ -278,7 +280,7 @@ impl<W: Worker> Executor<W> {
             |at: &usize| f.head.take(OfHead { edge: *at, micro_batch }).expect("no gradient");
         let mut parts: Vec<_> = edges.iter().map(take).collect();
         parts.extend(f.head.sums.remove(&micro_batch));
-        join_sums(&parts, self.worker.head_tokens())
+        join_sums(&parts, self.worker.head_tokens(micro_batch))
     }
 
     /// Makes the totals of a micro-batch, and its loss, if all sums are there.
@@ -362,8 +364,9 @@ impl<W: Worker> Executor<W> {
         if !is_root {
             return self.received(f, &needs, micro_batch);
         }
-        if f.head.due.contains(&micro_batch) {
-            self.wait_for_head(f, &needs, micro_batch)?;
+        while f.head.due.contains(&micro_batch) {
+            let first = f.head.due[0];
+            self.wait_for_head(f, &needs, first)?;
         }
         f.head.release(&needs, micro_batch);
         Ok(take_one(&mut f.head.totals, micro_batch).expect("made with the last of the sums"))

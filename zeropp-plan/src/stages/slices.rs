@@ -110,7 +110,7 @@ impl ModelCosts {
         for ((stage, range), bytes) in stages.iter_mut().zip(ranges).zip(each) {
             let growth = growth(&growths[range.clone()], &stage.costs);
             let whole = Costs { stages: vec![stage.costs], ..Costs::default() };
-            let times = of_slices(&whole, &growth, cut.tokens()).stages;
+            let times = of_slices(&whole, 1, &growth, cut.tokens()).stages;
             let slices = cut.tokens().iter().zip(times).zip(bytes);
             stage.slices = slices
                 .map(|((tokens, costs), bytes)| StageSlice {

@@ -113,13 +113,18 @@ impl Worker for ModelWorker {
         self.away((stage, micro_batch)).is_copied()
     }
 
-    fn head_tokens(&self) -> usize {
-        let [samples, seq, _] = self.options.dims;
+    fn head_tokens(&self, micro_batch: usize) -> usize {
+        let [samples, seq, _] = self.dims(micro_batch);
         samples * seq
     }
 
-    fn head_message(&self, message: HeadMessage, tensors: usize) -> (usize, DType) {
-        self.message_of_head(message, tensors)
+    fn head_message(
+        &self,
+        message: HeadMessage,
+        micro_batch: usize,
+        tensors: usize,
+    ) -> (usize, DType) {
+        self.message_of_head(message, micro_batch, tensors)
     }
 
     fn arrived(&self, message: Tensor<1>) -> Tensor<1> {
@@ -204,6 +209,7 @@ impl Worker for ModelWorker {
         self.contexts.clear();
         self.slices.clear();
         self.losses.clear();
+        self.loss_of_sample = 0.0;
         // A head's forwards have begun gradients.
         self.stages.values_mut().for_each(|stage| stage.grads.clear());
         self.sharded.iter_mut().try_for_each(ShardedStage::free)

@@ -50,15 +50,22 @@ impl SplitHead {
         HeadSlice { name: format!("{}[{start}..{end}]", self.name), weight, shape }
     }
 
-    /// From the sums of all blocks: the totals, and the loss, shape `[1]`, of `targets: [b, s]`.
+    /// From the sums of all blocks: the totals, and the loss, shape `[1]`, of `targets: [b, s]`,
+    /// which are some of a micro-batch's `tokens`. `sum` is that over those before, of slices of
+    /// the same sample, which the loss has too; it gets these added.
+    ///
+    /// # Panics
+    /// Panics as the whole head's; also on a GPU if they are not all of the micro-batch.
     pub fn loss(
         &self,
         sums: &Tensor<1>,
         targets: Tensor<2, Int>,
         masks: &Masks,
-        element_bytes: usize,
+        tokens: usize,
+        sum: &mut f64,
     ) -> (Tensor<1>, Tensor<1>) {
         let Some(values) = fast(sums) else {
+            assert_eq!(tokens, targets.shape().num_elements(), "slices of samples are for the CPU");
             return tensors::totals(sums, targets, self.ids, masks);
         };
         let targets = loss::known_targets(targets, self.ids, masks.scored.is_some());
@@ -66,14 +73,8 @@ impl SplitHead {
         let (chosen, of_blocks) = values.as_slice().split_at(n);
         let of_blocks: Vec<_> = of_blocks.chunks(2 * n).map(exp_sums).collect();
         let totals = totals(of_blocks.iter().map(|sums| &sums[..]));
-        let shape = self.slice(0..0, Vec::new()).shape;
-        let chunk = forced_chunk(shape.chunk(n, element_bytes, true));
-        let mut sum = 0.0;
-        for tokens in chunks(n, chunk) {
-            let (totals, chosen) = (&totals[tokens.clone()], &chosen[tokens.clone()]);
-            sum = cross_entropy(sum, totals, chosen, &targets[tokens]);
-        }
-        let loss = loss::mean(sum, masks.scored.unwrap_or(n as f64));
+        *sum = cross_entropy(*sum, &totals, chosen, &targets);
+        let loss = loss::mean(*sum, masks.scored.unwrap_or(tokens as f64));
         let mut flat = Vec::with_capacity(2 * n);
         put_exp_sums(&mut flat, &totals);
         (cpu_tensor::from_vec(flat, [2 * n]), loss)
