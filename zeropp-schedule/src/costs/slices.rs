@@ -206,13 +206,14 @@ fn first_in(mut least: u64, mut most: u64, is_enough: impl Fn(u64) -> bool) -> u
 }
 
 /// Costs of samples of so many tokens in as many slices as are asked for, and the tokens of each
-/// slice. `pairs` is the share of pairs of tokens in the times of F, which R does again, and of B;
-/// all else grows by tokens.
+/// slice. `pairs` is the share of pairs of tokens in the times of F, which R does again, and of B,
+/// of so many `stages`; all else, and what is behind them, grows by tokens.
 ///
 /// # Errors
 /// As [`slices_of`].
 pub fn cut_samples(
     whole: &Costs,
+    stages: usize,
     tokens: u64,
     slices: usize,
     cut: SliceCut,
@@ -225,7 +226,7 @@ pub fn cut_samples(
     };
     let times = [sum(|s| s.f_ns), sum(|s| s.b_ns), sum(|s| s.w_ns)];
     let tokens = slices_of(tokens, slices, cut, times, &growth)?;
-    Ok((of_slices(whole, whole.stages.len(), &growth, &tokens), tokens))
+    Ok((of_slices(whole, stages, &growth, &tokens), tokens))
 }
 
 /// The costs of every stage and slice, in the order of
