@@ -86,8 +86,8 @@ impl HeadPlan {
         self.sizes.iter().map(of)
     }
 
-    /// Bytes of each rank's slice, and of that for each slice of a sample; `form` is for micro-batches
-    /// of so many tokens.
+    /// Bytes of each rank's slice, and of that for each slice of a sample; `form` is for
+    /// micro-batches of `all` tokens.
     pub(crate) fn bytes(&self, form: &StageForm, all: usize) -> impl Iterator<Item = StageBytes> {
         self.parts.iter().flatten().map(move |(sizes, tokens)| {
             let message = form.message / all as u64 * *tokens as u64;

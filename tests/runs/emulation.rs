@@ -175,6 +175,8 @@ fn a_split_head_is_executed_never_faster_than_simulated_and_faster_than_a_whole_
     let base = Config { pp: 4, zero3: 1, dp: 1, virtual_stages: Some(1), ..config("zeropp") };
     let base = Config { unit: Some(8), steps: 3, ..base };
     check_splits(&base, text, &["16,16,16,16", "20,0,24,20"]);
+    let slices = Config { slices: 2.into(), micro_batches: Some(4), seq: 8192, ..base.clone() };
+    check_splits(&Config { unit: Some(4), ..slices }, text, &["16,16,16,16"]);
     let without = Table::from(&costs(4));
     let config = Config { head_split: Some("8,8,8,8".into()), ..base };
     let error = emulate(&config, &without, |_| ()).unwrap_err().to_string();
@@ -186,8 +188,8 @@ fn a_split_head_is_executed_never_faster_than_simulated_and_faster_than_a_whole_
 fn sixteen_ranks_execute_a_split_head_as_simulated() {
     let times = |last: usize| format!("[{}{}]", "10000, ".repeat(15), last);
     let text = format!(
-        "{{\"t_f\": {0}, \"t_b\": {0}, \"t_w\": {0}, \"t_comm\": 200, \"t_head\": [16000, 16000, \
-         16000]}}",
+        "{{\"t_f\": {0}, \"t_b\": {0}, \"t_w\": {0}, \"t_comm\": 200, \
+          \"t_head\": [16000, 16000, 16000]}}",
         times(26_000)
     );
     let base = Config { pp: 16, zero3: 1, dp: 1, virtual_stages: Some(1), ..config("zeropp") };

@@ -220,8 +220,8 @@ impl RowExchange<'_> {
         self.groups.mesh.rank(Coords { pp: part.rank, zero3, dp })
     }
 
-    /// Sends others the parts `given` of `shard`, which this rank has where there are any, and takes
-    /// the parts `wanted` of a shard that begins at element `start` of the weight, from other ranks
+    /// Sends others the parts `given` of `shard`, which this rank has where there are any, and
+    /// takes the parts `wanted` of a shard that begins at `start` of the weight, from other ranks
     /// or from `shard`. All ranks come to these messages in one order, senders with small numbers
     /// first, as NCCL asks (ADR 31).
     fn exchanged(

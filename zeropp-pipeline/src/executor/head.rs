@@ -2,9 +2,9 @@
 //!
 //! A send never holds its rank up. What it passes on may not have arrived when the program comes to
 //! it: then it waits here, and goes as soon as that has arrived, also while the rank waits for
-//! something else. So whatever a rank waits for while a send is held back, it looks at both. Where an
-//! engine wants one order of all that ranks do together, a send waits: its program has what it passes
-//! on before it (ADR 31).
+//! something else. So whatever a rank waits for while a send is held back, it looks at both. Where
+//! an engine wants one order of all that ranks do together, a send waits: its program has what it
+//! passes on before it (ADR 31).
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Some blocks of a head's rows, computed apart from the others. A slice sees rows, never ranks: with
-//! those of all slices in order, each bit by the CPU's kernels is that of the whole head.
+//! Some blocks of a head's rows, computed apart from the others. A slice sees rows, never ranks:
+//! with those of all slices in order, each bit by the CPU's kernels is that of the whole head.
 //!
 //! Shapes: n = b·s tokens, h hidden. Messages are flat and in fp32: `sums` of k blocks are the
 //! logits of the targets (0 where no block of them has it) `[n]`, and for each block the largest
@@ -195,8 +195,8 @@ impl HeadSlice {
     /// Keeps F→B: x, all logits, on the CPU in fp32, and these sums.
     ///
     /// # Panics
-    /// Panics on the CPU if a target that is scored is not below the head's ids; on a GPU the loss is
-    /// NaN then.
+    /// Panics on the CPU if a target that is scored is not below the head's ids; on a GPU the loss
+    /// is NaN then.
     pub fn forward(
         &self,
         x: Saved<3>,
