@@ -135,8 +135,8 @@ fn slices_are_executed_never_faster_than_simulated_and_idle_less_than_whole_samp
     }
 }
 
-/// A run with each of these splits does what is simulated of it, never faster, and in less time than
-/// a whole head.
+/// A run with each of these splits does what is simulated of it, never faster, and in less time
+/// than with a whole head.
 fn check_splits(base: &Config, costs: &str, splits: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("costs.json");
