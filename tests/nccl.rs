@@ -124,3 +124,23 @@ fn exchanged_orders_and_moved_blocks_change_no_bit() {
         }
     }
 }
+
+/// Ranks pass its messages on in the one order: what they pass on has come before.
+#[test]
+fn slices_of_a_head_train_as_over_threads() {
+    let base = Config { vocab: Some(1000), steps: 4, ..tiny() };
+    for (blocks, virtual_stages, zero3, tied) in
+        [("3,5", 2, 1, false), ("2,0,3,3", 1, 1, true), ("5,3", 1, 2, true), ("2,3,3", 1, 2, false)]
+    {
+        let config = Config {
+            pp: blocks.split(',').count(),
+            zero3,
+            tied,
+            virtual_stages: Some(virtual_stages),
+            head_split: Some(blocks.into()),
+            ..base.clone()
+        };
+        // A slow device would garble what a rank sends and goes on to read.
+        compare(config, 0);
+    }
+}

@@ -70,9 +70,6 @@ impl Config {
             let help = "use 1, or leave recompute:first out";
             return Err(ConfigError::value("slices", self.slices(), problem, help));
         }
-        if let Some(blocks) = self.given_split() {
-            return refused("head-split", &blocks, "off");
-        }
         for (what, file) in [
             ("costs", &self.costs),
             ("save-costs", &self.save_costs),

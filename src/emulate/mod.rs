@@ -191,7 +191,7 @@ fn costs_of(
     let costs = with_head(&costs, of, table, config, resolved)?;
     let costs = match &resolved.sample_slices[..] {
         [] => costs,
-        tokens => of_slices(&costs, &growth(of, table, config)?, tokens),
+        tokens => of_slices(&costs, resolved.stages(), &growth(of, table, config)?, tokens),
     };
     // The executor runs the two halves of an overlapped pair one after the other.
     if costs.overlap_ns.is_some() {

@@ -118,6 +118,11 @@ impl Blueprint {
     ) -> Result<Blueprint, Error> {
         let config = &resolved.config;
         let batch = config.compute().batch(config.micro_batch_size, config.seq);
+        let of_slice = |tokens: &u64| config.sample_of(*tokens as usize);
+        let cut: Vec<_> = match slices {
+            Some(slices) => slices.tokens().iter().map(of_slice).collect(),
+            None => vec![batch],
+        };
         let compute = match config.precision {
             Precision::Fp32 => DType::F32,
             Precision::Bf16 => DType::BF16,
@@ -140,7 +145,7 @@ impl Blueprint {
             plan: Plan::default(),
             own: own.clone(),
             slices: slices.clone(),
-            head: HeadPlan::new(resolved, own, model, batch)?.map(Arc::new),
+            head: HeadPlan::new(resolved, own, model, batch, &cut)?.map(Arc::new),
             base: None,
         };
         let stages = blueprint.stages.len();
@@ -153,7 +158,7 @@ impl Blueprint {
         let split = blueprint.head.as_ref().map(|head| head.times(parts, &last));
         estimates.extend(blueprint.head.iter().flat_map(|head| head.estimates(parts)));
         if let Some(slices) = slices {
-            estimates = slices.times(estimates);
+            estimates = slices.times(estimates, blueprint.stages.len());
         }
         let split = split.as_ref();
         blueprint.times = ActionTimes::new(&blueprint.config, table, estimates, &bytes, split)?;
@@ -458,14 +463,17 @@ impl Blueprint {
     /// Predicted bytes of every stage, and behind them of each rank's slice of a split head; where
     /// samples are cut, of every stage and slice.
     pub(crate) fn all_bytes(&self) -> Vec<StageBytes> {
-        if let Some(slices) = &self.slices {
-            return slices.bytes(&self.stages, |stage| self.form(stage));
-        }
-        let bytes = |s: usize| self.parts.stage_bytes(self.parts_of(s), &self.form(s));
-        let stages = self.stages.len();
-        let (form, tokens) = (self.form(stages), self.batch.tokens());
-        let slices = self.head.iter().flat_map(|head| head.bytes(&form, tokens));
-        (0..stages).map(bytes).chain(slices).collect()
+        let stages: Stages = (0..self.stages.len()).map(|stage| self.parts_of(stage)).collect();
+        let mut all = match &self.slices {
+            Some(slices) => slices.bytes(&stages, |stage| self.form(stage)),
+            None => {
+                let each = stages.iter().cloned().enumerate();
+                each.map(|(s, parts)| self.parts.stage_bytes(parts, &self.form(s))).collect()
+            }
+        };
+        let (form, tokens) = (self.form(stages.len()), self.batch.tokens());
+        all.extend(self.head.iter().flat_map(|head| head.bytes(&form, tokens)));
+        all
     }
 
     fn simulated(&self, costs: &Costs) -> Timeline {
@@ -510,7 +518,8 @@ impl Blueprint {
                 r_ns: mean.r_ns * n,
                 ..mean
             };
-            stages = slices.times(stages.into_iter().map(of_sample).collect());
+            let whole = stages.into_iter().map(of_sample).collect();
+            stages = slices.times(whole, self.stages.len());
         }
         let memory = vec![StageBytes::default(); stages.len()];
         self.simulated(&Costs { stages, memory, ..Costs::default() }).bubble()

@@ -15,7 +15,7 @@ use zeropp_plan::bytes::{LayerSizes, StageForm, StageState};
 use zeropp_plan::parts::Parts;
 use zeropp_plan::split::{of_rank, slice_bytes, slice_sizes, slice_state};
 
-use crate::config::{Config, ConfigError, DeviceKind, EngineKind};
+use crate::config::{Config, ConfigError};
 use crate::own::CustomParts;
 use crate::plan::program::Resolved;
 use crate::plan::times::SplitTimes;
@@ -27,12 +27,15 @@ pub(crate) struct HeadPlan {
     blocks: Vec<usize>,
     /// The slice of each rank that has one.
     pub(crate) slices: Vec<Option<Arc<HeadSlice>>>,
-    /// The same as predictions see them.
+    /// The same as predictions see them, of whole samples.
     sizes: Vec<Option<LayerSizes>>,
+    /// Of each rank for each slice of a sample, with the tokens of that.
+    parts: Vec<Vec<(Option<LayerSizes>, usize)>>,
 }
 
 impl HeadPlan {
-    /// That of a run of `model`; none where its head is whole.
+    /// That of a run of `model`; none where its head is whole. `batch` is a micro-batch of whole
+    /// samples, `cut` those that there are: it, or the slices of a sample.
     ///
     /// # Errors
     /// What cannot be done with a split head.
@@ -41,6 +44,7 @@ impl HeadPlan {
         own: &CustomParts,
         model: &Model,
         batch: BatchShape,
+        cut: &[BatchShape],
     ) -> Result<Option<HeadPlan>, ConfigError> {
         let Some((blocks, root)) = resolved.head_blocks()? else { return Ok(None) };
         let split = check(resolved, own, model, &blocks)?;
@@ -52,11 +56,13 @@ impl HeadPlan {
         };
         let slices: Vec<_> = (0..blocks.len()).map(slice).collect();
         let is_tied = model.is_tied();
-        let sizes = |slice: &Option<Arc<HeadSlice>>| {
+        let sizes_of = |slice: &Option<Arc<HeadSlice>>, batch: BatchShape| {
             Some(slice_sizes(&split.weight, slice.as_ref()?.shape(), batch, is_tied))
         };
-        let sizes = slices.iter().map(sizes).collect();
-        Ok(Some(HeadPlan { split, blocks, slices, sizes }))
+        let sizes = slices.iter().map(|slice| sizes_of(slice, batch)).collect();
+        let parts_of = |slice| cut.iter().map(|of| (sizes_of(slice, *of), of.tokens())).collect();
+        let parts = slices.iter().map(parts_of).collect();
+        Ok(Some(HeadPlan { split, blocks, slices, sizes, parts }))
     }
 
     /// How files of costs, whose last stage has a whole head, are for the slices; `last` is what
@@ -80,13 +86,13 @@ impl HeadPlan {
         self.sizes.iter().map(of)
     }
 
-    /// Bytes of each rank's slice, for micro-batches of so many tokens.
-    pub(crate) fn bytes(
-        &self,
-        form: &StageForm,
-        tokens: usize,
-    ) -> impl Iterator<Item = StageBytes> {
-        self.sizes.iter().map(move |sizes| slice_bytes(sizes.as_ref(), form, tokens))
+    /// Bytes of each rank's slice, and of that for each slice of a sample; `form` is for
+    /// micro-batches of `all` tokens.
+    pub(crate) fn bytes(&self, form: &StageForm, all: usize) -> impl Iterator<Item = StageBytes> {
+        self.parts.iter().flatten().map(move |(sizes, tokens)| {
+            let message = form.message / all as u64 * *tokens as u64;
+            slice_bytes(sizes.as_ref(), &StageForm { message, ..*form }, *tokens)
+        })
     }
 
     /// The weight in so many shards, where pipeline rank `owner` has all of it as an embedding.
@@ -129,7 +135,7 @@ pub fn may_split_head(config: &Config) -> bool {
     let weight = ParamSpec::new("weight", &[1, 1], Init::Zeros);
     let role = if config.tied { Role::Embedding } else { Role::Head };
     let whole = parameters.rule.whole(&parameters.parameter(&weight, role));
-    whole.is_none() && config.slices() <= 1 && check_settings(config).is_ok()
+    whole.is_none()
 }
 
 /// The head of `model`, if this run can split it into these blocks.
@@ -169,21 +175,5 @@ fn splittable(config: &Config, own: &CustomParts, model: &Model) -> Result<Split
         let problem = format!("{} updates the head's weight as a whole", parameters.rule.name());
         return Err(Obstacle { problem, help: "use another optimizer, such as adamw".into() });
     }
-    check_settings(config)?;
     Ok(split)
-}
-
-/// What else runs cannot do with a split head yet.
-fn check_settings(config: &Config) -> Result<(), Obstacle> {
-    let refused = |what: &str, value: &dyn std::fmt::Display, works: &str| {
-        let problem = format!("runs cannot split a head with {what} = {value} yet");
-        Err(Obstacle { problem, help: format!("use {works}, or leave the head whole") })
-    };
-    if config.engine == EngineKind::Nccl {
-        return refused("engine", &config.engine, "threads or mpi");
-    }
-    if config.device != DeviceKind::Cpu {
-        return refused("device", &config.device, "cpu");
-    }
-    Ok(())
 }

@@ -5,7 +5,7 @@ use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, recomputed};
 use zeropp_pipeline::memory::StageBytes;
-use zeropp_pipeline::schedules::{Limits, OrderCosts, Shape, generate_sliced, generate_split};
+use zeropp_pipeline::schedules::{Limits, OrderCosts, Shape, generate_cut};
 use zeropp_pipeline::simulate;
 use zeropp_pipeline::verify::{VerifyLimits, verify, verify_issue_order};
 use zeropp_plan::programs::{self, lowered};
@@ -141,10 +141,11 @@ impl Resolved {
     ) -> OrderCosts {
         let Config { max_gathered, max_gathers, .. } = self.config;
         let mem_limit = self.config.mem_limit.and_then(|limit| i64::try_from(limit.0).ok());
+        let again = self.recomputed() * self.sample_slices.len().max(1);
         OrderCosts {
             limits: Limits { gathered: max_gathered, gathers: max_gathers, evaluations: None },
             objective: self.config.optimizer_sync.into(),
-            ..programs::generator_costs(costs, bytes, self.recomputed(), mem_limit)
+            ..programs::generator_costs(costs, bytes, again, mem_limit)
         }
     }
 
@@ -166,15 +167,15 @@ impl Resolved {
         }
         let compact = match &self.file {
             Some(schedule) => schedule.clone(),
-            None if !self.sample_slices.is_empty() => {
-                generate_sliced(&config.schedule, &shape(config), &self.sample_slices)?
-            }
-            None => match config.head_blocks()? {
-                Some(blocks) => {
-                    generate_split(&config.schedule, &shape(config), &blocks, Some(costs))?
+            None => {
+                let (kind, shape, slices) = (&config.schedule, shape(config), &self.sample_slices);
+                match config.head_blocks()?.unwrap_or_default() {
+                    none if none.is_empty() && slices.is_empty() => {
+                        generate_with_costs(kind, &shape, costs)?
+                    }
+                    blocks => generate_cut(kind, &shape, slices, &blocks, Some(costs))?,
                 }
-                None => generate_with_costs(&config.schedule, &shape(config), costs)?,
-            },
+            }
         };
         Ok(lowered(&compact, &options, one_order)?)
     }

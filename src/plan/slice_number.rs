@@ -44,7 +44,7 @@ pub(crate) fn planned(
     for n in numbers(config.seq) {
         let sliced = Config { slices: SliceCount::Of(n), ..config.clone() };
         // Those that cannot be are none, such as beyond a limit on memory.
-        let Ok(made) = Blueprint::new(&sliced, model.clone(), own) else { continue };
+        let Ok(made) = split::planned(&sliced, model.clone(), own) else { continue };
         if units_before.as_ref().is_some_and(|before| *before != units(&made)) {
             continue;
         }

@@ -100,9 +100,9 @@ pub(crate) fn reopened(bp: &Blueprint) -> Config {
 fn ids(config: &Config, model: &Model) -> Option<usize> {
     let Some(Part::Head(head)) = model.parts.last() else { return None };
     let ids = head.split()?.ids;
-    // A cut by hand is one for a whole head; runs in slices of samples cannot split it yet.
-    let is_open = config.stages.is_none() && config.slices() <= 1;
-    (is_open && split::can_be(ids, config.pp, config.kind())).then_some(ids)
+    // A cut by hand is one for a whole head.
+    let can_be = split::can_be(ids, config.pp, config.kind(), config.slices() > 1);
+    (config.stages.is_none() && can_be).then_some(ids)
 }
 
 fn sum(times: &StageCosts) -> f64 {

@@ -145,14 +145,49 @@ fn slices_are_chosen_where_they_pay() {
     }
 }
 
-/// One that is not shared by ranks in slices of samples yet, by default or by choice.
+/// The head in slices of rows, of samples in slices of tokens: the root adds up their losses, and
+/// rows sum over tokens as the whole head does.
 #[test]
-fn a_large_head_stays_whole_beside_slices() {
-    let base = Config { vocab: Some(2048), ..small() };
-    let reference = run(Config { head_split: Some("off".into()), ..base.clone() });
-    for head_split in [None, Some("auto".to_string())] {
-        check(&reference, Config { head_split, ..sliced(&layout(&base, 2, 2), 2) });
+fn a_split_head_beside_slices_has_the_bits_of_neither() {
+    let split = |config: Config, blocks: &str| Config { head_split: Some(blocks.into()), ..config };
+    let base = Config { vocab: Some(1000), head_split: Some("off".into()), ..small() };
+    let reference = run(base.clone());
+    for (blocks, v, n) in
+        [("3,5", 2, 1), ("3,5", 2, 2), ("8,0", 1, 4), ("2,3,3", 1, 4), ("0,4,2,2", 1, 2)]
+    {
+        let pp = blocks.split(',').count();
+        let config = split(layout(&base, pp, v), blocks);
+        check(&reference, sliced(&config, n));
+        check(&reference, Config { zero3: 2, micro_batches: Some(1), ..sliced(&config, n) });
+        if n >= pp {
+            check(&reference, sliced(&of_kind(&config, "interleaved-zb"), n));
+        }
     }
+    let one_unit = Config { micro_batches: Some(3), unit: Some(3), ..base.clone() };
+    let reference = run(one_unit.clone());
+    for (blocks, n) in [("5,3", 2), ("2,2,1,3", 4)] {
+        let pp = blocks.split(',').count();
+        check(&reference, sliced(&split(of_kind(&layout(&one_unit, pp, 1), "1f1b"), blocks), n));
+    }
+    for base in [
+        Config { tied: true, ..base.clone() },
+        Config { precision: Precision::Bf16, recompute: Recompute::Full, ..base.clone() },
+        Config { optimizer_sync: OptimizerSync::Late, clip: 0.05, ..base.clone() },
+    ] {
+        let reference = run(base.clone());
+        check(&reference, sliced(&split(layout(&base, 2, 2), "3,5"), 4));
+    }
+}
+
+/// By default too, where both pay.
+#[test]
+fn a_large_head_is_split_beside_slices_where_it_pays() {
+    let base = Config { vocab: Some(4000), micro_batches: Some(8), unit: Some(8), ..small() };
+    let reference = run(Config { head_split: Some("off".into()), ..base.clone() });
+    let config = sliced(&layout(&base, 2, 1), 2);
+    let schedule = Trainer::new(config.clone()).unwrap().schedule().clone();
+    assert!(!schedule.head_blocks.is_empty() && schedule.sample_slices.len() == 2);
+    check(&reference, config);
 }
 
 #[test]
@@ -268,6 +303,8 @@ fn masks_and_validation_losses_of_slices_are_those_of_whole_samples() {
     let reference = run(scored.clone());
     assert!(reference.steps[0].scored_tokens.unwrap() < 2 * 864);
     check(&reference, sliced(&layout(&scored, 2, 2), 4));
+    let split = Config { head_split: Some("1,1".into()), ..layout(&scored, 2, 2) };
+    check(&reference, sliced(&split, 4));
     let text = Some(text_file(&dir, 12_000));
     let split = Some("7,3".into());
     let evaluated =
@@ -277,9 +314,13 @@ fn masks_and_validation_losses_of_slices_are_those_of_whole_samples() {
     };
     for recompute in [Recompute::None, Recompute::Full] {
         let base = Config { recompute, ..evaluated.clone() };
-        let (whole, cut) = (run(base.clone()), run(sliced(&base, 4)));
-        assert_same_bits(&whole, &cut, "evaluated");
-        assert_eq!(losses(&whole), losses(&cut));
+        let whole = run(base.clone());
+        // The head of 256 ids has two blocks.
+        for head_split in [None, Some("1,1".to_string())] {
+            let cut = run(Config { head_split, ..sliced(&base, 4) });
+            assert_same_bits(&whole, &cut, "evaluated");
+            assert_eq!(losses(&whole), losses(&cut));
+        }
     }
 }
 
@@ -348,10 +389,6 @@ fn runs_that_slices_cannot_have_yet_are_refused_by_name() {
         (
             Config { reschedule: Some(Reschedule::Auto), pp: 2, ..base.clone() },
             "schedule:slices = 4: runs cannot do it with reschedule = auto yet",
-        ),
-        (
-            Config { head_split: Some("2,2".into()), pp: 2, ..base.clone() },
-            "schedule:slices = 4: runs cannot do it with head-split = 2,2 yet",
         ),
         (
             Config { slice_cut: SliceCut::Tokens, ..sliced(&small(), 1) },

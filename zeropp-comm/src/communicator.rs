@@ -50,6 +50,12 @@ pub trait Communicator: Send + Sync {
     /// Receives `len` elements of `dtype` from rank `from` of the group.
     fn recv(&self, from: usize, tag: u64, len: usize, dtype: DType) -> Pending<Tensor<1>>;
 
+    /// Whether what other ranks wait for may stand behind any call of this one, as with NCCL: then
+    /// all ranks come to all that they do together in one order (ADR 31).
+    fn keeps_order(&self) -> bool {
+        false
+    }
+
     /// Blocks until all ranks of the group are here.
     ///
     /// # Errors

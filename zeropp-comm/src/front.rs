@@ -46,6 +46,11 @@ pub(crate) trait Front: Send + Sync {
     /// How long operations may be waited for.
     fn timeout(&self) -> &Timeout;
 
+    /// As [`Communicator::keeps_order`].
+    fn in_order(&self) -> bool {
+        false
+    }
+
     /// The problem with the type or length of a buffer, as an error.
     fn movable(&self, _call: &Signature) -> Result<(), String> {
         Ok(())
@@ -189,6 +194,10 @@ impl<F: Front> Communicator for F {
             Err(error) => Pending::ready(Err(error)),
             Ok(()) => self.fetch(from, tag, call),
         }
+    }
+
+    fn keeps_order(&self) -> bool {
+        self.in_order()
     }
 
     fn barrier(&self) -> CommResult<()> {

@@ -236,6 +236,10 @@ impl Communicator for RecordedCommunicator {
         self.tracked(call, || self.inner.recv(from, tag, len, dtype))
     }
 
+    fn keeps_order(&self) -> bool {
+        self.inner.keeps_order()
+    }
+
     fn barrier(&self) -> CommResult<()> {
         self.blocking(Call::bare(Operation::Barrier), || self.inner.barrier())
     }

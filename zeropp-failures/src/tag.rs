@@ -26,10 +26,10 @@ pub fn untag(tag: u64) -> Option<Key> {
     Some((message, (tag >> 32 & 0x3fff_ffff) as usize, (tag & u64::from(u32::MAX)) as usize))
 }
 
-/// The message of a split head's tag; none of another's.
-pub fn untag_head(tag: u64) -> Option<HeadMessage> {
+/// The message and micro-batch of a split head's tag; none of another's.
+pub fn untag_head(tag: u64) -> Option<(HeadMessage, usize)> {
     let which = (tag >> 63 == 1).then_some((tag >> 32 & 0x7fff_ffff) as usize)?;
-    HeadMessage::ALL.get(which).copied()
+    Some((*HeadMessage::ALL.get(which)?, (tag & u64::from(u32::MAX)) as usize))
 }
 
 #[cfg(test)]
@@ -41,7 +41,7 @@ mod tests {
         for (place, message) in HeadMessage::ALL.into_iter().enumerate() {
             assert_eq!(message as usize, place);
             let tag = head_tag(message, 1000 + place);
-            assert_eq!((untag_head(tag), untag(tag)), (Some(message), None));
+            assert_eq!((untag_head(tag), untag(tag)), (Some((message, 1000 + place)), None));
         }
         let key = (Message::Gradient, 7, 9);
         assert_eq!((untag(tag(key)), untag_head(tag(key))), (Some(key), None));

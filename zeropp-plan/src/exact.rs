@@ -9,7 +9,7 @@ use zeropp_schedule::head::HeadTree;
 use zeropp_schedule::ir::{Action, Compute, Schedule, Task};
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync, lower};
 use zeropp_schedule::memory::{HeadBytes, HeldBytes, MemoryBytes};
-use zeropp_schedule::schedules::{Kind, Shape, StepForm, generate_sliced, generate_split};
+use zeropp_schedule::schedules::{Kind, Shape, StepForm, generate_cut};
 use zeropp_schedule::simulate::{Costs, LinkCosts, simulate, step_period_ns, times};
 use zeropp_schedule::timeline::Timeline;
 use zeropp_search::generate_with_costs;
@@ -20,7 +20,7 @@ use crate::links::{Links, Sent};
 use crate::memory;
 use crate::programs::generator_costs;
 use crate::shared::{Crowd, contended};
-use crate::stages::{Stage, simulator, step_ns};
+use crate::stages::{Stage, simulator, step_ns, times_by_flop};
 
 mod made;
 
@@ -245,12 +245,12 @@ impl<'a> Simulation<'a> {
         let head_blocks = head_blocks(layout, stages);
         let runs_so = !head_blocks.is_empty() && job.fixed.head == HeadSplit::Auto;
         let of_run = || Costs {
-            stages: stages.iter().map(|s| s.by_flop).collect(),
+            stages: times_by_flop(stages),
             memory: costs.memory.clone(),
             ..Costs::default()
         };
         let ordered = if runs_so { of_run() } else { costs.clone() };
-        let again = layout.recomputed_of_all();
+        let again = layout.recomputed_of_all() * layout.slices;
         let weighed = generator_costs(&ordered, &costs.memory, again, None);
         let weighed = weighed.with_objective(sync.into());
         let tokens: Vec<u64> = stages[0].slices.iter().map(|slice| slice.tokens).collect();
@@ -265,10 +265,9 @@ impl<'a> Simulation<'a> {
             let recipe = Recipe::new(layout, shape, &tokens, options);
             made.of(recipe.filter(|_| head_blocks.is_empty()), || {
                 let kind = layout.schedule;
-                let made = match (layout.slices, head_blocks.is_empty()) {
-                    (1, true) => generate_with_costs(kind, &shape, &weighed),
-                    (1, false) => generate_split(kind, &shape, &head_blocks, Some(&weighed)),
-                    _ => generate_sliced(kind, &shape, &tokens),
+                let made = match tokens.is_empty() && head_blocks.is_empty() {
+                    true => generate_with_costs(kind, &shape, &weighed),
+                    false => generate_cut(kind, &shape, &tokens, &head_blocks, Some(&weighed)),
                 };
                 let made = made.map_err(|e| PlanError::new(e.to_string()))?;
                 Ok::<_, PlanError>(lower(&made, &options))
@@ -307,7 +306,7 @@ impl<'a> Simulation<'a> {
             blocks: blocks.to_vec(),
             head_blocks: head_blocks(self.layout, self.stages),
             may_slice: self.job.may_slice(self.layout),
-            may_split_head: !self.job.compute.on_gpu && self.job.can_split_head(self.layout),
+            may_split_head: self.job.run_may_split_head(self.layout),
             out_to: match &self.job.fixed.out {
                 Some(OutPlace::File(folder)) => Some(folder.clone()),
                 _ => None,
@@ -458,10 +457,12 @@ impl<'a> Simulation<'a> {
                     let to = program.destination(message, stage);
                     (bytes as f64, share(to.is_some_and(|to| links.leaves_node(rank, to))))
                 }
-                Action::SendHead { message, peer, .. } => {
+                Action::SendHead { message, micro_batch, peer, .. } => {
                     let edge =
                         tree.as_ref().and_then(|t| Some(&t.edges[t.edge(message, rank, peer)?]));
-                    let head = self.stages[program.cell(rank, program.stages())].bytes.head;
+                    let of = &self.stages[program.cell(rank, program.stages())];
+                    let slice = of.slices.get(micro_batch % self.layout.slices);
+                    let head = slice.map_or(of.bytes, |slice| slice.bytes).head;
                     let bytes = edge.map_or(0, |edge| head.message(message, edge.tensors));
                     (bytes as f64, share(links.leaves_node(rank, peer)))
                 }

@@ -284,9 +284,14 @@ impl Job {
 
     /// Whether the ranks of a layout could share the head.
     pub(crate) fn can_split_head(&self, layout: &Layout) -> bool {
-        let ids = self.model.decoder.vocabulary;
-        // Runs in slices of samples cannot split it yet.
-        layout.slices == 1 && split::can_be(ids, layout.pp, Kind::find(layout.schedule))
+        let (ids, kind) = (self.model.decoder.vocabulary, Kind::find(layout.schedule));
+        split::can_be(ids, layout.pp, kind, layout.slices > 1)
+    }
+
+    /// Whether a run of a layout may choose that by itself.
+    pub(crate) fn run_may_split_head(&self, layout: &Layout) -> bool {
+        let runs_can = !matches!(self.fixed.head, HeadSplit::Ahead | HeadSplit::Told);
+        runs_can && self.can_split_head(layout)
     }
 
     /// Whether they may.

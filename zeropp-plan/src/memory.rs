@@ -94,20 +94,19 @@ pub(crate) fn at_least(layout: &Layout, stages: &[Stage], may_be_split: bool) ->
     // Rank 0 keeps the most in flight, but no inputs of its first stage, which are tokens: rank 1
     // does.
     let full = layout.recompute == Recompute::Full;
-    if layout.slices > 1 {
-        let ranks = [0, layout.pp - 1].into_iter();
-        return ranks.map(|rank| at_least_in_slices(layout, stages, rank)).max().unwrap_or(0);
-    }
     let known = |rank| Some((rank, (layout.forms().in_flight)(&layout.shape(), rank, full)?));
     let first = if may_be_split && layout.pp == 2 { 1 } else { layout.pp.min(2) };
     // Slices keep what the optimizer has of an embedding that they are tied to.
     let tied = stages.last().and_then(|last| last.state.tied.as_ref()).filter(|_| may_be_split);
     let less = tied.map_or(0, |tied| tied.head.state_of_all(layout.cut().pieces()));
     let less = less.div_ceil(layout.cut().pieces() as u64);
-    let of = |(rank, held)| {
-        let bytes = rank_at_least(layout, stages, rank, held);
-        if rank == 0 { bytes - less } else { bytes }
-    };
+    let without = |rank, bytes: u64| if rank == 0 { bytes.saturating_sub(less) } else { bytes };
+    if layout.slices > 1 {
+        let ranks = [0, layout.pp - 1].into_iter().take(if may_be_split { 1 } else { 2 });
+        let of = |rank| without(rank, at_least_in_slices(layout, stages, rank));
+        return ranks.map(of).max().unwrap_or(0);
+    }
+    let of = |(rank, held)| without(rank, rank_at_least(layout, stages, rank, held));
     (0..first).filter_map(known).map(of).max().unwrap_or(0)
 }
 

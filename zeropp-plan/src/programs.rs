@@ -52,8 +52,8 @@ pub fn forwards(
 }
 
 /// The generators' costs of stages with these times that keep `bytes`: those that a run's schedule
-/// is made for, and a plan's. Of the first `recomputed` stages, which are done again as a whole,
-/// that is part of their B. A rank may keep up to `mem_limit` bytes from F to W.
+/// is made for, and a plan's. Of the first `recomputed` entries, of stages that are done again as a
+/// whole, that is part of their B. A rank may keep up to `mem_limit` bytes from F to W.
 pub fn generator_costs(
     costs: &simulate::Costs,
     bytes: &[StageBytes],

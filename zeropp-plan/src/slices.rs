@@ -73,10 +73,11 @@ impl SampleSlices {
         &self.tokens
     }
 
-    /// Times of each stage and slice, where `stages` have those of samples.
-    pub fn times(&self, stages: Vec<StageCosts>) -> Vec<StageCosts> {
-        let whole = Costs { stages, ..Costs::default() };
-        of_slices(&whole, &self.growth, &self.tokens).stages
+    /// Times of each stage and slice, where `all` have those of samples: of so many `stages`, and
+    /// behind them of the slices of a split head.
+    pub fn times(&self, all: Vec<StageCosts>, stages: usize) -> Vec<StageCosts> {
+        let whole = Costs { stages: all, ..Costs::default() };
+        of_slices(&whole, stages, &self.growth, &self.tokens).stages
     }
 
     /// Bytes of each stage and slice; `form` has those of whole samples.

@@ -18,9 +18,10 @@ use crate::worth::is_worth;
 /// A head of fewer blocks stays whole: one would be too large a part of it to be dealt out evenly.
 const BLOCKS_MIN: usize = 16;
 
-/// Whether `pp` ranks may share a head of so many token ids in a schedule of this kind.
-pub fn can_be(ids: usize, pp: usize, kind: Option<&Kind>) -> bool {
-    let has_order = kind.is_some_and(|kind| kind.ahead.is_some());
+/// Whether `pp` ranks may share a head of so many token ids in a schedule of this kind, of samples
+/// that are cut into slices or not.
+pub fn can_be(ids: usize, pp: usize, kind: Option<&Kind>, in_slices: bool) -> bool {
+    let has_order = kind.is_some_and(|kind| kind.splits_heads(in_slices));
     pp > 1 && has_order && blocks(ids).len() >= BLOCKS_MIN
 }
 

@@ -197,6 +197,10 @@ impl ModelCosts {
         for (stage, by_flop) in stages.iter_mut().zip(by_flop) {
             stage.by_flop = by_flop;
         }
+        if layout.slices > 1 {
+            self.cut_samples(job, layout, &ranges, &mut stages);
+            self.cut_head(job, layout, &messages, &mut stages[before + 1..]);
+        }
         stages
     }
 
@@ -341,11 +345,18 @@ pub struct StageSlice {
     pub costs: StageCosts,
     /// What it keeps.
     pub bytes: StageBytes,
+    /// As of the stage.
+    pub by_flop: StageCosts,
 }
 
 /// Times of each stage; where samples are cut, of each stage and slice.
 pub fn times_of(stages: &[Stage]) -> Vec<StageCosts> {
     stages.iter().flat_map(|s| one_or_all(s, s.costs, |slice| slice.costs)).collect()
+}
+
+/// The times by operations, of the same.
+pub(crate) fn times_by_flop(stages: &[Stage]) -> Vec<StageCosts> {
+    stages.iter().flat_map(|s| one_or_all(s, s.by_flop, |slice| slice.by_flop)).collect()
 }
 
 /// Bytes of each stage; where samples are cut, of each stage and slice.

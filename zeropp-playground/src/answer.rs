@@ -232,8 +232,14 @@ impl WantedSchedule {
         costs: &Costs,
     ) -> Result<AnsweredSchedule, String> {
         let pairs = [self.share_of_pairs()?; 2];
-        let (costs, tokens) =
-            cut_samples(costs, SAMPLE_TOKENS, self.slices, SliceCut::default(), pairs)?;
+        let (costs, tokens) = cut_samples(
+            costs,
+            costs.stages.len(),
+            SAMPLE_TOKENS,
+            self.slices,
+            SliceCut::default(),
+            pairs,
+        )?;
         let made = generate_sliced(kind, &shape, &tokens).map_err(|e| e.to_string())?;
         run(shape, self.lowered(made), costs)
     }
@@ -276,7 +282,8 @@ fn edited(text: &str, wanted: &WantedSchedule) -> Result<AnsweredSchedule, Strin
         [] => costs,
         tokens => {
             let share = wanted.share_of_pairs()?;
-            of_slices(&costs, &SampleGrowth::of_pairs(share, share), tokens)
+            let growth = SampleGrowth::of_pairs(share, share);
+            of_slices(&costs, costs.stages.len(), &growth, tokens)
         }
     };
     run(shape, schedule, costs)

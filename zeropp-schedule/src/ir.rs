@@ -99,15 +99,11 @@ impl Schedule {
             ));
         }
         let n = slices.len();
-        if let Some(unit) = self.units.iter().position(|of| !of.is_multiple_of(n)) {
-            return Some(format!(
-                "units[{unit}] = {}: units are of whole samples of {n} slices; use multiples of \
-                 {n}",
-                self.units[unit]
-            ));
-        }
-        let both = !self.head_blocks.is_empty();
-        both.then(|| "the head is split and samples are cut into slices; use one of them".into())
+        let unit = self.units.iter().position(|of| !of.is_multiple_of(n))?;
+        Some(format!(
+            "units[{unit}] = {}: units are of whole samples of {n} slices; use multiples of {n}",
+            self.units[unit]
+        ))
     }
 
     /// Says of what there are too few computes, before tables are sized by it: a slip in a file
@@ -127,9 +123,12 @@ impl Schedule {
     }
 
     /// Where a micro-batch is in the order of a stage's backwards and so of its sums: that of
-    /// samples, and from the last slice of each to the first.
-    pub(crate) fn backward_place(&self, micro_batch: usize) -> usize {
-        reversed_slices(micro_batch, self.slices_per_sample())
+    /// samples, and from the last slice of each to the first. A split head's come as its forwards.
+    pub(crate) fn backward_place(&self, stage: usize, micro_batch: usize) -> usize {
+        match self.wide_stage() == Some(stage) {
+            true => micro_batch,
+            false => reversed_slices(micro_batch, self.slices_per_sample()),
+        }
     }
 
     /// Whether `rank` computes `stage`.

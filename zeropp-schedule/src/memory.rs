@@ -170,15 +170,16 @@ impl<'a> Ledger<'a> {
     }
 
     /// One for `rank` of `schedule`; `stages` has an entry for each stage and, where the head is
-    /// split, for each rank's slice.
+    /// split, for each rank's slice, and of each for all slices of a sample.
     pub fn of(schedule: &Schedule, rank: usize, stages: &'a [StageBytes]) -> Ledger<'a> {
         let program = &schedule.ranks[rank];
         let slices = schedule.slices_per_sample();
         let Some(wide) = schedule.wide_stage() else {
             return Ledger::with(program, Cow::Borrowed(stages), slices, None);
         };
-        let mut own = stages[..wide].to_vec();
-        own.push(stages[schedule.cell(rank, wide)]);
+        let mut own = stages[..wide * slices].to_vec();
+        let slice = schedule.cost_entry(rank, wide, 0);
+        own.extend_from_slice(&stages[slice..slice + slices]);
         Ledger::with(program, Cow::Owned(own), slices, HeadLedger::new(schedule, rank))
     }
 
@@ -256,8 +257,8 @@ impl<'a> Ledger<'a> {
             Action::Recv { message, stage, micro_batch } => {
                 self.arrive(message, stage, micro_batch);
             }
-            Action::SendHead { .. } | Action::RecvHead { .. } => {
-                self.of_head(|head, sizes| head.message(action, sizes));
+            Action::SendHead { micro_batch, .. } | Action::RecvHead { micro_batch, .. } => {
+                self.of_head(micro_batch, |head, sizes| head.message(action, sizes));
             }
             Action::ReduceScatter { stage } => {
                 self.retire();
@@ -339,7 +340,7 @@ impl<'a> Ledger<'a> {
             }
             Compute::B | Compute::W | Compute::BW => {}
         }
-        self.of_head(|head, _| head.start(kind, stage, micro_batch));
+        self.of_head(micro_batch, |head, _| head.start(kind, stage, micro_batch));
         if self.is_slice_b(kind, stage) {
             self.now.activation += bytes.workspace;
         }
@@ -443,7 +444,7 @@ impl<'a> Ledger<'a> {
         if self.is_slice_b(kind, stage) {
             self.now.activation -= bytes.workspace;
         }
-        self.of_head(|head, sizes| head.end(kind, stage, micro_batch, sizes));
+        self.of_head(micro_batch, |head, sizes| head.end(kind, stage, micro_batch, sizes));
         let gives = kind.gives(stage, self.own);
         if let Some(message) = gives
             && let Some(consumer) = message.consumer(stage, self.own)
@@ -473,10 +474,11 @@ impl<'a> Ledger<'a> {
     }
 
     /// A change of what there is of a split head's messages.
-    fn of_head(&mut self, change: impl FnOnce(&mut HeadLedger, &HeadBytes)) {
-        let Some(head) = &mut self.head else { return };
+    fn of_head(&mut self, micro_batch: usize, change: impl FnOnce(&mut HeadLedger, &HeadBytes)) {
+        let sizes = self.head.as_ref().map(|_| self.bytes(self.own, micro_batch).head);
+        let (Some(head), Some(sizes)) = (&mut self.head, sizes) else { return };
         let before = head.held;
-        change(head, &self.stages[self.own].head);
+        change(head, &sizes);
         self.now.communication = self.now.communication + head.held - before;
         self.mark();
     }

@@ -93,10 +93,11 @@ impl RowExchange<'_> {
         let whole = embedding.and_then(grad).map(Words::tensor);
         check_file(stages)?;
         let whole = whole.map(|values| OwnShard { values, start: self.whole_start() });
-        let sent = self.send(whole.as_ref(), &self.slices_of(), GRADIENT_TAG);
+        let given = if whole.is_some() { self.slices_of() } else { Vec::new() };
+        let wanted = if slice.is_some() { self.wholes_of() } else { Vec::new() };
+        let start = self.slice_start();
+        let (sent, parts) = self.exchanged(whole.as_ref(), &given, &wanted, start, GRADIENT_TAG);
         if let Some((s, l)) = slice {
-            let (start, parts) = (self.slice_start(), self.wholes_of());
-            let parts = self.arriving(&parts, whole.as_ref(), start, GRADIENT_TAG);
             let layer = &mut stages[s].layers[l];
             let sum = layer.take_grad().expect("the slice's is reduced where the embedding's is");
             let sum = sum.into_tensor();
@@ -131,12 +132,12 @@ impl RowExchange<'_> {
             OwnShard { values, start: self.slice_start() }
         });
         check_file(stages)?;
-        let parts = if slice.is_some() { self.wholes_of() } else { Vec::new() };
-        let sent = self.send(slice.as_ref(), &parts, PARAMETER_TAG);
+        let given = if slice.is_some() { self.wholes_of() } else { Vec::new() };
+        let wanted = if embedding.is_some() { self.slices_of() } else { Vec::new() };
+        let start = self.whole_start();
+        let (sent, parts) = self.exchanged(slice.as_ref(), &given, &wanted, start, PARAMETER_TAG);
         let updated = match embedding {
             Some((s, l)) => {
-                let (start, parts) = (self.whole_start(), self.slices_of());
-                let parts = self.arriving(&parts, slice.as_ref(), start, PARAMETER_TAG);
                 let (_, len) = stages[s].owned_range(l);
                 let layer = &mut stages[s].layers[l];
                 let shard = layer.param.len();
@@ -219,38 +220,41 @@ impl RowExchange<'_> {
         self.groups.mesh.rank(Coords { pp: part.rank, zero3, dp })
     }
 
-    /// Sends others their parts of `shard`, if this rank has it.
-    fn send(&self, shard: Option<&OwnShard>, parts: &[CommonPart], tag: u64) -> Sending {
-        let mut sending = Sending::default();
-        let Some(shard) = shard else { return sending };
-        for part in parts.iter().filter(|part| !self.is_here(part)) {
-            let own = own_copy(&shard.part(part));
-            sending.messages.push(self.groups.world.send(self.peer(part), tag, own));
-            sending.bytes += 4 * part.elements.len() as u64;
-        }
-        sending
-    }
-
-    /// These parts of a shard that begins at element `start` of the weight, from other ranks, or
-    /// from the shard that is here.
-    fn arriving(
+    /// Sends others the parts `given` of `shard`, which this rank has where there are any, and
+    /// takes the parts `wanted` of a shard that begins at `start` of the weight, from other ranks
+    /// or from `shard`. All ranks come to these messages in one order, senders with small numbers
+    /// first, as NCCL asks (ADR 31).
+    fn exchanged(
         &self,
-        parts: &[CommonPart],
-        here: Option<&OwnShard>,
+        shard: Option<&OwnShard>,
+        given: &[CommonPart],
+        wanted: &[CommonPart],
         start: usize,
         tag: u64,
-    ) -> Vec<Arriving> {
-        let arriving = |part: &CommonPart| {
-            let values = match here.filter(|_| self.is_here(part)) {
+    ) -> (Sending, Vec<Arriving>) {
+        let world = &self.groups.world;
+        let mut sending = Sending::default();
+        let mut arriving = Vec::with_capacity(wanted.len());
+        let mut wanted: Vec<_> = wanted.iter().map(|part| (self.peer(part), part)).collect();
+        wanted.sort_by_key(|(from, _)| *from);
+        let mut arrive = |(from, part): &(usize, &CommonPart)| {
+            let values = match shard.filter(|_| self.is_here(part)) {
                 Some(shard) => Pending::ready(Ok(shard.part(part))),
-                None => {
-                    let len = part.elements.len();
-                    self.groups.world.recv(self.peer(part), tag, len, DType::F32)
-                }
+                None => world.recv(*from, tag, part.elements.len(), DType::F32),
             };
-            Arriving { values, at: part.elements.start - start }
+            arriving.push(Arriving { values, at: part.elements.start - start });
         };
-        parts.iter().map(arriving).collect()
+        let before = wanted.partition_point(|(from, _)| *from < world.rank());
+        wanted[..before].iter().for_each(&mut arrive);
+        let mut given: Vec<_> = given.iter().map(|part| (self.peer(part), part)).collect();
+        given.sort_by_key(|(to, _)| *to);
+        for (to, part) in given.into_iter().filter(|(_, part)| !self.is_here(part)) {
+            let own = own_copy(&shard.expect("it is of this rank").part(part));
+            sending.messages.push(world.send(to, tag, own));
+            sending.bytes += 4 * part.elements.len() as u64;
+        }
+        wanted[before..].iter().for_each(arrive);
+        (sending, arriving)
     }
 }
 

@@ -80,9 +80,9 @@ fn a_plan_with_a_split_head_holds_what_its_run_predicts() {
     }
 }
 
-/// Runs on GPUs cannot split a head: a plan says what it would save, and its commands run.
+/// Runs that cannot split a head: a plan says what it would save, and its commands run.
 #[test]
-fn a_plan_for_gpus_says_what_a_split_head_would_do_and_prints_what_runs() {
+fn a_plan_says_what_a_split_head_would_do_where_runs_have_none() {
     let line = "--model llama3-8b --machine h100 --gpus 32 --pp 4 --zero3 8 --global-batch 128 \
                 --schedule zeropp --virtual 4";
     let plan = |more: &str| {
@@ -91,19 +91,37 @@ fn a_plan_for_gpus_says_what_a_split_head_would_do_and_prints_what_runs() {
     };
     let words =
         |plan: &LayoutPlan| text::text(plan, 200).split_whitespace().collect::<Vec<_>>().join(" ");
-    let usual = plan("");
+    let usual = plan(" --optimizer adafactor");
     assert!(usual.layouts.iter().all(|ranked| ranked.planned.head_blocks.is_empty()));
     let split = usual.split_head.expect("it would pay");
     assert!(split.step_s < 0.97 * usual.layouts[0].planned.step_s);
     assert!(words(&usual).contains("With its head split over all pipeline ranks 1 would take"));
-    let ahead = plan(" --head-split auto");
+    let ahead = plan(" --optimizer adafactor --head-split auto");
     let first = &ahead.layouts[0];
     assert!(!first.planned.head_blocks.is_empty() && !first.command.contains("head-split"));
     let whole = first.whole_head.expect("what the command comes to");
     assert!(whole.step_s > first.planned.step_s);
     assert!(words(&ahead).contains("Commands keep the head whole; of 1, "), "{}", words(&ahead));
+    let plan = plan("");
+    let first = &plan.layouts[0];
+    assert!(!first.planned.head_blocks.is_empty() && first.command.contains(":head-split="));
+    assert!(first.whole_head.is_none() && plan.split_head.is_none());
     let share = (first.terms.imbalance + first.terms.head_messages) / first.planned.step_s;
     assert!(share <= 0.02, "{share}");
+}
+
+/// Both at once.
+#[test]
+fn a_plan_of_slices_and_a_split_head_holds_what_its_run_predicts() {
+    let line = "--cpu --model llama3-8b --layers 8 --seq 8192 --global-batch 4 --memory 400G \
+                --micro-batch-size 1 --gpus 4 --pp 4 --recompute none";
+    for schedule in ["zeropp:slices=2 --virtual 1", "interleaved-zb:slices=4 --virtual 2"] {
+        let line = format!("{line} --schedule {schedule}");
+        let first = first(&line);
+        assert!(!first.planned.head_blocks.is_empty(), "{}", first.command);
+        assert!(first.planned.layout.slices > 1 && first.command.contains("head-split="));
+        holds(&line);
+    }
 }
 
 /// Samples in slices, also where the plan chooses their number, or that there are none.

@@ -197,7 +197,7 @@ pub(crate) fn command() -> Command {
 }
 
 fn head_split_arg() -> Arg {
-    let kinds = Kind::names(|k| k.ahead.is_some());
+    let [kinds, in_slices] = [false, true].map(|cut| Kind::names(|k| k.splits_heads(cut)));
     Arg::new("head-split")
         .long("head-split")
         .value_name("N,N,..")
@@ -208,7 +208,7 @@ fn head_split_arg() -> Arg {
         .long_help(format!(
             "Split the head over ranks: its row blocks on each of them, 64 in all at most. It is a \
              stage of its own then, whose slices take together what the last stage takes. For \
-             {kinds}. Runs cannot do it yet."
+             {kinds}, and with --slices for {in_slices}."
         ))
 }
 

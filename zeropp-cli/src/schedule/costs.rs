@@ -145,21 +145,29 @@ impl ScheduleCosts {
             });
         }
         if !slices.is_empty() {
-            let generator = schedules::OrderCosts::from(&self.simulator);
-            let schedules::OrderCosts { mem_limit, limits, objective, .. } = self.generator;
-            self.generator = schedules::OrderCosts { mem_limit, limits, objective, ..generator };
+            self.order_by_simulator();
         }
     }
 
-    /// Cuts samples, whose costs these are, into slices; returns the tokens of each.
-    pub(super) fn cut(&mut self, slices: &SliceArgs) -> Result<Vec<u64>, Failure> {
+    /// Makes what an order is made for what it is simulated with.
+    fn order_by_simulator(&mut self) {
+        let generator = schedules::OrderCosts::from(&self.simulator);
+        let schedules::OrderCosts { mem_limit, limits, objective, .. } = self.generator;
+        self.generator = schedules::OrderCosts { mem_limit, limits, objective, ..generator };
+    }
+
+    /// Cuts samples, whose costs these are, of so many stages and any slices of a head, into
+    /// slices; returns the tokens of each.
+    pub(super) fn cut(&mut self, slices: &SliceArgs, stages: usize) -> Result<Vec<u64>, Failure> {
         let SliceArgs { number, cut, tokens, pairs } = *slices;
         if number == 1 {
             return Ok(Vec::new());
         }
         let (costs, sample_slices) =
-            cut_samples(&self.simulator, tokens, number, cut, pairs).map_err(Failure::bad_input)?;
+            cut_samples(&self.simulator, stages, tokens, number, cut, pairs)
+                .map_err(Failure::bad_input)?;
         self.simulator = costs;
+        self.order_by_simulator();
         self.is_of_file = true;
         Ok(sample_slices)
     }

@@ -6,8 +6,8 @@ use zeropp::pipeline::lower::lower;
 use zeropp::pipeline::metrics::Metrics;
 use zeropp::pipeline::report::measures;
 use zeropp::pipeline::schedules::{
-    ACTIONS_MAX, Kind, Limits, Objective, OrderCosts, Shape, StepForm, default_unit,
-    generate_sliced, generate_split,
+    ACTIONS_MAX, Kind, Limits, Objective, OrderCosts, Shape, StepForm, default_unit, generate_cut,
+    generate_split,
 };
 use zeropp::pipeline::simulate::{simulate, simulate_steps};
 use zeropp::pipeline::timeline::Timeline;
@@ -157,7 +157,7 @@ pub(super) fn make(
     let mut schedule_costs = ScheduleCosts::new(&request.costs, stages, micro_batches)?;
     schedule_costs.add_slices(&request.head_blocks);
     let sample_slices = match &request.slices {
-        Some(slices) => schedule_costs.cut(slices)?,
+        Some(slices) => schedule_costs.cut(slices, stages)?,
         None => Vec::new(),
     };
     large::announce(shape.pp, shape.virtual_stages, micro_batches);
@@ -223,7 +223,8 @@ fn generated(
     sample_slices: &[u64],
 ) -> Result<(Shape, Schedule, Option<String>), Failure> {
     if !sample_slices.is_empty() {
-        let schedule = generate_sliced(kind, &shape, sample_slices);
+        let (blocks, costs) = (&request.head_blocks, &schedule_costs.generator);
+        let schedule = generate_cut(kind, &shape, sample_slices, blocks, Some(costs));
         return Ok((shape, schedule.map_err(Failure::bad_input)?, None));
     }
     let costs = &schedule_costs.generator;

@@ -43,7 +43,6 @@ pub(super) fn slice_args(kinds: &str) -> [Arg; 4] {
         .value_name("N")
         .value_parser(whole::<usize>(1))
         .help("Slices that every sample is cut into")
-        .conflicts_with("head-split")
         .long_help(format!(
             "Slices that every sample is cut into, along its sequence: a micro-batch of the \
              schedule is a slice then. --micro-batches and --unit count samples, of which costs \

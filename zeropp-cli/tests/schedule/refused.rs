@@ -71,11 +71,12 @@ fn a_run_takes_a_schedule_of_slices_of_its_own_samples_alone() {
     let short = "schedule --kind interleaved-zb --pp 2 --micro-batches 2 --slices 2";
     works(dir.path(), &format!("{short} --sample-tokens 640 -o sliced.csv"));
     works(dir.path(), &format!("{run} --seq 640"));
+    let split = format!("{short} --head-split 1,1 --sample-tokens 640 -o both.csv");
+    works(dir.path(), &split);
     for (line, message) in [
         ("--kind zb-v --slices 4", "slices = 4: schedule zb-v has whole samples only; use zeropp"),
         ("--kind auto --slices 4", "slices = 4: schedule auto has whole samples only"),
         ("--slices 9 --sample-tokens 2048", "slices = 9: a sample of 2048 tokens has 8 blocks"),
-        ("--slices 2 --head-split 1,1", "cannot be used with"),
         ("--slices 2 --slice-pairs 1.5", "slice-pairs = 1.5: does not work; use F or F,B, each"),
         ("--slices 2 --slice-pairs 0.5,0.6,0.7", "slice-pairs = 0.5,0.6,0.7: does not work; use F"),
         // As many as would take all memory.

@@ -99,6 +99,7 @@ impl Engine for NcclEngine {
     const NAME: &'static str = "nccl";
     const LIBRARY: &'static str = "NCCL";
     const GROUP_NAME_MAX: usize = 1024;
+    const IN_ORDER: bool = true;
 
     type Buffer = InputBuffer;
     type Payload = Body;

@@ -118,6 +118,10 @@ impl<E: Engine> Front for ProgressCommunicator<E> {
         }
     }
 
+    fn in_order(&self) -> bool {
+        E::IN_ORDER
+    }
+
     fn movable(&self, call: &Signature) -> Result<(), String> {
         E::movable(call, self.group.size())
     }

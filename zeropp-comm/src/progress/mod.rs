@@ -43,6 +43,8 @@ pub(super) trait Engine: Sized + Send + Sync + 'static {
     const LIBRARY: &'static str;
     /// Longest name of a group, in bytes.
     const GROUP_NAME_MAX: usize;
+    /// As [`Communicator::keeps_order`](crate::Communicator::keeps_order).
+    const IN_ORDER: bool = false;
 
     /// A buffer on its way into a collective.
     type Buffer: Send;

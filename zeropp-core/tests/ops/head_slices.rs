@@ -10,7 +10,7 @@ use zeropp_core::cpu_tensor;
 use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
 use zeropp_core::split::ops::{
-    SplitHead, force_head_chunk, input_gradient, join_sums, linear_cross_entropy,
+    SplitHead, force_generic, force_head_chunk, input_gradient, join_sums, linear_cross_entropy,
 };
 use zeropp_core::split::{
     ForwardGrads, Grads, LayerWeights, Masks, NOT_SCORED, OpCx, Saved, WQueue, seed_backward,
@@ -92,8 +92,7 @@ impl Case {
         let sums: Vec<_> = forwards.iter().map(|(.., sums, _)| sums.clone()).collect();
         let sums = join_sums(&sums, n);
         let masks = Masks { scored: self.scored, ..Masks::default() };
-        let element = self.dtype.size();
-        let (totals, loss) = self.head.loss(&sums, self.targets.clone(), &masks, element);
+        let (totals, loss) = self.head.loss(&sums, self.targets.clone(), &masks, n, &mut 0.0);
         let (mut parts, mut dw) = (Vec::new(), Vec::new());
         for (slice, layout, weights, op, _, kept) in forwards {
             let dx = slice.backward(kept, &totals, SCALE, &weights.weight("w"), &op);
@@ -145,6 +144,37 @@ fn sum(parts: &[(Range<usize>, Tensor<1>)], of: Range<usize>) -> Tensor<1> {
     cpu_tensor::add_in_place(sum(parts, left), sum(parts, right))
 }
 
+/// How far numbers are from others, as a part of these.
+fn apart(found: &[u32], wanted: &[u32]) -> f64 {
+    let norm = |of: &mut dyn Iterator<Item = f64>| of.map(|x| x * x).sum::<f64>().sqrt();
+    let value = |bits: &u32| f64::from(f32::from_bits(*bits));
+    assert_eq!(found.len(), wanted.len());
+    let mut both = found.iter().zip(wanted).map(|(x, y)| value(x) - value(y));
+    norm(&mut both) / norm(&mut wanted.iter().map(value)).max(1e-6)
+}
+
+/// As the whole head's, by tensor operations.
+#[test]
+fn by_tensors_the_loss_of_a_target_that_is_no_id_is_nan() {
+    let head = SplitHead {
+        name: "head".into(),
+        weight: ParamSpec::new("w", &[200, 4], Init::Zeros),
+        ids: 190,
+    };
+    let sums = Tensor::ones([2 * 5], &Device::flex());
+    let losses = |targets: [i32; 2], scored| {
+        let masks = Masks { scored, ..Masks::default() };
+        let targets = Tensor::<2, Int>::from_data([targets], &Device::flex());
+        force_generic(true);
+        let (_, loss) = head.loss(&sums, targets, &masks, 2, &mut 0.0);
+        force_generic(false);
+        values(&loss)[0]
+    };
+    assert!(losses([3, 190], None).is_nan() && losses([-1, 3], Some(1.0)).is_nan());
+    assert!(losses([3, NOT_SCORED], None).is_nan());
+    assert!(!losses([3, 189], None).is_nan() && !losses([3, NOT_SCORED], Some(1.0)).is_nan());
+}
+
 proptest! {
     #![proptest_config(cases(40))]
 
@@ -179,6 +209,14 @@ proptest! {
         force_head_chunk(Some(chunk));
         let (whole, slices) = (case.whole(), case.in_slices(&ends));
         force_head_chunk(None);
+        force_head_chunk(None);
+        force_generic(true);
+        let by_tensors = case.in_slices(&ends);
+        force_generic(false);
+        let tolerance = if halves { 2e-2 } else { 1e-5 };
+        prop_assert!(apart(&[by_tensors.0], &[whole.0]) <= tolerance, "loss by tensors");
+        prop_assert!(apart(&by_tensors.1, &whole.1) <= tolerance, "dx by tensors");
+        prop_assert!(apart(&by_tensors.2, &whole.2) <= tolerance, "dw by tensors");
         prop_assert_eq!(whole.0, slices.0, "loss");
         prop_assert!(whole.1 == slices.1, "dx");
         prop_assert!(whole.2 == slices.2, "dw");

@@ -111,7 +111,8 @@ impl EmulatedWorker {
     /// The place of a stage's costs, or of those of its first slice.
     fn cell(&self, stage: usize) -> usize {
         let is_stage = stage < self.stages;
-        if is_stage { stage * self.slices } else { self.stages + self.groups.pipeline.rank() }
+        let cell = if is_stage { stage } else { self.stages + self.groups.pipeline.rank() };
+        cell * self.slices
     }
 
     fn take(&self, ns: u64) {
@@ -201,7 +202,7 @@ impl Worker for EmulatedWorker {
     }
 
     /// As if a token had a number of a stamp: sums of blocks have nothing beside their targets'.
-    fn head_tokens(&self) -> usize {
+    fn head_tokens(&self, _: usize) -> usize {
         STAMP
     }
 
@@ -226,13 +227,13 @@ impl Worker for EmulatedWorker {
         self.clock.has_come(self.copies.end((stage, micro_batch)))
     }
 
-    fn head_message(&self, message: HeadMessage, tensors: usize) -> (usize, DType) {
+    fn head_message(&self, message: HeadMessage, _: usize, tensors: usize) -> (usize, DType) {
         let stamps = if message == HeadMessage::Gradient { tensors } else { 1 };
         (stamps * STAMP, DType::F32)
     }
 
-    fn slice_forward(&mut self, _: usize, _: Tensor<1>) -> Result<Tensor<1>, StepError> {
-        self.take(self.costs_of(self.stages).f_ns);
+    fn slice_forward(&mut self, micro_batch: usize, _: Tensor<1>) -> Result<Tensor<1>, StepError> {
+        self.compute(Compute::F, self.stages, micro_batch);
         Ok(self.message())
     }
 
@@ -240,8 +241,12 @@ impl Worker for EmulatedWorker {
         Ok(self.message())
     }
 
-    fn slice_backward(&mut self, _: usize, _: Tensor<1>) -> Result<Vec<Tensor<1>>, StepError> {
-        self.take(self.costs_of(self.stages).b_ns);
+    fn slice_backward(
+        &mut self,
+        micro_batch: usize,
+        _: Tensor<1>,
+    ) -> Result<Vec<Tensor<1>>, StepError> {
+        self.compute(Compute::B, self.stages, micro_batch);
         Ok((0..self.own_sums.unwrap_or(0)).map(|_| self.message()).collect())
     }
 

@@ -2,7 +2,9 @@
 //!
 //! A send never holds its rank up. What it passes on may not have arrived when the program comes to
 //! it: then it waits here, and goes as soon as that has arrived, also while the rank waits for
-//! something else. So whatever a rank waits for while a send is held back, it looks at both.
+//! something else. So whatever a rank waits for while a send is held back, it looks at both. Where
+//! an engine wants one order of all that ranks do together, a send waits: its program has what it
+//! passes on before it (ADR 31).
 
 use std::time::Duration;
 
@@ -70,7 +72,7 @@ impl<W: Worker> Executor<W> {
         let OfHead { edge: at, micro_batch } = of;
         let (message, peer) = (head.edges[at].message, head.edges[at].from);
         let (tensors, takers) = (head.edges[at].tensors as usize, head.takers(at));
-        let (len, dtype) = self.worker.head_message(message, tensors);
+        let (len, dtype) = self.worker.head_message(message, micro_batch, tensors);
         let tensor = self.pipeline.recv(peer, head_tag(message, micro_batch), len, dtype);
         // The root of a validation loss takes its sums at once.
         if takers > 0 && (self.trains || message == HeadMessage::Input || self.head().root != me) {
@@ -88,16 +90,34 @@ impl<W: Worker> Executor<W> {
         if edge.message == HeadMessage::Gradient {
             f.head.release_own(of.micro_batch);
         }
+        if self.pipeline.keeps_order() {
+            // What comes next in the order waits for this message, so it is not put aside.
+            let needs = edge.needs.clone();
+            self.take_in_all(f, &needs, of.micro_batch)?;
+        }
         f.head.waiting.push((of, span));
         self.pass_on(f)
     }
 
+    /// Waits for those of these messages that were not taken in.
+    fn take_in_all(&self, f: &mut Flight, edges: &[usize], micro_batch: usize) -> CommResult<()> {
+        let ofs = edges.iter().map(|edge| OfHead { edge: *edge, micro_batch });
+        for of in ofs {
+            if f.head.arriving.contains_key(&of) {
+                self.take_in(f, of)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Takes in what has arrived, and sends what has waited for it.
     pub(super) fn pass_on(&mut self, f: &mut Flight) -> Result<(), StepError> {
-        for micro_batch in std::mem::take(&mut f.head.due) {
+        // One after the other, as the loss of a sample's slices is a sum.
+        while let Some(micro_batch) = f.head.due.first().copied() {
             if !self.make_totals(f, micro_batch)? {
-                f.head.due.push(micro_batch);
+                break;
             }
+            f.head.due.remove(0);
         }
         for (of, span) in std::mem::take(&mut f.head.waiting) {
             match self.try_send(f, of)? {
@@ -168,7 +188,7 @@ impl<W: Worker> Executor<W> {
     /// Waits for a message and files it: sums of gradients by the blocks that they are over.
     fn take_in(&self, f: &mut Flight, of: OfHead) -> CommResult<()> {
         let one = f.head.arriving.remove(&of).expect("a verified program posts every receive");
-        let tensor = one.tensor.wait()?;
+        let tensor = self.worker.arrived(one.tensor.wait()?);
         f.spans[one.span].end_ns = self.now();
         let (edge, takers) = (&self.head().edges[of.edge], self.head().takers(of.edge));
         if edge.message != HeadMessage::Gradient {
@@ -260,7 +280,7 @@ impl<W: Worker> Executor<W> {
             |at: &usize| f.head.take(OfHead { edge: *at, micro_batch }).expect("no gradient");
         let mut parts: Vec<_> = edges.iter().map(take).collect();
         parts.extend(f.head.sums.remove(&micro_batch));
-        join_sums(&parts, self.worker.head_tokens())
+        join_sums(&parts, self.worker.head_tokens(micro_batch))
     }
 
     /// Makes the totals of a micro-batch, and its loss, if all sums are there.
@@ -344,8 +364,9 @@ impl<W: Worker> Executor<W> {
         if !is_root {
             return self.received(f, &needs, micro_batch);
         }
-        if f.head.due.contains(&micro_batch) {
-            self.wait_for_head(f, &needs, micro_batch)?;
+        while f.head.due.contains(&micro_batch) {
+            let first = f.head.due[0];
+            self.wait_for_head(f, &needs, first)?;
         }
         f.head.release(&needs, micro_batch);
         Ok(take_one(&mut f.head.totals, micro_batch).expect("made with the last of the sums"))

@@ -96,6 +96,8 @@ pub struct ModelWorker {
     /// What F of this rank's slice of a head keeps, by micro-batch.
     slices: HashMap<usize, SliceLogits>,
     losses: Vec<(usize, Tensor<1>)>,
+    /// Of a split head: the sum over the tokens of the sample's slices so far.
+    loss_of_sample: f64,
     /// The figures of the step's routers, by stage.
     routers: BTreeMap<usize, StageRouters>,
     offload: copies::Offload,
@@ -138,6 +140,7 @@ impl ModelWorker {
             contexts: HashMap::new(),
             slices: HashMap::new(),
             losses: Vec::new(),
+            loss_of_sample: 0.0,
             offload: copies::Offload::default(),
             routers,
             evaluated: None,

@@ -72,16 +72,25 @@ pub trait Worker {
     fn is_copied(&mut self, stage: usize, micro_batch: usize) -> bool;
 
     /// Tokens of a micro-batch, where the head is split.
-    fn head_tokens(&self) -> usize;
+    fn head_tokens(&self, micro_batch: usize) -> usize;
     /// Elements and type of a split head's message of so many tensors.
-    fn head_message(&self, message: HeadMessage, tensors: usize) -> (usize, DType);
+    fn head_message(
+        &self,
+        message: HeadMessage,
+        micro_batch: usize,
+        tensors: usize,
+    ) -> (usize, DType);
+    /// What another rank has sent, where this rank computes.
+    fn arrived(&self, message: Tensor<1>) -> Tensor<1> {
+        message
+    }
     /// F of this rank's slice of a split head: the sums of its blocks.
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
     fn slice_forward(&mut self, micro_batch: usize, x: Tensor<1>) -> Result<Tensor<1>, StepError>;
-    /// Takes the loss of a micro-batch from the sums of all blocks of a split head; the totals over
-    /// them.
+    /// Takes the loss of a micro-batch, one after the other, from the sums of all blocks of a split
+    /// head; the totals over them.
     ///
     /// # Errors
     /// Tokens that the model cannot be given.

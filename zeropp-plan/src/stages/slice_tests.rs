@@ -79,7 +79,7 @@ impl LongBlock {
         let schedule: Schedule = generate_sliced(kind, &shape, &tokens).unwrap();
         let costs = match slices {
             1 => whole,
-            _ => of_slices(&whole, &self.growth, &tokens),
+            _ => of_slices(&whole, whole.stages.len(), &self.growth, &tokens),
         };
         let timeline = simulate(&schedule, &costs).unwrap();
         let busy: u64 = timeline.ranks.iter().map(|rank| rank.busy_ns()).sum();

@@ -6,13 +6,16 @@ use std::sync::Arc;
 
 use zeropp_model::layer::BatchShape;
 use zeropp_schedule::costs::{SampleGrowth, SliceCut, TimeGrowth, of_slices};
+use zeropp_schedule::head::HeadTree;
+use zeropp_schedule::memory::StageBytes;
 use zeropp_schedule::simulate::{Costs, StageCosts};
 
-use super::{ModelCosts, Stage, StageSlice};
-use crate::bytes::LayerSizes;
+use super::{ModelCosts, Stage, StageSlice, slice_shape};
+use crate::bytes::{LayerSizes, StageForm};
 use crate::layout::{Job, Layout};
 use crate::parts::Parts;
 use crate::slices::SampleSlices;
+use crate::split::{slice_bytes, slice_sizes};
 use crate::work::{LayerWork, of_parts};
 
 /// What is known of a model's slices.
@@ -110,17 +113,56 @@ impl ModelCosts {
         for ((stage, range), bytes) in stages.iter_mut().zip(ranges).zip(each) {
             let growth = growth(&growths[range.clone()], &stage.costs);
             let whole = Costs { stages: vec![stage.costs], ..Costs::default() };
-            let times = of_slices(&whole, &growth, cut.tokens()).stages;
-            let slices = cut.tokens().iter().zip(times).zip(bytes);
-            stage.slices = slices
-                .map(|((tokens, costs), bytes)| StageSlice {
-                    tokens: *tokens,
-                    costs,
-                    bytes: *bytes,
-                })
-                .collect();
+            let times = of_slices(&whole, 1, &growth, cut.tokens()).stages;
+            // As a run estimates them.
+            let by_flop = cut.times(vec![stage.by_flop], 1);
+            stage.slices = joined(cut.tokens(), times, bytes.to_vec(), by_flop);
         }
     }
+
+    /// The same for the slices of a head, whose messages are these, of all ranks.
+    pub(super) fn cut_head(
+        &mut self,
+        job: &Job,
+        layout: &Layout,
+        messages: &HeadTree,
+        ranks: &mut [Stage],
+    ) {
+        let Some(cut) = self.sample_slices(job, layout.slices) else { return };
+        let (decoder, form) = (&job.model.decoder, self.form(job, layout, layout.stages()));
+        let head = self.layers.last().expect("a model has a head");
+        let all: u64 = cut.tokens().iter().sum();
+        for (rank, stage) in ranks.iter_mut().enumerate() {
+            let shape = slice_shape(decoder, messages, rank);
+            let weight = head.sizes.parameters().last().filter(|_| messages.has(rank));
+            let bytes = |tokens: &u64| {
+                let batch = job.compute.batch(1, *tokens as usize);
+                let sizes = weight.map(|weight| slice_sizes(weight, &shape, batch, decoder.tied));
+                let form = StageForm { message: form.message / all * tokens, ..form };
+                slice_bytes(sizes.as_ref(), &form, *tokens as usize)
+            };
+            let bytes = cut.tokens().iter().map(bytes).collect();
+            let [times, by_flop] =
+                [stage.costs, stage.by_flop].map(|whole| cut.times(vec![whole], 0));
+            stage.slices = joined(cut.tokens(), times, bytes, by_flop);
+        }
+    }
+}
+
+fn joined(
+    tokens: &[u64],
+    costs: Vec<StageCosts>,
+    bytes: Vec<StageBytes>,
+    by_flop: Vec<StageCosts>,
+) -> Vec<StageSlice> {
+    let each = tokens.iter().zip(costs).zip(bytes).zip(by_flop);
+    each.map(|(((tokens, costs), bytes), by_flop)| StageSlice {
+        tokens: *tokens,
+        costs,
+        bytes,
+        by_flop,
+    })
+    .collect()
 }
 
 /// How the times of a stage grow that has these layers and takes `costs` for a sample.

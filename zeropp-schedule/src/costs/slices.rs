@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{CostsError, Table};
-use crate::memory::{LayerwiseBytes, StageBytes};
+use crate::memory::{HeadBytes, LayerwiseBytes, StageBytes};
 use crate::simulate::{Costs, StageCosts};
 
 /// Every slice but the last of a sample has a multiple of so many tokens: blocks of so many are
@@ -206,13 +206,14 @@ fn first_in(mut least: u64, mut most: u64, is_enough: impl Fn(u64) -> bool) -> u
 }
 
 /// Costs of samples of so many tokens in as many slices as are asked for, and the tokens of each
-/// slice. `pairs` is the share of pairs of tokens in the times of F, which R does again, and of B;
-/// all else grows by tokens.
+/// slice. `pairs` is the share of pairs of tokens in the times of F, which R does again, and of B,
+/// of so many `stages`; all else, and what is behind them, grows by tokens.
 ///
 /// # Errors
 /// As [`slices_of`].
 pub fn cut_samples(
     whole: &Costs,
+    stages: usize,
     tokens: u64,
     slices: usize,
     cut: SliceCut,
@@ -225,26 +226,39 @@ pub fn cut_samples(
     };
     let times = [sum(|s| s.f_ns), sum(|s| s.b_ns), sum(|s| s.w_ns)];
     let tokens = slices_of(tokens, slices, cut, times, &growth)?;
-    Ok((of_slices(whole, &growth, &tokens), tokens))
+    Ok((of_slices(whole, stages, &growth, &tokens), tokens))
 }
 
 /// The costs of every stage and slice, in the order of
 /// [`Schedule::cost_entries`](crate::ir::Schedule::cost_entries), where `whole` has those of
-/// samples.
-pub fn of_slices(whole: &Costs, growth: &SampleGrowth, sample_slices: &[u64]) -> Costs {
-    let times = |of: &StageCosts, part: Part| StageCosts {
+/// samples. Slices of a split head, behind so many `stages`, grow by tokens.
+pub fn of_slices(
+    whole: &Costs,
+    stages: usize,
+    growth: &SampleGrowth,
+    sample_slices: &[u64],
+) -> Costs {
+    let by_tokens = SampleGrowth::default();
+    let times = |(cell, of): (usize, &StageCosts), part: Part| {
+        let growth = if cell < stages { growth } else { &by_tokens };
+        times_of(of, growth, part)
+    };
+    let cells = whole.stages.iter().enumerate();
+    let memory = whole.memory.iter();
+    Costs {
+        stages: cells.flat_map(|of| parts(sample_slices).map(move |p| times(of, p))).collect(),
+        memory: memory.flat_map(|of| parts(sample_slices).map(move |p| bytes(of, p))).collect(),
+        ..whole.clone()
+    }
+}
+
+fn times_of(of: &StageCosts, growth: &SampleGrowth, part: Part) -> StageCosts {
+    StageCosts {
         f_ns: part.time(of.f_ns, growth.f),
         b_ns: part.time(of.b_ns, growth.b),
         w_ns: part.time(of.w_ns, growth.w),
         r_ns: part.time(of.r_ns, growth.r),
         ..*of
-    };
-    let stages = whole.stages.iter();
-    let memory = whole.memory.iter();
-    Costs {
-        stages: stages.flat_map(|of| parts(sample_slices).map(move |p| times(of, p))).collect(),
-        memory: memory.flat_map(|of| parts(sample_slices).map(move |p| bytes(of, p))).collect(),
-        ..whole.clone()
     }
 }
 
@@ -272,6 +286,12 @@ fn bytes(of: &StageBytes, part: Part) -> StageBytes {
         }),
         workspace: part.bytes(of.workspace),
         message: part.bytes(of.message),
+        head: HeadBytes {
+            input: part.bytes(of.head.input),
+            sums: part.bytes(of.head.sums),
+            lse: part.bytes(of.head.lse),
+            gradient: part.bytes(of.head.gradient),
+        },
         ..*of
     }
 }
@@ -306,7 +326,7 @@ mod tests {
         let whole = Costs::uniform(2, 50_000_000, 60_000_000, 40_000_000, 0);
         let spread = |cut| {
             let slices = slices_of(1 << 17, 8, cut, [50, 60, 40], &growth).unwrap();
-            let costs = of_slices(&whole, &growth, &slices);
+            let costs = of_slices(&whole, whole.stages.len(), &growth, &slices);
             let all = costs.stages[..8].iter().map(|s| s.f_ns + s.b_ns + s.w_ns);
             let (least, most) = (all.clone().min().unwrap(), all.clone().max().unwrap());
             assert!(all.sum::<u64>().abs_diff(150_000_000) < 20);
@@ -344,7 +364,7 @@ mod tests {
             let mut whole = Costs::uniform(1, 7, 8, 9, 0);
             whole.memory[0] =
                 StageBytes { activation, backward_freed: activation - 1, ..whole.memory[0] };
-            let costs = of_slices(&whole, &growth(0.0, 0.0), &[256, 512, 256, 100]);
+            let costs = of_slices(&whole, 1, &growth(0.0, 0.0), &[256, 512, 256, 100]);
             assert!(costs.memory.iter().all(|m| m.backward_freed <= m.activation));
         }
     }
@@ -354,8 +374,8 @@ mod tests {
         let mut whole = Costs::uniform(1, 7, 8, 9, 0);
         whole.memory[0] = StageBytes { activation: 1001, stash: 77, weights: 5, ..whole.memory[0] };
         let growth = growth(0.5, 0.5);
-        assert_eq!(of_slices(&whole, &growth, &[4096]), whole);
-        let costs = of_slices(&whole, &growth, &[512, 256, 999]);
+        assert_eq!(of_slices(&whole, whole.stages.len(), &growth, &[4096]), whole);
+        let costs = of_slices(&whole, whole.stages.len(), &growth, &[512, 256, 999]);
         assert_eq!(costs.memory.iter().map(|m| m.activation).sum::<u64>(), 1001);
         assert_eq!(costs.memory.iter().map(|m| m.stash).sum::<u64>(), 77);
         assert!(costs.memory.iter().all(|m| m.weights == 5));

@@ -144,7 +144,9 @@ fn traces_and_schedules_have_costs() {
     let cut = [512, 256];
     let sliced = Document {
         schedule: generate_sliced("zeropp", &shape, &cut).unwrap(),
-        costs: Some((&of_slices(&costs, &SampleGrowth::default(), &cut)).into()),
+        costs: Some(
+            (&of_slices(&costs, costs.stages.len(), &SampleGrowth::default(), &cut)).into(),
+        ),
         measures: None,
     };
     let mut text = Vec::new();

@@ -18,10 +18,12 @@ pub(super) fn kept(schedule: &Schedule, splits: bool, rank: usize) -> Option<usi
 }
 
 fn has_backwards_in_order(schedule: &Schedule, rank: usize) -> bool {
-    let backwards = schedule.ranks[rank].iter().flat_map(Action::computes);
+    let computes = schedule.ranks[rank].iter().flat_map(Action::computes);
+    let backwards = computes.filter(|t| matches!(t.kind, Compute::B | Compute::BW));
+    // A slice of a head is never done again.
     backwards
-        .filter(|t| matches!(t.kind, Compute::B | Compute::BW))
-        .is_sorted_by_key(|t| schedule.backward_place(t.micro_batch))
+        .filter(|t| schedule.wide_stage() != Some(t.stage))
+        .is_sorted_by_key(|t| schedule.backward_place(t.stage, t.micro_batch))
 }
 
 /// The stages that full recomputation does again in the program of `schedule`, in order.

@@ -69,7 +69,7 @@ pub(super) fn add_gathers(
 }
 
 /// AG before the first F of each unit's slice of a split head, FREE after its last B; where the
-/// next unit's F begin before that, they have what is there.
+/// next unit's F begin before that, or right behind it, they have what is there.
 pub(super) fn add_slice_gathers(
     schedule: &Schedule,
     program: &[Action],
@@ -86,7 +86,8 @@ pub(super) fn add_slice_gathers(
     }
     let mut spans: Vec<(usize, usize)> = Vec::new();
     for (first, last) in all.into_iter().flatten() {
-        match spans.last_mut().filter(|span| first <= span.1) {
+        // A gather stands one action ahead.
+        match spans.last_mut().filter(|span| first <= span.1 + 1) {
             Some(span) => span.1 = span.1.max(last),
             None => spans.push((first, last)),
         }

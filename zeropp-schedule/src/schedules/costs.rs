@@ -3,6 +3,7 @@
 
 use super::ScheduleError;
 use crate::ir::HeadMessage;
+use crate::memory::HeadBytes;
 use crate::simulate;
 
 /// Durations, in any one integer unit of time, and memory, in any one integer unit of space, of
@@ -164,7 +165,8 @@ impl From<&simulate::Costs> for OrderCosts {
         };
         let sent = |bytes: u64| costs.link.latency_ns.saturating_add(transfer(bytes));
         let message = costs.memory.iter().map(|m| m.message).max().unwrap_or(0);
-        let head = costs.memory.last().map(|m| m.head).unwrap_or_default();
+        let head = costs.memory.iter().map(|m| m.head).max_by_key(HeadBytes::longest);
+        let head = head.unwrap_or_default();
         OrderCosts {
             f: times(|s| s.f_ns),
             b: times(|s| s.b_ns),

@@ -91,7 +91,12 @@ pub(super) fn generate_zb(shape: &Shape) -> Result<Schedule, ScheduleError> {
 /// (V − 1)·n + (n − 1) + 2(p − 1 − r) forwards, so that the last rank has all slices of a sample on
 /// its last stage, then F and B in turn, each B with its W. A unit is a sample. It needs no fewer
 /// slices than ranks: a slice is back on the first rank when the sample's last one has left it.
-pub(super) fn in_slices(shape: &Shape, slices: usize) -> Result<Schedule, ScheduleError> {
+/// With so many `more` forwards ahead.
+pub(super) fn in_slices(
+    shape: &Shape,
+    slices: usize,
+    more: usize,
+) -> Result<Schedule, ScheduleError> {
     let Shape { pp, virtual_stages, micro_batches, .. } = *shape;
     if slices < pp && virtual_stages > 1 {
         let works = format!(
@@ -104,7 +109,7 @@ pub(super) fn in_slices(shape: &Shape, slices: usize) -> Result<Schedule, Schedu
     let order = |rank| {
         let rounds = Rounds { rank, pp, virtual_stages, round: slices, is_sample: true, total };
         let warm_up = (virtual_stages - 1) * slices + (slices - 1) + 2 * (pp - 1 - rank);
-        rounds.order(warm_up, Compute::B)
+        rounds.order(warm_up + more, Compute::B)
     };
     Ok(Schedule {
         kind: "interleaved-zb".into(),

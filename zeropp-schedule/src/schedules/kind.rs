@@ -35,9 +35,10 @@ pub struct Kind {
     /// Chooses U as well, where it can do that within a memory limit.
     pub with_unit: Option<WithUnit>,
     /// Makes the order that slices of a split head are put into, with so many micro-batches more
-    /// ahead than it has of its own; none where its head is always whole.
+    /// ahead than it has of its own; none where the head of whole samples is always whole.
     pub ahead: Option<Ahead>,
-    /// Makes the order of samples that are cut into slices; none where it has whole samples only.
+    /// Makes the order of samples that are cut into slices, with a split head too, which wants more
+    /// ahead; none where it has whole samples only.
     pub in_slices: Option<InSlices>,
     /// Makes the compute actions, for a shape that is nowhere zero: for given costs where there are
     /// any and the kind weighs one order against another, else for equal ones.
@@ -48,8 +49,8 @@ pub struct Kind {
 pub type WithUnit = fn(&Shape, &OrderCosts) -> Result<(usize, Schedule), ScheduleError>;
 
 /// The compute actions of a kind for samples in so many slices each, of which the shape's numbers
-/// are.
-pub type InSlices = fn(&Shape, usize) -> Result<Schedule, ScheduleError>;
+/// are, with so many of them more ahead.
+pub type InSlices = fn(&Shape, usize, usize) -> Result<Schedule, ScheduleError>;
 
 /// The compute actions of a kind with so many micro-batches more ahead.
 pub type Ahead = fn(&Shape, usize) -> Result<Schedule, ScheduleError>;
@@ -135,6 +136,11 @@ impl Kind {
     /// for these kinds and all others.
     pub fn is_searched(&self) -> bool {
         self.plans_gathers
+    }
+
+    /// Whether a head can be split in it, of samples that are cut into slices or not.
+    pub fn splits_heads(&self, in_slices: bool) -> bool {
+        if in_slices { self.in_slices.is_some() } else { self.ahead.is_some() }
     }
 
     /// The closed forms of its layouts, if planners choose among them.

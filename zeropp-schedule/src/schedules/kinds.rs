@@ -399,7 +399,7 @@ pub fn generate_split(
     };
     shape.check(name)?;
     sliced::check(name, shape.pp, slices)?;
-    let equal = || sliced::equal(shape, slices);
+    let equal = || sliced::equal(shape, &[1], slices);
     let costs = costs.cloned().unwrap_or_else(equal);
     sliced::fastest(name, shape, slices, &costs, |more| ahead(shape, more))
 }
@@ -415,8 +415,23 @@ pub fn generate_sliced(
     shape: &Shape,
     sample_slices: &[u64],
 ) -> Result<Schedule, ScheduleError> {
+    generate_cut(kind, shape, sample_slices, &[], None)
+}
+
+/// Like [`generate_split`] and [`generate_sliced`] at once, with what is cut of the two: `costs`
+/// has entries for stages and `head_blocks`, and of each for all slices of a sample.
+///
+/// # Errors
+/// As they.
+pub fn generate_cut(
+    kind: &str,
+    shape: &Shape,
+    sample_slices: &[u64],
+    head_blocks: &[usize],
+    costs: Option<&OrderCosts>,
+) -> Result<Schedule, ScheduleError> {
     let Some(row) = Kind::find(kind).filter(|_| !sample_slices.is_empty()) else {
-        return made(kind, shape, None);
+        return generate_split(kind, shape, head_blocks, costs);
     };
     let (name, n) = (row.name, sample_slices.len());
     let Some(in_slices) = row.in_slices else {
@@ -428,12 +443,23 @@ pub fn generate_sliced(
     let unit = of_samples(shape.unit.min(shape.micro_batches));
     let in_all = Shape { micro_batches: of_samples(shape.micro_batches), unit, ..*shape };
     in_all.check(name)?;
-    let schedule = in_slices(&in_all, n)?;
-    let schedule = Schedule { sample_slices: sample_slices.to_vec(), ..schedule };
-    match schedule.slices_fault() {
-        None => Ok(schedule),
-        Some(works) => Err(ScheduleError::Field { kind: name, field: "slices", value: n, works }),
+    let base = |more| {
+        let schedule = in_slices(&in_all, n, more)?;
+        let schedule = Schedule { sample_slices: sample_slices.to_vec(), ..schedule };
+        match schedule.slices_fault() {
+            None => Ok(schedule),
+            Some(works) => {
+                Err(ScheduleError::Field { kind: name, field: "slices", value: n, works })
+            }
+        }
+    };
+    if head_blocks.is_empty() {
+        return base(0);
     }
+    sliced::check(name, shape.pp, head_blocks)?;
+    let equal = || sliced::equal(shape, sample_slices, head_blocks);
+    let costs = costs.cloned().unwrap_or_else(equal);
+    sliced::fastest(name, shape, head_blocks, &costs, base)
 }
 
 #[cfg(test)]

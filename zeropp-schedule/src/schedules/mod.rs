@@ -40,7 +40,9 @@ pub use forms::{FewestHeld, Forms, MeanTimes, Planning};
 pub use forward::{FORWARD, forwards_of};
 pub use interleaved::interleaved_as_printed;
 pub use kind::{Ahead, InSlices, Kind, Rate, StagesPerRank, StepForm, WithUnit};
-pub use kinds::{DEFAULT, KINDS, generate, generate_sliced, generate_split, generate_with_costs};
+pub use kinds::{
+    DEFAULT, KINDS, generate, generate_cut, generate_sliced, generate_split, generate_with_costs,
+};
 pub use shape::{ACTIONS_MAX, ScheduleError, Shape};
 pub use timing::{NoProgress, Timing, own_span, time};
 pub use unit::{default_unit, idle_slots, unit_note};

@@ -14,9 +14,13 @@ pub(super) fn ahead(shape: &Shape, more: usize) -> Result<Schedule, ScheduleErro
 }
 
 /// The same for samples in so many slices (Seq1F1B); `shape` counts slices. A rank begins with
-/// backwards when all slices of a sample have been there.
-pub(super) fn in_slices(shape: &Shape, slices: usize) -> Result<Schedule, ScheduleError> {
-    order(shape, slices, slices - 1)
+/// backwards when all slices of a sample, and so many `more`, have been there.
+pub(super) fn in_slices(
+    shape: &Shape,
+    slices: usize,
+    more: usize,
+) -> Result<Schedule, ScheduleError> {
+    order(shape, slices, slices - 1 + more)
 }
 
 fn order(shape: &Shape, slices: usize, more: usize) -> Result<Schedule, ScheduleError> {

@@ -28,7 +28,7 @@ const QUARTERS: [u64; 3] = [4, 2, 0];
 
 /// Of the orders that `base` makes with more and more micro-batches ahead the one that takes least
 /// time with slices of these blocks, the first of equals. `costs` has entries for stages and
-/// slices.
+/// slices, and of each for all slices of a sample.
 pub(super) fn fastest(
     kind: &'static str,
     shape: &Shape,
@@ -36,7 +36,8 @@ pub(super) fn fastest(
     costs: &OrderCosts,
     base: impl Fn(usize) -> Result<Schedule, ScheduleError>,
 ) -> Result<Schedule, ScheduleError> {
-    costs.check(kind, shape.stages() + slices.len())?;
+    let parts = base(0)?.slices_per_sample();
+    costs.check(kind, (shape.stages() + slices.len()) * parts)?;
     let mut best: Option<(u64, Schedule)> = None;
     let mut last = None;
     for ahead in 0..=AHEAD_MAX {
@@ -71,14 +72,16 @@ fn unfit(kind: &'static str, slices: &[usize]) -> ScheduleError {
     }
 }
 
-/// Costs of equal stages, and of a head that takes as long as one of them.
-pub(super) fn equal(shape: &Shape, slices: &[usize]) -> OrderCosts {
-    let blocks = slices.iter().sum::<usize>() as u64;
-    let mut costs = OrderCosts::uniform(shape.stages() + slices.len(), blocks, blocks, blocks, 0);
-    for (rank, n) in slices.iter().enumerate() {
-        let cell = shape.stages() + rank;
-        (costs.f[cell], costs.b[cell], costs.w[cell]) = (*n as u64, *n as u64, *n as u64);
-    }
+/// Costs of equal stages, and of a head that takes as long as one of them, by tokens.
+pub(super) fn equal(shape: &Shape, sample_slices: &[u64], slices: &[usize]) -> OrderCosts {
+    let (parts, blocks) = (sample_slices.len(), slices.iter().sum::<usize>() as u64);
+    let stages = std::iter::repeat_n(blocks, shape.stages());
+    let cells = stages.chain(slices.iter().map(|n| *n as u64));
+    let mut costs = OrderCosts::uniform((shape.stages() + slices.len()) * parts, 0, 0, 0, 0);
+    let times =
+        cells.flat_map(|n| sample_slices.iter().map(move |tokens| n.saturating_mul(*tokens)));
+    costs.f = times.collect();
+    (costs.b, costs.w) = (costs.f.clone(), costs.f.clone());
     costs
 }
 
@@ -246,7 +249,8 @@ impl<'a> Clock<'a> {
     }
 
     fn takes(&self, rank: usize, task: Task) -> u64 {
-        duration(self.costs, task.kind, self.base.cell(rank, task.stage))
+        let entry = self.base.cost_entry(rank, task.stage, task.micro_batch);
+        duration(self.costs, task.kind, entry)
     }
 
     /// When all that a compute takes is there, if that is known.

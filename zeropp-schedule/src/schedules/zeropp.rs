@@ -16,10 +16,14 @@ pub(super) fn ahead(shape: &Shape, more: usize) -> Result<Schedule, ScheduleErro
     Ok(order(shape, 1, more))
 }
 
-/// The same for samples in so many slices; `shape` counts slices.
-pub(super) fn in_slices(shape: &Shape, slices: usize) -> Result<Schedule, ScheduleError> {
+/// The same for samples in so many slices; `shape` counts slices, as does `more`.
+pub(super) fn in_slices(
+    shape: &Shape,
+    slices: usize,
+    more: usize,
+) -> Result<Schedule, ScheduleError> {
     // The last rank has all slices of a sample before it can begin with the last one's B.
-    Ok(order(shape, slices, slices - 1))
+    Ok(order(shape, slices, slices - 1 + more))
 }
 
 fn order(shape: &Shape, slices: usize, more: usize) -> Schedule {

@@ -183,7 +183,8 @@ impl<'a> SimulationState<'a> {
     fn leave(&mut self, edge: usize, micro_batch: usize, now: u64) {
         let Some(of) = &self.head else { return };
         let of_edge = &of.head.edges[edge];
-        let sizes = self.costs.memory[self.schedule.cell(of_edge.from, of.head.stage)].head;
+        let cell = self.schedule.cost_entry(of_edge.from, of.head.stage, micro_batch);
+        let sizes = self.costs.memory[cell].head;
         let bytes = sizes.message(of_edge.message, of_edge.tensors);
         let (start, arrival) = self.transfer(of_edge.from, now, bytes);
         self.arrive(self.head_slot(edge, micro_batch), arrival);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::ir::{Compute, HeadMessage};
 use crate::lower::{LowerOptions, OptimizerSync, lower};
-use crate::schedules::{Shape, generate_split};
+use crate::schedules::{Shape, generate_cut, generate_split};
 
 const WIDE: usize = 8;
 
@@ -94,6 +94,30 @@ fn f_and_w_of_a_slice_are_in_micro_batch_order() {
             program.ranks[2].swap(one, two);
         });
         assert!(said.contains(word) || said.contains("before it"), "{said}");
+    }
+}
+
+/// Where samples are cut, the head's B come as its F, those of stages from the last slice on.
+#[test]
+fn slices_of_samples_are_in_order_in_the_head_and_reversed_in_stages() {
+    let shape = Shape { pp: 2, virtual_stages: 1, micro_batches: 2, unit: 2 };
+    let made = generate_cut("zeropp", &shape, &[256, 256, 100], &[8, 8], None).unwrap();
+    let good = lower(&made, &LowerOptions::default());
+    verify(&good, &VerifyLimits::default()).unwrap();
+    let wide = |kind, i| at(&good, 0, Action::compute(kind, 2, i));
+    assert!(wide(Compute::B, 0) < wide(Compute::B, 1) && wide(Compute::B, 1) < wide(Compute::B, 2));
+    for (kind, stage, word) in [
+        (Compute::F, 2, "forwards"),
+        (Compute::W, 2, "W of stage 2"),
+        (Compute::W, 1, "W of stage 1"),
+        (Compute::B, 1, "1B2"),
+    ] {
+        let mut program = good.clone();
+        let rank = if stage == 2 { 0 } else { 1 };
+        let [one, two] = [1, 2].map(|i| at(&program, rank, Action::compute(kind, stage, i)));
+        program.ranks[rank].swap(one, two);
+        let said = verify(&program, &VerifyLimits::default()).unwrap_err().to_string();
+        assert!(said.contains(word) || said.contains("before it"), "{kind:?} {stage}: {said}");
     }
 }
 

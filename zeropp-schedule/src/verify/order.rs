@@ -84,12 +84,15 @@ struct OrderWalk<'a> {
 impl OrderWalk<'_> {
     fn step(&mut self, Task { kind, stage, micro_batch }: Task) -> Result<(), Fault> {
         let cell = self.schedule.cell(self.rank, stage);
-        let place = |micro_batch| self.schedule.backward_place(micro_batch);
+        let place = |micro_batch| self.schedule.backward_place(stage, micro_batch);
         let is_before = |one, other| place(one) < place(other);
         if self.limits.w_in_order && matches!(kind, Compute::W | Compute::BW) {
             match self.last_w[cell].replace(micro_batch) {
                 Some(after) if is_before(micro_batch, after) => {
-                    return Err(match self.schedule.slices_per_sample() {
+                    let slices = self.schedule.slices_per_sample();
+                    let is_wide = self.schedule.wide_stage() == Some(stage);
+                    return Err(match slices {
+                        _ if is_wide => Fault::WeightOrder { stage, after },
                         1 => Fault::WeightOrder { stage, after },
                         _ => Fault::SliceWeightOrder { stage, after },
                     });
@@ -199,7 +202,7 @@ fn before(
 /// The slice of the same sample and stage that must come before `task`: for an F the one before
 /// it, whose keys and values it needs; for a backward the one behind it, which adds to the
 /// gradients of its keys and values. So an R, which is between the two of its own slice, finds the
-/// keys and values of all slices before it.
+/// keys and values of all slices before it. A split head has no keys and values.
 fn other_slice(
     schedule: &Schedule,
     tables: &Tables,
@@ -209,6 +212,7 @@ fn other_slice(
 ) -> Result<(), Fault> {
     let slices = schedule.slices_per_sample();
     let (other, kinds) = match kind {
+        _ if schedule.wide_stage() == Some(stage) => return Ok(()),
         Compute::F if i % slices > 0 => (i - 1, &[Compute::F][..]),
         Compute::B | Compute::BW if i % slices + 1 < slices => {
             (i + 1, &[Compute::B, Compute::BW][..])

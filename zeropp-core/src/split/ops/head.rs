@@ -21,6 +21,7 @@ use crate::split::{ForwardGrads, OpCx, Saved, Weight};
 mod blocks;
 mod chunks;
 mod slice;
+mod tensors;
 
 pub use slice::{HeadSlice, SliceLogits, SplitHead, input_gradient, join_sums, sums_len};
 
@@ -117,7 +118,7 @@ impl ChunkedHead<'_> {
             let x = x.clone().narrow(0, tokens.start, tokens.len());
             let targets = targets.clone().narrow(0, tokens.start, tokens.len());
             let logits = products::matmul(x.clone(), w.clone().transpose());
-            let logits = self.without_padding(logits);
+            let logits = tensors::without_padding(logits, self.ids);
             let (sum, slope) = loss::of_rows(logits, targets, masked, weight);
             total = Some(match total.take() {
                 Some(total) => total + sum,
@@ -134,15 +135,5 @@ impl ChunkedHead<'_> {
         drop(held);
         let dx = sink.map(|_| self.cx.save(Tensor::cat(dxs, 0).reshape(dims)));
         (total.expect("a micro-batch has tokens") / divisor, dx)
-    }
-
-    /// Logits of rows that are no token ids, so low that nothing of them is left in any sum.
-    fn without_padding(&self, logits: Tensor<2>) -> Tensor<2> {
-        let [c, rows] = logits.dims();
-        if rows == self.ids {
-            return logits;
-        }
-        let low = Tensor::full([c, rows - self.ids], -1e30, (&logits.device(), logits.dtype()));
-        logits.slice_assign([0..c, self.ids..rows], low)
     }
 }

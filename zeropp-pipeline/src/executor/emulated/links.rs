@@ -52,9 +52,10 @@ impl EmulatedLinks {
             return memory[boundary * self.slices + micro_batch % self.slices].message;
         }
         let (head, me) = (self.head.as_ref().expect("a message of one"), self.inner.rank());
-        let message = untag_head(tag).expect("of a stage or of a head");
+        let (message, micro_batch) = untag_head(tag).expect("of a stage or of a head");
         let edge = &head.edges[head.edge(message, me, to).expect("a message of its tree")];
-        memory[head.stage + me].head.of(message).saturating_mul(edge.tensors)
+        let entry = (head.stage + me) * self.slices + micro_batch % self.slices;
+        memory[entry].head.of(message).saturating_mul(edge.tensors)
     }
 
     /// When a message that is sent now is at its receiver.
@@ -111,6 +112,9 @@ impl Communicator for EmulatedLinks {
         let message = self.inner.recv(from, tag, len, dtype);
         let message = Some(message);
         Pending::in_flight(Box::new(Travelling { message, sent: None, clock: self.clock.clone() }))
+    }
+    fn keeps_order(&self) -> bool {
+        self.inner.keeps_order()
     }
     fn barrier(&self) -> CommResult<()> {
         self.inner.barrier()

@@ -12,7 +12,7 @@ impl ModelWorker {
     }
 
     /// The sample of a micro-batch, and which of its slices it is.
-    fn sample(&self, micro_batch: usize) -> (usize, usize) {
+    pub(super) fn sample(&self, micro_batch: usize) -> (usize, usize) {
         (micro_batch / self.slices(), micro_batch % self.slices())
     }
 

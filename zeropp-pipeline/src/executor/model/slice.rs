@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
-use zeropp_core::device;
 use zeropp_core::layer::Part;
 use zeropp_core::meter::MemoryKind;
 use zeropp_core::split::ops::{HeadSlice, SplitHead, sums_len};
-use zeropp_core::split::{OpCx, Saved, Weight, is_finite};
+use zeropp_core::split::{OpCx, SampleContext, Saved, SliceCx, Weight, is_finite};
 
 use super::super::error::StepError;
 use super::super::not_finite::Value;
@@ -29,6 +28,11 @@ impl ModelWorker {
         let queue = self.queues.entry((stage, micro_batch)).or_default().clone();
         let token = Tensor::<1>::zeros([1], self.gradients_on());
         let op = self.op_cx(stage, micro_batch, queue, None, token)?;
+        // Of other slices it needs to know how long the sample is.
+        let context = || SampleContext::new(Arc::clone(&self.options.sample_slices));
+        let is_cut = !self.options.sample_slices.is_empty();
+        let cut = is_cut.then(|| SliceCx::new(&context(), self.sample(micro_batch).1));
+        let op = OpCx { slice: cut, ..op };
         let this = &self.stages[&stage];
         let [Part::Slice(slice)] = &this.parts[..] else {
             unreachable!("the stage of a split head has a slice")
@@ -37,8 +41,13 @@ impl ModelWorker {
         Ok((slice.clone(), w, op))
     }
 
-    pub(super) fn message_of_head(&self, message: HeadMessage, tensors: usize) -> (usize, DType) {
-        let ([_, _, hidden], n) = (self.options.dims, self.head_tokens());
+    pub(super) fn message_of_head(
+        &self,
+        message: HeadMessage,
+        micro_batch: usize,
+        tensors: usize,
+    ) -> (usize, DType) {
+        let ([_, _, hidden], n) = (self.options.dims, self.head_tokens(micro_batch));
         match message {
             HeadMessage::Input => (n * hidden, self.options.compute),
             HeadMessage::Sums => (sums_len(n, tensors), DType::F32),
@@ -52,7 +61,7 @@ impl ModelWorker {
         micro_batch: usize,
         x: Tensor<1>,
     ) -> Result<Tensor<1>, StepError> {
-        let x = device::on(&self.options.device, x).reshape(self.options.dims);
+        let x = x.reshape(self.dims(micro_batch));
         let x = Saved::new(x, MemoryKind::Activation, &self.meter);
         let (source, step) = self.source();
         let (_, targets) = (source.tokens)(step, micro_batch)?;
@@ -84,14 +93,17 @@ impl ModelWorker {
         let masks = source.masks(step, micro_batch, true)?;
         let (head, stage) = self.split_head();
         let (name, stage) = (head.name.clone(), *stage);
-        let element = self.options.compute.size();
-        let (totals, loss) = head.loss(sums, targets.inner(), &masks, element);
+        let mut sum = self.loss_of_sample;
+        let [b, s, _] = self.options.dims;
+        let (totals, loss) = head.loss(sums, targets.inner(), &masks, b * s, &mut sum);
+        let ended = self.ends_sample(micro_batch);
+        self.loss_of_sample = if ended.is_some() { 0.0 } else { sum };
         if let Some(search) = &mut self.search
             && !is_finite(&loss)
         {
             search.note(Value::Output, micro_batch, stage, 0, name);
         }
-        self.losses.push((micro_batch, loss));
+        self.losses.extend(ended.map(|sample| (sample, loss)));
         Ok(totals)
     }
 }

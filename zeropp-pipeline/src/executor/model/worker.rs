@@ -113,13 +113,22 @@ impl Worker for ModelWorker {
         self.away((stage, micro_batch)).is_copied()
     }
 
-    fn head_tokens(&self) -> usize {
-        let [samples, seq, _] = self.options.dims;
+    fn head_tokens(&self, micro_batch: usize) -> usize {
+        let [samples, seq, _] = self.dims(micro_batch);
         samples * seq
     }
 
-    fn head_message(&self, message: HeadMessage, tensors: usize) -> (usize, DType) {
-        self.message_of_head(message, tensors)
+    fn head_message(
+        &self,
+        message: HeadMessage,
+        micro_batch: usize,
+        tensors: usize,
+    ) -> (usize, DType) {
+        self.message_of_head(message, micro_batch, tensors)
+    }
+
+    fn arrived(&self, message: Tensor<1>) -> Tensor<1> {
+        device::on(&self.options.device, message)
     }
 
     fn slice_forward(&mut self, micro_batch: usize, x: Tensor<1>) -> Result<Tensor<1>, StepError> {
@@ -200,6 +209,7 @@ impl Worker for ModelWorker {
         self.contexts.clear();
         self.slices.clear();
         self.losses.clear();
+        self.loss_of_sample = 0.0;
         // A head's forwards have begun gradients.
         self.stages.values_mut().for_each(|stage| stage.grads.clear());
         self.sharded.iter_mut().try_for_each(ShardedStage::free)

@@ -4,7 +4,9 @@ use super::*;
 use crate::exchange::{csv, json};
 use crate::lower::{LowerOptions, OptimizerSync, in_issue_order, lower};
 use crate::memory::{HeadBytes, Ledger, MemoryBytes, StageBytes};
-use crate::schedules::{KINDS, forwards_of, generate, generate_split};
+use crate::schedules::{
+    KINDS, forwards_of, generate, generate_cut, generate_sliced, generate_split,
+};
 use crate::simulate::{self, simulate};
 use crate::verify::{VerifyLimits, verify, verify_issue_order};
 
@@ -52,7 +54,7 @@ fn sizes(cells: usize) -> Vec<StageBytes> {
 /// Everything that holds for the order of a split head, whatever its slices.
 fn check_all(compact: &Schedule) {
     verify(compact, &VerifyLimits::default()).unwrap();
-    let cells = compact.cells();
+    let cells = compact.cost_entries();
     let costs =
         simulate::Costs { memory: sizes(cells), ..simulate::Costs::uniform(cells, 5, 6, 4, 1) };
     simulate(compact, &costs).unwrap();
@@ -117,6 +119,32 @@ fn every_split_head_is_verified_lowered_simulated_and_read_back() {
                     match generate_split(kind.name, &shape, &slices, None) {
                         Ok(compact) => check_all(&compact),
                         Err(e) => assert_eq!(generate(kind.name, &shape), Err(e)),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The same of samples that are cut into slices.
+#[test]
+fn every_split_head_of_samples_in_slices_is_verified_lowered_simulated_and_read_back() {
+    let seed = std::env::var("SPLIT_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(96);
+    println!("SPLIT_SEED={seed}");
+    let mut numbers = Numbers(seed);
+    for kind in KINDS.iter().filter(|kind| kind.in_slices.is_some()) {
+        for pp in 1..=5 {
+            for virtual_stages in 1..=3 {
+                for micro_batches in 1..=4 {
+                    let unit = 1 + numbers.below(micro_batches);
+                    let shape = Shape { pp, virtual_stages, micro_batches, unit };
+                    let (slices, n) = (numbers.slices(pp), 2 + numbers.below(5));
+                    let cut: Vec<u64> =
+                        (0..n).map(|_| 256 * (1 + numbers.below(3)) as u64).collect();
+                    println!("{} {shape:?} {slices:?} {cut:?}", kind.name);
+                    match generate_cut(kind.name, &shape, &cut, &slices, None) {
+                        Ok(compact) => check_all(&compact),
+                        Err(e) => assert_eq!(generate_sliced(kind.name, &shape, &cut), Err(e)),
                     }
                 }
             }

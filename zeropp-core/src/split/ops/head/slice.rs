@@ -1,5 +1,5 @@
-//! Some blocks of a head's rows, computed apart from the others by the CPU's kernels. A slice sees
-//! rows, never ranks: with those of all slices in order, each bit is that of the whole head.
+//! Some blocks of a head's rows, computed apart from the others. A slice sees rows, never ranks:
+//! with those of all slices in order, each bit by the CPU's kernels is that of the whole head.
 //!
 //! Shapes: n = b·s tokens, h hidden. Messages are flat and in fp32: `sums` of k blocks are the
 //! logits of the targets (0 where no block of them has it) `[n]`, and for each block the largest
@@ -13,15 +13,16 @@ use zeropp_model::head::{SliceShape, blocks};
 use zeropp_model::layer::{BatchShape, LayerCost};
 use zeropp_model::params::ParamSpec;
 
-use super::super::{fast, halves, loss};
+use super::super::{fast, halves, is_fast, loss, products, rows};
 use super::blocks::add_weight_gradient;
 use super::chunks::{ChunkedHead, chunks, forced_chunk};
-use crate::cpu_tensor::{self, CpuTensor};
+use super::tensors::{self, DeviceLogits};
+use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
 use crate::kernels::head::{BlockLogits, ExpSum, TreeSum, cross_entropy, totals};
 use crate::meter::{Hold, MemoryKind};
 use crate::split::weight::Side;
-use crate::split::{Masks, OpCx, Saved, Weight};
+use crate::split::{Grads, Masks, OpCx, ParamSlot, Saved, Weight};
 
 /// A head that is x·Wᵀ and its cross-entropy, so that its rows can be shared.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,27 +50,31 @@ impl SplitHead {
         HeadSlice { name: format!("{}[{start}..{end}]", self.name), weight, shape }
     }
 
-    /// From the sums of all blocks: the totals, and the loss, shape `[1]`, of `targets: [b, s]`.
+    /// From the sums of all blocks: the totals, and the loss, shape `[1]`, of `targets: [b, s]`,
+    /// which are some of a micro-batch's `tokens`. `sum` is that over those before, of slices of
+    /// the same sample, which the loss has too; it gets these added.
+    ///
+    /// # Panics
+    /// Panics as the whole head's; also on a GPU if they are not all of the micro-batch.
     pub fn loss(
         &self,
         sums: &Tensor<1>,
         targets: Tensor<2, Int>,
         masks: &Masks,
-        element_bytes: usize,
+        tokens: usize,
+        sum: &mut f64,
     ) -> (Tensor<1>, Tensor<1>) {
+        let Some(values) = fast(sums) else {
+            assert_eq!(tokens, targets.shape().num_elements(), "slices of samples are for the CPU");
+            return tensors::totals(sums, targets, self.ids, masks);
+        };
         let targets = loss::known_targets(targets, self.ids, masks.scored.is_some());
-        let (n, values) = (targets.len(), view(sums));
+        let n = targets.len();
         let (chosen, of_blocks) = values.as_slice().split_at(n);
         let of_blocks: Vec<_> = of_blocks.chunks(2 * n).map(exp_sums).collect();
         let totals = totals(of_blocks.iter().map(|sums| &sums[..]));
-        let shape = self.slice(0..0, Vec::new()).shape;
-        let chunk = forced_chunk(shape.chunk(n, element_bytes, true));
-        let mut sum = 0.0;
-        for tokens in chunks(n, chunk) {
-            let (totals, chosen) = (&totals[tokens.clone()], &chosen[tokens.clone()]);
-            sum = cross_entropy(sum, totals, chosen, &targets[tokens]);
-        }
-        let loss = loss::mean(sum, masks.scored.unwrap_or(n as f64));
+        *sum = cross_entropy(*sum, &totals, chosen, &targets);
+        let loss = loss::mean(*sum, masks.scored.unwrap_or(tokens as f64));
         let mut flat = Vec::with_capacity(2 * n);
         put_exp_sums(&mut flat, &totals);
         (cpu_tensor::from_vec(flat, [2 * n]), loss)
@@ -78,7 +83,17 @@ impl SplitHead {
 
 /// The sums of the blocks of all `parts`, of `n` tokens each: those of the first blocks come first.
 pub fn join_sums(parts: &[Tensor<1>], n: usize) -> Tensor<1> {
-    let parts: Vec<_> = parts.iter().map(view).collect();
+    let Some(parts) = parts.iter().map(fast).collect::<Option<Vec<_>>>() else {
+        let (chosen, sums): (Vec<_>, Vec<_>) = parts
+            .iter()
+            .map(|part| {
+                let sums = part.dims()[0] - n;
+                (part.clone().narrow(0, 0, n), part.clone().narrow(0, n, sums))
+            })
+            .unzip();
+        let chosen = chosen.into_iter().reduce(|a, b| a + b);
+        return Tensor::cat(chosen.into_iter().chain(sums).collect(), 0);
+    };
     let mut chosen = vec![0.0; n];
     let mut all = Vec::with_capacity(parts.iter().map(|part| part.as_slice().len()).sum());
     for part in &parts {
@@ -101,13 +116,10 @@ pub fn input_gradient(sum: Tensor<1>, dtype: DType) -> Tensor<1> {
     if dtype == DType::F32 {
         return sum;
     }
-    let halves = bf16::convert::narrow(view(&sum).as_slice());
+    let Some(values) = fast(&sum) else { return sum.cast(dtype) };
+    let halves = bf16::convert::narrow(values.as_slice());
     let len = halves.len();
     cpu_tensor::from_halves(halves, [len])
-}
-
-fn view(t: &Tensor<1>) -> CpuTensor {
-    cpu_tensor::on_cpu(t).expect("a split head is on the CPU")
 }
 
 /// Of `[2, n]`: largest logits, then sums.
@@ -133,14 +145,22 @@ pub struct HeadSlice {
 /// What F of a slice keeps for its B.
 pub struct SliceLogits {
     x: Saved<3>,
-    chunks: Vec<BlockLogits<'static>>,
+    logits: Logits,
     _hold: Hold,
+}
+
+/// Those of chunks of tokens, one after the other.
+enum Logits {
+    Host(Vec<BlockLogits<'static>>),
+    Device(DeviceLogits),
 }
 
 /// The gradients of a chunk's logits, a block after the other, as the products take them.
 enum Slopes {
     Fp32(Vec<Vec<f32>>),
     Bf16(Vec<Vec<Half>>),
+    /// Of all rows.
+    Device(Tensor<2>),
 }
 
 impl HeadSlice {
@@ -172,10 +192,11 @@ impl HeadSlice {
     /// F for `x: [b, s, h]`, `targets: [b, s]` and its rows `w`: the sums of its blocks, and what B
     /// takes.
     ///
-    /// Keeps F→B: x, all logits in fp32 and these sums.
+    /// Keeps F→B: x, all logits, on the CPU in fp32, and these sums.
     ///
     /// # Panics
-    /// Panics off the CPU, and if a target that is scored is not below the head's ids.
+    /// Panics on the CPU if a target that is scored is not below the head's ids; on a GPU the loss
+    /// is NaN then.
     pub fn forward(
         &self,
         x: Saved<3>,
@@ -184,34 +205,25 @@ impl HeadSlice {
         cx: &OpCx,
     ) -> (Tensor<1>, SliceLogits) {
         let plain = x.get();
-        let element = plain.dtype().size();
-        let masked = cx.masks.scored.is_some();
-        let targets = loss::known_targets(targets, self.shape.ids, masked);
-        let n = targets.len();
-        let head = self.of(w, cx, self.shape.chunk(n, element, true));
-        let bytes = self.shape.logits_bytes(n, element, true);
+        let (n, element) = (tokens_of(&plain), plain.dtype().size());
+        let on_kernels = is_fast(&plain) || halves(&plain).is_some();
+        let head = self.of(w, cx, self.shape.chunk(n, element, on_kernels));
+        let bytes = self.shape.logits_bytes(n, element, on_kernels);
         let hold = cx.meter.hold(MemoryKind::Activation, bytes as u64);
-        let h = self.shape.hidden;
-        let mut made = Vec::new();
-        let weight = w.get();
-        for tokens in head.chunks(n) {
-            let owned: Cow<'static, [usize]> = Cow::Owned(targets[tokens.clone()].to_vec());
-            let at = tokens.start * h..tokens.end * h;
-            made.push(match fast(&plain) {
-                Some(x) => {
-                    let w = fast(&weight).expect("as x");
-                    head.logits_of(w.as_slice(), &x.as_slice()[at], owned)
-                }
-                None => {
-                    let x = halves(&plain).expect("a split head is on the CPU");
-                    let w = halves(&weight).expect("as x");
-                    let x = Mat::new(&x.as_slice()[at], tokens.len(), h);
-                    head.logits_of_halves(&w.as_slice()[..head.rows() * h], x, owned)
-                }
-            });
-        }
-        let sums = own_sums(&made, n, self.shape.blocks.len());
-        (sums, SliceLogits { x, chunks: made, _hold: hold })
+        let (sums, logits) = match on_kernels {
+            true => {
+                let masked = cx.masks.scored.is_some();
+                let targets = loss::known_targets(targets, self.shape.ids, masked);
+                let logits = head.host_logits(&plain, &targets);
+                let sums = own_sums(&logits, n, self.shape.blocks.len());
+                (sums, Logits::Host(logits))
+            }
+            false => {
+                let (sums, logits) = tensors::forward(&head, &self.shape, plain, &w.get(), targets);
+                (sums, Logits::Device(logits))
+            }
+        };
+        (sums, SliceLogits { x, logits, _hold: hold })
     }
 
     /// B: the gradients of x, `[n, h]` in fp32, summed over the blocks of each of the shape's
@@ -227,16 +239,49 @@ impl HeadSlice {
         w: &Weight<2>,
         cx: &OpCx,
     ) -> Vec<Tensor<1>> {
-        let SliceLogits { x, chunks, _hold: hold } = kept;
-        let h = self.shape.hidden;
+        let SliceLogits { x, logits, _hold: hold } = kept;
         let plain = x.get();
-        let (n, element) = (plain.shape().num_elements() / h, plain.dtype().size());
-        let held = cx.workspace(self.shape.backward_bytes(n, element, true));
-        let head = self.of(w, cx, self.shape.chunk(n, element, true));
+        let (n, element) = (tokens_of(&plain), plain.dtype().size());
+        let on_kernels = matches!(logits, Logits::Host(_));
+        let held = cx.workspace(self.shape.backward_bytes(n, element, on_kernels));
+        let head = self.of(w, cx, self.shape.chunk(n, element, on_kernels));
         let scale = scale / head.divisor(n) as f32;
-        let totals = exp_sums(view(totals).as_slice());
+        let (slopes, sums) = match logits {
+            Logits::Host(chunks) => self.host_backward(&head, chunks, totals, scale),
+            Logits::Device(logits) => {
+                let (slopes, sums) = logits.backward(totals, scale, &w.get(), &self.shape);
+                (slopes.into_iter().map(Slopes::Device).collect(), sums)
+            }
+        };
+        drop((held, hold, plain));
+        if w.trains() {
+            let bytes = n * self.shape.own_ids().len() * element;
+            let held = cx.meter.hold(MemoryKind::WeightStash, bytes as u64);
+            let x = cx.stash(x.take());
+            let (slot, blocks): (_, Vec<_>) = (w.slot(), head.row_blocks().collect());
+            let chunk = head.chunk;
+            cx.queue.push(move |grads| {
+                let (x, _held) = (x.take(), held);
+                for (tokens, slopes) in self::chunks(n, chunk).zip(slopes) {
+                    add_weights(grads, slot, &blocks, &x, tokens, slopes);
+                }
+            });
+        }
+        sums
+    }
+
+    /// By the CPU's kernels: the gradients of the logits of each chunk, and the sums of those of x.
+    fn host_backward(
+        &self,
+        head: &ChunkedHead,
+        chunks: Vec<BlockLogits<'static>>,
+        totals: &Tensor<1>,
+        scale: f32,
+    ) -> (Vec<Slopes>, Vec<Tensor<1>>) {
+        let totals = exp_sums(fast(totals).expect("as the logits").as_slice());
+        let (n, h) = (totals.len(), self.shape.hidden);
         let mut sums = OwnSums::new(&self.shape.sums, n * h);
-        let weight = w.get();
+        let weight = head.w.get();
         let mut slopes = Vec::with_capacity(chunks.len());
         for (tokens, logits) in head.chunks(n).zip(chunks) {
             let of_blocks = logits.slopes(&totals[tokens.clone()], scale);
@@ -249,26 +294,16 @@ impl HeadSlice {
                     let w = &w.as_slice()[..head.rows() * h];
                     Slopes::Bf16(head.backward_of_halves(w, of_blocks, tokens.len(), &mut sums))
                 }
-                (None, None) => unreachable!("a split head is on the CPU"),
+                (None, None) => unreachable!("the weight is where the logits are"),
             });
         }
-        drop((held, hold, plain));
-        if w.trains() {
-            let bytes = n * self.shape.own_ids().len() * element;
-            let held = cx.meter.hold(MemoryKind::WeightStash, bytes as u64);
-            let x = cx.stash(x.take());
-            let (slot, blocks): (_, Vec<_>) = (w.slot(), head.row_blocks().collect());
-            let chunk = head.chunk;
-            cx.queue.push(move |grads| {
-                let (x, _held) = (x.take(), held);
-                let dw = grads.host_mut(slot).expect("on the CPU");
-                for (tokens, slopes) in self::chunks(n, chunk).zip(slopes) {
-                    add_weights(dw, &blocks, &x, tokens, slopes, h);
-                }
-            });
-        }
-        sums.done()
+        (slopes, sums.done())
     }
+}
+
+fn tokens_of(x: &Tensor<3>) -> usize {
+    let [b, s, _] = x.dims();
+    b * s
 }
 
 /// The message of a slice's own sums.
@@ -291,19 +326,25 @@ fn own_sums(chunks: &[BlockLogits], n: usize, blocks: usize) -> Tensor<1> {
     cpu_tensor::from_vec(flat, [len])
 }
 
-/// Adds the gradients of a chunk's `tokens` to `dw`, a block of its rows after the other.
+fn on_host(grads: &mut Grads, slot: ParamSlot) -> &mut [f32] {
+    grads.host_mut(slot).expect("on the CPU")
+}
+
+/// Adds the gradients of a chunk's `tokens` to those of the slice's rows, a block of them after the
+/// other.
 fn add_weights(
-    dw: &mut [f32],
+    grads: &mut Grads,
+    slot: ParamSlot,
     blocks: &[Range<usize>],
     x: &Tensor<3>,
     tokens: Range<usize>,
     slopes: Slopes,
-    h: usize,
 ) {
+    let [_, _, h] = x.dims();
     let at = tokens.start * h..tokens.end * h;
     match slopes {
         Slopes::Fp32(slopes) => {
-            let x = fast(x).expect("as in F");
+            let (x, dw) = (fast(x).expect("as in F"), on_host(grads, slot));
             for (block, slope) in blocks.iter().zip(slopes) {
                 let dw = &mut dw[block.start * h..block.end * h];
                 add_weight_gradient(dw, &slope, &x.as_slice()[at.clone()], h);
@@ -311,11 +352,15 @@ fn add_weights(
         }
         Slopes::Bf16(slopes) => {
             let (x, c) = (halves(x).expect("as in F"), tokens.len());
-            let x = Packed::new(Mat::new(&x.as_slice()[at], c, h));
+            let (x, dw) = (Packed::new(Mat::new(&x.as_slice()[at], c, h)), on_host(grads, slot));
             for (block, slope) in blocks.iter().zip(slopes) {
                 let slope = Mat::new(&slope, c, block.len());
                 bf16::add_product(&mut dw[block.start * h..block.end * h], h, slope.t(), &x);
             }
+        }
+        Slopes::Device(slope) => {
+            let x = rows(x.clone()).narrow(0, tokens.start, tokens.len());
+            products::add_gradient(grads, slot, slope.transpose(), x);
         }
     }
 }
@@ -365,6 +410,23 @@ impl OwnSums {
 }
 
 impl ChunkedHead<'_> {
+    /// The logits of all chunks of x by the CPU's kernels.
+    fn host_logits(&self, x: &Tensor<3>, targets: &[usize]) -> Vec<BlockLogits<'static>> {
+        let ([_, h], weight) = (self.w.shape(), self.w.get());
+        let of_chunk = |tokens: Range<usize>| {
+            let owned: Cow<'static, [usize]> = Cow::Owned(targets[tokens.clone()].to_vec());
+            let at = tokens.start * h..tokens.end * h;
+            if let Some(x) = fast(x) {
+                let w = fast(&weight).expect("as x");
+                return self.logits_of(w.as_slice(), &x.as_slice()[at], owned);
+            }
+            let (x, w) = (halves(x).expect("in one of two types"), halves(&weight).expect("as x"));
+            let x = Mat::new(&x.as_slice()[at], tokens.len(), h);
+            self.logits_of_halves(&w.as_slice()[..self.rows() * h], x, owned)
+        };
+        self.chunks(targets.len()).map(of_chunk).collect()
+    }
+
     /// Adds a chunk of `c` tokens to `sums`; gives the gradients of its logits.
     fn backward_of(
         &self,
