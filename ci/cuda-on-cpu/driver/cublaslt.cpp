@@ -306,7 +306,9 @@ API int cublasLtMatmul(Handle *handle, Product *p, const float *alpha, const voi
     work->skipped = settings().count_only || (most && s.m * s.n * d->batch >= most);
     if (work->skipped && !settings().count_only && !counts.skipped++)
         fprintf(stderr, "[cuda-on-cpu] not executed, as it is too large: a product\n");
-    log_line("product %d s%d %lu %lu %lu", work->device, queue_number(stream), s.m, s.n, s.k);
+    log_line("product %d s%d m %lu n %lu k %lu batch %d in %lu out %lu add %d bias %d",
+             work->device, queue_number(stream), s.m, s.n, s.k, d->batch, bytes(a->type),
+             bytes(d->type), *beta != 0, p->epilogue == ADD_BIAS);
     queue_add(stream, multiply, work);
     return SUCCESS;
 }
