@@ -119,7 +119,7 @@ impl Blueprint {
         let config = &resolved.config;
         let batch = config.compute().batch(config.micro_batch_size, config.seq);
         let compute = match config.precision {
-            Precision::Fp32 => DType::F32,
+            Precision::Fp32 | Precision::Tf32 => DType::F32,
             Precision::Bf16 => DType::BF16,
         };
         let mut blueprint = Blueprint {
