@@ -114,7 +114,7 @@ fn place(start: usize, add: bool) -> ColumnsOfProduct {
 
 /// x·y of all `ys` side by side, `[i, Σ j]` for `x: [i, k]`, `y: [k, j]`. A library writes each to
 /// its columns; else the factors are put side by side first.
-pub fn products_side_by_side(x: Tensor<2>, ys: Vec<Tensor<2>>) -> Tensor<2> {
+pub(super) fn products_side_by_side(x: Tensor<2>, ys: Vec<Tensor<2>>) -> Tensor<2> {
     #[cfg(feature = "cube")]
     if by_library(&x, &ys[0]) {
         let width = ys.iter().map(|y| y.dims()[1]).sum();
@@ -130,10 +130,10 @@ pub fn products_side_by_side(x: Tensor<2>, ys: Vec<Tensor<2>>) -> Tensor<2> {
     matmul(x, Tensor::cat(ys, 1))
 }
 
-/// Σ x·yᵀ, `[i, k]`, for the columns of `xs: [i, Σ j]` side by side and `ys: [k, j]`. A library adds
-/// one product after the other, each sum in their type; else the factors are put side by side
+/// Σ x·yᵀ, `[i, k]`, for the columns of `xs: [i, Σ j]` side by side and `ys: [k, j]`. A library
+/// adds one product after the other, each sum in their type; else the factors are put side by side
 /// first.
-pub fn sum_of_products(xs: Tensor<2>, ys: Vec<Tensor<2>>) -> Tensor<2> {
+pub(super) fn sum_of_products(xs: Tensor<2>, ys: Vec<Tensor<2>>) -> Tensor<2> {
     #[cfg(feature = "cube")]
     if by_library(&xs, &ys[0]) {
         let (mut sum, mut start) = (None, 0);
