@@ -79,6 +79,7 @@ def last_step(lines):
         if words[0] == "did":
             did[words[2]].append(words)
     numbers = {stream: iter(all_of_it) for stream, all_of_it in did.items()}
+    ran = {words[3] for all_of_it in did.values() for words in all_of_it}
     events, reads = [], []
     for words in lines:
         if words[0] == "down":
@@ -86,10 +87,11 @@ def last_step(lines):
         elif words[0] == "product":
             events.append(("product", dict(zip(words[3::2], map(int, words[4::2])))))
         elif words[0] == "launch":
-            facts = next(numbers[words[2]], None) if did else None
+            # Those with which the tuner measures a device are not executed.
+            facts = next(numbers[words[2]]) if words[3] in ran else []
             if facts and facts[3] != words[3]:
                 raise SystemExit(f"{words[3]} was launched, {facts[3]} has run")
-            facts = dict(zip(facts[4::2], map(int, facts[5::2]))) if facts else {}
+            facts = dict(zip(facts[4::2], map(int, facts[5::2])))
             events.append((words[3], facts))
     # In a step the host reads the sums for the norm, and then the loss.
     return events[reads[-3]:reads[-1]]
