@@ -51,7 +51,6 @@ HOST = 5e-6           # seconds of the host for a launch: a step takes no less t
 
 Cost = collections.namedtuple("Cost", "launches moved flop seconds")
 PHASES = ["F", "B", "W"]
-LOOKUPS = ("embedding", "select", "gather") # kernels that look tokens up
 
 
 def execute(zeropp, model, layers, micro_batches, sample):
@@ -80,11 +79,9 @@ def last_step(lines):
             did[words[2]].append(words)
     numbers = {stream: iter(all_of_it) for stream, all_of_it in did.items()}
     ran = {words[3] for all_of_it in did.values() for words in all_of_it}
-    events, reads = [], []
+    events = []
     for words in lines:
-        if words[0] == "down":
-            reads.append(len(events))
-        elif words[0] == "product":
+        if words[0] == "product":
             events.append(("product", dict(zip(words[3::2], map(int, words[4::2])))))
         elif words[0] == "launch":
             # Those with which the tuner measures a device are not executed.
@@ -93,8 +90,10 @@ def last_step(lines):
                 raise SystemExit(f"{words[3]} was launched, {facts[3]} has run")
             facts = dict(zip(facts[4::2], map(int, facts[5::2])))
             events.append((words[3], facts))
-    # In a step the host reads the sums for the norm, and then the loss.
-    return events[reads[-3]:reads[-1]]
+    # A step ends with the updates.
+    updates = [i for i, (name, _) in enumerate(events) if name.startswith("adamw")]
+    last = max(i for i, (name, _) in enumerate(events) if name == "product")
+    return events[max(i for i in updates if i < last) + 1:updates[-1] + 1]
 
 
 def cost(name, facts, memory):
@@ -116,22 +115,23 @@ def cost(name, facts, memory):
 
 
 def phases(events):
-    """For each event whether it belongs to F, B or W. F begins with the lookup of tokens and ends
-    with the head, which makes its gradients there: its products have the length of the vocabulary.
-    W begins with the first product into fp32."""
+    """For each event whether it belongs to F, B or W. F begins with a norm and ends with the head,
+    which makes its gradients there: its products have the length of the vocabulary. W begins with
+    the first product into fp32."""
     largest = max(max(f["m"], f["n"], f["k"]) for name, f in events if name == "product")
     of_head = [name == "product" and largest in (f["m"], f["n"], f["k"]) for name, f in events]
-    starts = [i for i, (name, _) in enumerate(events) if name.startswith(LOOKUPS)]
-    found, begin = ["F"] * len(events), 0
-    for end in [*starts[1:], len(events)]:
-        phase = "F"
-        for i in range(begin, end):
-            if phase == "F" and any(of_head[begin:i]) and not any(of_head[i:end]):
-                phase = "B"
-            if phase == "B" and events[i][0] == "product" and events[i][1]["out"] == 4:
-                phase = "W"
-            found[i] = phase
-        begin = end
+    norms = [i for i, (name, _) in enumerate(events) if name.startswith("forward_kernel")]
+    phase, seen_head, found = "F", False, []
+    for i, (name, facts) in enumerate(events):
+        next_norm = min((n for n in norms if n > i), default=len(events))
+        if phase != "F" and i in norms:
+            phase, seen_head = "F", False
+        if phase == "F" and seen_head and not any(of_head[i:next_norm]):
+            phase = "B"
+        if phase == "B" and name == "product" and facts["out"] == 4:
+            phase = "W"
+        seen_head |= of_head[i]
+        found.append(phase)
     return found
 
 
