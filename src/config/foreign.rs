@@ -72,7 +72,8 @@ pub(super) const FOREIGN: &[ForeignOption] = foreign! {
         => ["global-batch" = "256"] "samples of a step over all ranks, or tokens";
     "bf16" "fp16" "half" "amp" "mixed-precision" "dtype" "torch-dtype"
         => ["precision" = "bf16"] "with fp32 master weights; there is no fp16";
-    "fp32" "tf32" "float32" => ["precision" = "fp32"] "";
+    "fp32" "float32" => ["precision" = "fp32"] "";
+    "tf32" "allow-tf32" => ["precision" = "tf32"] "on NVIDIA GPUs";
     "epochs" "num-train-epochs" "num-epochs" "max-epochs" "n-epochs" "train-epochs"
         => ["steps" = "1000", "order" = "epochs"] "a run is as long as its steps";
     "max-steps" "training-steps" "train-iters" "max-iters" "num-steps" "num-train-steps" "iters"

@@ -456,7 +456,8 @@ options! {
         /// bf16: compute and gathered weights in bfloat16; master weights, gradients, reductions
         /// and optimizer in fp32. CPUs with AMX, and AMD's from Zen 4 on, are fast at it. All CPUs
         /// give the same bits; ZEROPP_ISA=amx|avx512_bf16|avx512|avx2|scalar forces a path. wgpu
-        /// does not support it.
+        /// does not support it. tf32: fp32, but products on NVIDIA GPUs round their factors to 11
+        /// bits, and are several times as fast.
         "precision" "KIND" precision: Precision = Precision::Fp32, Same Reported OfModel;
         /// Where tensors live. Ranks of one machine take its GPUs in turn, and share them.
         ///

@@ -18,7 +18,7 @@ impl Config {
     /// The device and precision that ranks compute on, and in.
     pub fn compute(&self) -> ComputeSettings {
         let on_gpu = self.device != DeviceKind::Cpu;
-        let fp32 = self.precision == Precision::Fp32;
+        let fp32 = self.precision != Precision::Bf16;
         // Asked for where it counts alone: a path that is not there is refused for runs in bf16.
         let bytes = || Packed::element_bytes() as u64;
         ComputeSettings {

@@ -392,7 +392,11 @@ impl Config {
             let help = "use device cuda, or engine threads or mpi";
             ConfigError::value("engine", engine, problem, help)
         })?;
-        let storable = precision == Precision::Fp32 || device != DeviceKind::Wgpu;
+        check(precision != Precision::Tf32 || device == DeviceKind::Cuda, || {
+            let problem = format!("is NVIDIA's, and device is {device}");
+            ConfigError::value("precision", precision, problem, "use fp32, or device cuda")
+        })?;
+        let storable = precision != Precision::Bf16 || device != DeviceKind::Wgpu;
         check(storable, || {
             let problem = "device wgpu can store it but not compute in it";
             ConfigError::value("precision", precision, problem, "use fp32, or device cuda or cpu")

@@ -177,7 +177,7 @@ fn passes(
     config: &Config,
     ranks: usize,
 ) -> Result<f64, Error> {
-    let dtype = if config.precision == Precision::Fp32 { DType::F32 } else { DType::BF16 };
+    let dtype = if config.precision == Precision::Bf16 { DType::BF16 } else { DType::F32 };
     let seconds = together(ranks, |rank, ready| {
         let x = Tensor::<1>::ones([PASS], (&devices.of(rank), dtype));
         ready();

@@ -9,6 +9,7 @@ use zeropp_core::kernels::threads::Threads;
 use zeropp_core::meter::Meter;
 use zeropp_core::model::decoder::Decoder;
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
+use zeropp_core::split::ops::products::round_to_tf32;
 use zeropp_core::split::{LayerWeights, Masks, OpCx, WQueue, ops};
 
 use super::median;
@@ -48,7 +49,7 @@ pub(super) fn measure(
     let decoder = config.decoder(config.vocab.unwrap_or(BYTE_IDS))?;
     let tokens = config.micro_batch_size * config.seq;
     let dtype = match config.precision {
-        Precision::Fp32 => DType::F32,
+        Precision::Fp32 | Precision::Tf32 => DType::F32,
         Precision::Bf16 => DType::BF16,
     };
     let on_gpu = config.device != DeviceKind::Cpu;
@@ -59,6 +60,7 @@ pub(super) fn measure(
             let device = devices.of(rank);
             let threads = Threads::new(threads, ranks * threads <= units);
             let _installed = threads.install();
+            round_to_tf32(config.precision == Precision::Tf32);
             let product = product([rows, inner, columns], &device, dtype, on_gpu);
             ready();
             repeated(product)

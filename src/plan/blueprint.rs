@@ -124,7 +124,7 @@ impl Blueprint {
             None => vec![batch],
         };
         let compute = match config.precision {
-            Precision::Fp32 => DType::F32,
+            Precision::Fp32 | Precision::Tf32 => DType::F32,
             Precision::Bf16 => DType::BF16,
         };
         let mut blueprint = Blueprint {

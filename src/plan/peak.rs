@@ -3,10 +3,10 @@
 
 use std::time::Instant;
 
-use crate::config::{Config, DeviceKind};
+use crate::config::{Config, DeviceKind, Precision};
 use burn::tensor::{DType, Device, Tensor};
 use zeropp_core::device::{self, Devices, Gpu};
-use zeropp_core::split::ops::products::{matmul, rounds_to_tf32};
+use zeropp_core::split::ops::products::{matmul, round_to_tf32, rounds_to_tf32};
 
 /// Measurements that have to come close to the best one.
 const CLOSE_TRIES: usize = 3;
@@ -31,6 +31,7 @@ impl Peak {
             DeviceKind::Cpu => std::thread::available_parallelism().map_or(1, |n| n.get()),
             _ => devices.count(),
         };
+        round_to_tf32(config.precision == Precision::Tf32);
         let (gpus, tf32) = (device::gpus(config.device), rounds_to_tf32(config.device));
         let sheet = gpus.first().and_then(|gpu| sheet_flops(gpu, compute, tf32));
         let unit_flops =

@@ -7,7 +7,9 @@ use zeropp_comm::Communicator;
 use zeropp_comm::groups::Groups;
 use zeropp_core::kernels::threads::Threads;
 use zeropp_core::meter::Meter;
+use zeropp_core::split::ops::products::round_to_tf32;
 
+use crate::config::Precision;
 use crate::error::RankError;
 use crate::run::agreement::agree;
 use crate::run::build::{self, Bench};
@@ -33,6 +35,7 @@ pub(crate) fn run_rank(
     let threads = processes::threads(&shared, &roster, world.rank())?;
     let _in_use = threads.install();
     let groups = Groups::new(world, shared.blueprint.mesh)?;
+    round_to_tf32(shared.blueprint.config.precision == Precision::Tf32);
     let bench = Bench { device, groups, meter: Meter::new(), scored: Scored::default() };
     let starting = processes::starting_threads(&shared, &roster);
     let mut built = {

@@ -18,6 +18,7 @@ use zeropp_core::meter::Meter;
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
 use zeropp_core::split::ops::{self, Projection, Rotation, Turns};
 use zeropp_core::split::{Documents, Grads, LayerWeights, Masks, OpCx, WQueue, seed_backward};
+use zeropp_core::squares::block_squares;
 
 use crate::{device, kind};
 
@@ -214,5 +215,37 @@ fn adamw_is_the_cpus_whoever_holds_the_parameters() {
         if let Some(held) = held {
             assert_eq!(values(held), p.0);
         }
+    }
+}
+
+/// Products that go to columns of one tensor, and gradients that are sums of products.
+#[test]
+fn maps_of_one_input_are_side_by_side() {
+    for (n, input, outs) in [(1, 8, [8, 8, 8]), (33, 24, [40, 8, 16]), (70, 5, [3, 7, 1])] {
+        let width = outs.iter().sum();
+        let mut rng = Random((n * width) as u64);
+        let (x, dy) = (Data::new(&mut rng, [1, n, input]), Data::new(&mut rng, [1, n, width]));
+        let weights = outs.map(|out| (rng.normals(input * out), vec![input, out]));
+        compare(
+            &format!("{input} to {outs:?}"),
+            [&x, &dy],
+            &weights,
+            &Masks::default(),
+            |x, w, cx| {
+                let map = |i| Projection { weight: w.weight(&format!("w{i}")), bias: None };
+                ops::projections(x, &[0, 1, 2].map(map), None, cx)
+            },
+        );
+    }
+}
+
+#[test]
+fn squares_are_summed_by_blocks() {
+    for (n, block) in [(1, 1), (1000, 128), (1024, 256), (20_000, 8192), (777, 2048)] {
+        let x = Data::new(&mut Random(n as u64), [n]);
+        let wanted = x.0.chunks(block).map(|b| b.iter().map(|x| f64::from(*x).powi(2)).sum());
+        let wanted: Vec<f32> = wanted.map(|sum: f64| sum as f32).collect();
+        let got = values(block_squares(x.on(&device(0), DType::F32), block));
+        assert_within(&format!("{n} by {block}"), &got, &wanted, 1e-6, 0.0);
     }
 }

@@ -2,7 +2,9 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use zeropp::config::DeviceKind;
-use zeropp_core::split::ops::products::{add_product, affine, matmul, matmul_f32, rounds_to_tf32};
+use zeropp_core::split::ops::products::{
+    add_product, affine, matmul, matmul_f32, round_to_tf32, rounds_to_tf32,
+};
 
 use crate::{device, kind};
 
@@ -159,4 +161,24 @@ fn batches_are_read_where_they_lie() {
         let zero = vec![0.0; s * s];
         check(got.to_vec(), &zero, [&x, &turned], [s, d, s], DType::F32, &format!("head {i}"));
     }
+}
+
+#[test]
+fn factors_are_rounded_to_tf32_where_that_is_asked_for() {
+    // Elsewhere there is no choice.
+    if kind() != DeviceKind::Cuda || rounds_to_tf32(kind()) {
+        return;
+    }
+    let (device, [m, k, n]) = (device(0), [64, 40, 24]);
+    let (x, y) = (long_numbers(m * k, 1), long_numbers(k * n, 2));
+    let at = (&device, DType::F32);
+    let product = || values(matmul(tensor(&x, [m, k], at), tensor(&y, [k, n], at)));
+    let full = product();
+    round_to_tf32(true);
+    let rounded = product();
+    check(rounded.clone(), &vec![0.0; m * n], [&x, &y], [m, k, n], DType::F32, "tf32");
+    round_to_tf32(false);
+    let apart = full.iter().zip(&rounded).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(apart > 1e-5, "no factor was rounded: {apart}");
+    assert_eq!(product(), full);
 }

@@ -26,6 +26,8 @@ choice! {
     Precision {
         /// 32-bit floating point throughout.
         Fp32 = "fp32",
+        /// The same, with factors of products rounded to TF32 on NVIDIA GPUs.
+        Tf32 = "tf32",
         /// bfloat16 compute with fp32 master weights.
         Bf16 = "bf16",
     }

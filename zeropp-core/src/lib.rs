@@ -22,6 +22,7 @@ pub mod past;
 pub mod rng;
 pub mod sampling;
 pub mod split;
+pub mod squares;
 pub mod stock;
 
 pub use zeropp_data::{choice, files, threads, tokens as data};

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use zeropp_core::cpu_tensor;
 use zeropp_core::kernels::threads;
 use zeropp_core::params::BLOCK;
+use zeropp_core::squares::block_squares;
 
 use crate::exact::ExactSum;
 
@@ -24,7 +25,8 @@ pub(crate) fn add_squares<'a>(sum: &mut ExactSum, shards: impl IntoIterator<Item
     for shard in shards {
         match cpu_tensor::on_cpu(shard) {
             Some(h) => add_host_squares(sum, h.as_slice()),
-            None => on_device.push(device_squares(shard)),
+            // Rank 0 reads and adds the sums, which takes longer than to make them.
+            None => on_device.push(block_squares(shard.clone(), DEVICE_BLOCK)),
         }
     }
     if on_device.is_empty() {
@@ -42,7 +44,7 @@ pub(crate) fn add_row_squares(sum: &mut ExactSum, x: &Tensor<3>) {
     let x = x.clone().inner().cast(DType::F32);
     if let Some(h) = cpu_tensor::on_cpu(&x) {
         let rows = h.as_slice().chunks(hidden);
-        return rows.flat_map(|row| row.chunks(BLOCK)).for_each(|b| sum.add(block_squares(b)));
+        return rows.flat_map(|row| row.chunks(BLOCK)).for_each(|b| sum.add(host_squares(b)));
     }
     let rows = x.square().sum_dim(2).reshape([samples * seq]);
     let squares = rows.into_data().try_to_vec::<f32>().expect("sums are f32");
@@ -56,28 +58,13 @@ pub(crate) fn add_host_squares(sum: &mut ExactSum, shard: &[f32]) {
     let sum = Mutex::new(sum);
     threads::each(shard.chunks(piece), |part| {
         let mut own = ExactSum::default();
-        part.chunks(BLOCK).for_each(|block| own.add(block_squares(block)));
+        part.chunks(BLOCK).for_each(|block| own.add(host_squares(block)));
         sum.lock().merge(&own);
     });
 }
 
-/// Sums of squares of the shard's blocks, on its device: of [`DEVICE_BLOCK`] elements, and of those
-/// that are left. Rank 0 reads and adds them, which takes longer than to make them.
-fn device_squares(shard: &Tensor<1>) -> Tensor<1> {
-    let n = shard.dims()[0];
-    let whole = n / DEVICE_BLOCK * DEVICE_BLOCK;
-    let of = |first: usize, len: usize, block: usize| {
-        let rows =
-            shard.clone().narrow(0, first, len).cast(DType::F32).reshape([len / block, block]);
-        rows.square().sum_dim(1).reshape([len / block])
-    };
-    let parts = [(0, whole, DEVICE_BLOCK), (whole, n - whole, n - whole)];
-    let sums = parts.into_iter().filter(|(_, len, _)| *len > 0);
-    Tensor::cat(sums.map(|(first, len, block)| of(first, len, block)).collect(), 0)
-}
-
 /// Sum of squares of one block, in eight running sums that are added in order at the end.
-fn block_squares(block: &[f32]) -> f64 {
+fn host_squares(block: &[f32]) -> f64 {
     let mut lanes = [0f64; 8];
     for chunk in block.chunks(8) {
         for (lane, x) in lanes.iter_mut().zip(chunk) {
@@ -111,7 +98,7 @@ mod tests {
         for blocks in [1, 3, 64, 192, 100] {
             let x: Vec<f32> = (0..BLOCK * blocks).map(|i| (i as f32 * 0.37).sin() * 1e-3).collect();
             let plain: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
-            let sums = device_squares(&cpu_tensor::from_vec(x, [BLOCK * blocks]));
+            let sums = block_squares(cpu_tensor::from_vec(x, [BLOCK * blocks]), DEVICE_BLOCK);
             assert_eq!(sums.dims()[0], (BLOCK * blocks).div_ceil(DEVICE_BLOCK));
             let sum: f64 = sums.into_data().iter::<f64>().sum();
             assert!((sum - plain).abs() < 1e-6 * plain, "{blocks} blocks: {sum} and {plain}");

@@ -116,6 +116,15 @@ float read(const void *at, int type, uint64_t i) {
     return x;
 }
 
+// The nearest number of 10 bits behind the point.
+float as_tf32(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if ((bits & 0x7f800000) != 0x7f800000) bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
 void write(void *at, int type, uint64_t i, float x) {
     if (type == FLOAT) { ((float *)at)[i] = x; return; }
     uint32_t bits;
@@ -162,6 +171,10 @@ void multiply(void *argument) {
     memset(w->room, 0xff, w->room_bytes);
     auto [m, n, k] = w->s;
     std::vector<float> a(m * k), column(m);
+    auto factor = [&](const void *at, int type, uint64_t i) {
+        float x = read(at, type, i);
+        return w->p.compute == COMPUTE_TF32 ? as_tf32(x) : x;
+    };
     for (int batch = 0; batch < w->d.batch; batch++) {
         const char *at_a = w->at_a + batch * w->a.stride * bytes(w->a.type);
         const char *at_b = w->at_b + batch * w->b.stride * bytes(w->b.type);
@@ -169,13 +182,13 @@ void multiply(void *argument) {
         for (uint64_t l = 0; l < k; l++)
             for (uint64_t i = 0; i < m; i++) {
                 uint64_t at = w->p.turned[0] ? l + i * w->a.pitch : i + l * w->a.pitch;
-                a[l * m + i] = read(at_a, w->a.type, at);
+                a[l * m + i] = factor(at_a, w->a.type, at);
             }
         for (uint64_t j = 0; j < n; j++) {
             std::fill(column.begin(), column.end(), 0.0f);
             for (uint64_t l = 0; l < k; l++) {
                 uint64_t at = w->p.turned[1] ? j + l * w->b.pitch : l + j * w->b.pitch;
-                float b = read(at_b, w->b.type, at);
+                float b = factor(at_b, w->b.type, at);
                 for (uint64_t i = 0; i < m; i++) column[i] += a[l * m + i] * b;
             }
             for (uint64_t i = 0; i < m; i++) {
@@ -306,7 +319,9 @@ API int cublasLtMatmul(Handle *handle, Product *p, const float *alpha, const voi
     work->skipped = settings().count_only || (most && s.m * s.n * d->batch >= most);
     if (work->skipped && !settings().count_only && !counts.skipped++)
         fprintf(stderr, "[cuda-on-cpu] not executed, as it is too large: a product\n");
-    log_line("product %d s%d %lu %lu %lu", work->device, queue_number(stream), s.m, s.n, s.k);
+    log_line("product %d s%d m %lu n %lu k %lu batch %d in %lu out %lu add %d bias %d",
+             work->device, queue_number(stream), s.m, s.n, s.k, d->batch, bytes(a->type),
+             bytes(d->type), *beta != 0, p->epilogue == ADD_BIAS);
     queue_add(stream, multiply, work);
     return SUCCESS;
 }

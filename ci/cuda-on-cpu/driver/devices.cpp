@@ -29,7 +29,8 @@ const Settings &settings() {
         s.seed = number("CUDA_ON_CPU_SEED", 0);
         s.max_threads = number("CUDA_ON_CPU_MAX_THREADS", 300000);
         s.tuner = number("CUDA_ON_CPU_TUNER", 0);
-        s.count_only = number("CUDA_ON_CPU_COUNT", 0);
+        s.blocks = number("CUDA_ON_CPU_BLOCKS", 0);
+        s.count_only = number("CUDA_ON_CPU_COUNT", 0) || s.blocks;
         s.abort_at_error = number("CUDA_ON_CPU_ABORT", 0);
         s.quiet = number("CUDA_ON_CPU_QUIET", 0);
         s.real_time = number("CUDA_ON_CPU_REAL_TIME", 0);

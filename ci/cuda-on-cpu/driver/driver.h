@@ -25,7 +25,7 @@ constexpr int MAX_DEVICES = 64;
 // Read once from the environment; README.md says what each means.
 struct Settings {
     int devices, capability;
-    uint64_t memory, delay_us, seed, max_threads, tuner;
+    uint64_t memory, delay_us, seed, max_threads, tuner, blocks;
     bool count_only, abort_at_error, quiet, real_time;
     const char *stats, *ptx;
     FILE *log;
@@ -55,6 +55,9 @@ Result may_touch(int device, Address, uint64_t bytes, bool write, const char *wh
 // A kernel's access on this thread's device; throws ptx::Fault.
 void check_kernel(Address, uint64_t bytes, bool write);
 extern thread_local int running_device;
+
+class Traffic;
+extern thread_local Traffic *traffic; // of the launch that this thread runs, where it is wanted
 
 // The clock of the stream that this thread serves: what the autotuner sees.
 extern thread_local double virtual_clock;

@@ -9,6 +9,7 @@
 #include "../interpreter/program.h"
 #include "../interpreter/tensor_map.h"
 #include "driver.h"
+#include "traffic.h"
 
 namespace driver {
 
@@ -50,7 +51,8 @@ double virtual_seconds(const std::string &name) {
 bool is_executed(const Launch &l) {
     const std::string &name = l.function->kernel->name;
     bool probe = !settings().real_time && is_probe(name);
-    if (settings().count_only || probe) return false;
+    if (probe || (settings().count_only && !settings().blocks)) return false;
+    if (settings().blocks) return true;
     // The tuner and the measuring of peaks run products of a size that would take hours here.
     uint64_t most = settings().max_threads;
     if (most && l.grid.all() * l.block.all() >= most) {
@@ -59,6 +61,38 @@ bool is_executed(const Launch &l) {
         return false;
     }
     return true;
+}
+
+// Launches of no more threads are executed whole where others are sampled: what they make, as
+// lists of tokens, says how long others walk.
+constexpr uint64_t WHOLE = 16384;
+
+void execute(const Launch &l) {
+    ptx::Kernel &kernel = *l.function->kernel;
+    auto launch = [&](const ptx::Sample *sample) {
+        ptx::launch(kernel, *l.function->module, l.grid, l.block, l.shared, l.params.get(), l.seed,
+                    sample);
+    };
+    if (!settings().blocks) return launch(nullptr);
+    uint64_t blocks = l.grid.all();
+    bool whole = blocks * l.block.all() <= WHOLE;
+    Traffic all(kernel, l.params.get());
+    traffic = &all;
+    uint64_t instructions = 0, flop = 0, ran = 0;
+    ptx::Sample sample{whole ? blocks : settings().blocks, [&](uint64_t i, uint64_t f) {
+        instructions += i;
+        flop += f;
+        ran++;
+        all.end_block();
+    }};
+    launch(&sample);
+    traffic = nullptr;
+    double each = (double)blocks / ran;
+    auto [read, written, asked] = all.bytes(each);
+    log_line("did %d s%d %s warps %lu instructions %.0f flop %.0f read %.0f written %.0f "
+             "asked %.0f", l.device, l.stream, kernel.name.c_str(),
+             blocks * ((l.block.all() + 31) / 32), instructions * each, flop * each, read, written,
+             asked);
 }
 
 void run(void *argument) {
@@ -72,9 +106,7 @@ void run(void *argument) {
     Context *context = context_of(l->device);
     std::string where = kernel.name + " on device " + std::to_string(l->device) + ": ";
     try {
-        if (!context->error && is_executed(*l))
-            ptx::launch(kernel, *l->function->module, l->grid, l->block, l->shared,
-                        l->params.get(), l->seed);
+        if (!context->error && is_executed(*l)) execute(*l);
     } catch (const ptx::Fault &fault) {
         context->error = wrong(ILLEGAL_ADDRESS, where + fault.what);
     } catch (const ptx::Unsupported &unsupported) {

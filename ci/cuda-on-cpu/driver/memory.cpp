@@ -10,6 +10,7 @@
 
 #include "../interpreter/program.h"
 #include "driver.h"
+#include "traffic.h"
 
 namespace driver {
 
@@ -120,6 +121,12 @@ struct Copy {
     bool from_device, to_device;
     std::vector<char> own; // of what may change once the call is over
 
+    // Small things that come up, as ids and sizes, say where kernels read and how long they walk.
+    bool is_made() const {
+        return !settings().count_only
+            || (settings().blocks && to_device && !from_device && width * height <= 1 << 20);
+    }
+
     Result check() const {
         size_t from_bytes = (height - 1) * from_pitch + width;
         size_t to_bytes = (height - 1) * to_pitch + width;
@@ -134,7 +141,7 @@ void make_copy(void *argument) {
     auto *c = (Copy *)argument;
     if (Result r = c->check()) {
         context_of(c->device)->error = r;
-    } else if (!settings().count_only) {
+    } else if (c->is_made()) {
         for (size_t row = 0; row < c->height; row++)
             memmove(c->to + row * c->to_pitch, c->from + row * c->from_pitch, c->width);
     } else if (!c->to_device) { // what no kernel has computed is zero, not what lay there
@@ -155,7 +162,7 @@ Result add_copy(Queue *stream, Copy c) {
     log_line("%s %d s%d %zu", up ? "up" : down ? "down" : "across", c.device,
              queue_number(stream), c.width * c.height);
     auto *kept = new Copy(std::move(c));
-    if (up && !is_pinned(kept->from)) {
+    if (up && kept->is_made() && !is_pinned(kept->from)) {
         kept->own.resize((kept->height - 1) * kept->from_pitch + kept->width);
         memcpy(kept->own.data(), kept->from, kept->own.size());
         kept->from = kept->own.data();
@@ -189,6 +196,7 @@ Result may_touch(int device, Address at, uint64_t bytes, bool write, const char 
 void check_kernel(Address at, uint64_t bytes, bool write) {
     std::string what = trouble(running_device, at, bytes, write);
     if (!what.empty()) throw ptx::Fault{what};
+    if (traffic) traffic->add(at, bytes, write);
 }
 
 extern "C" int driver_may_touch(int device, const void *at, size_t bytes, int write) {

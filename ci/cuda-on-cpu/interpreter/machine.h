@@ -28,7 +28,7 @@ struct Warp {
     LaneState state[32];
     u8 barrier[32]; // that the lane stands at
     u32 alive;      // lanes that have not ended
-    u64 steps;
+    u64 steps, flop;
     bool yields;    // it waits for another warp
     std::vector<LaneCopy> copies;     // cp.async
     std::deque<BulkCopy> bulk_stores; // cp.async.bulk to global memory

@@ -58,6 +58,7 @@ struct Instruction {
     int variant = 0, count = 0;
     bool flag = false;
     int mask_operand = -1; // lanes that take part; -1: all that are alive
+    u32 warp_flop = 0;     // of tensor cores, for the warp
     std::vector<Operand> data; // operand 0's parts, or what a store writes
 
     bool has(const char *modifier) const {
@@ -99,10 +100,17 @@ std::unique_ptr<Module> parse(const char *text);
 
 struct Size { u32 x, y, z; u64 all() const { return (u64)x * y * z; } };
 
-// Runs all blocks of the grid. Throws Unsupported or Fault. `seed` other than 0: the blocks, and
-// the warps of a block, take turns in an order of that seed.
+// Runs `blocks` of a grid's blocks at most, the first, the last and others evenly between them, and
+// is told what each has done: instructions of its warps, and FLOP of tensor cores.
+struct Sample {
+    u64 blocks;
+    std::function<void(u64 instructions, u64 flop)> ended;
+};
+
+// Runs all blocks of the grid, or a sample of them. Throws Unsupported or Fault. `seed` other than
+// 0: the blocks, and the warps of a block, take turns in an order of that seed.
 void launch(Kernel &, const Module &, Size grid, Size block, u32 dynamic_shared,
-            const u8 *params, u32 seed);
+            const u8 *params, u32 seed, const Sample *sample = nullptr);
 
 // Called before each access to memory that is not the block's own; throws Fault where it may not.
 extern void (*check_global)(u64 address, u64 bytes, bool write);

@@ -54,6 +54,7 @@ static bool together(Warp &w, const Instruction &i, u32 &lanes, u32 these, int p
         return false;
     }
     i.execute(w, i, here);
+    w.flop += i.warp_flop;
     EACH_LANE(l, here) w.state[l] = RUNS;
     lanes |= here;
     return true;
@@ -152,7 +153,7 @@ static void start_block(Block &b) {
     u32 threads = b.threads.all();
     memset(b.barriers, 0, sizeof b.barriers);
     for (auto &w : b.warps) {
-        w.steps = 0;
+        w.steps = w.flop = 0;
         w.alive = 0;
         for (int l = 0; l < 32; l++) {
             bool there = w.id * 32 + l < (int)threads;
@@ -209,7 +210,7 @@ struct Store {
 static thread_local Store shared_store, register_store, local_store;
 
 void launch(Kernel &k, const Module &m, Size grid, Size threads, u32 dynamic_shared,
-            const u8 *params, u32 seed) {
+            const u8 *params, u32 seed, const Sample *sample) {
     auto began = std::chrono::steady_clock::now();
     u64 warps = (threads.all() + 31) / 32, shared_bytes = DYNAMIC_SHARED + dynamic_shared;
     u64 registers = (k.register_bytes + 511) / 256 * 256, local = (k.local_bytes + 63) / 64 * 64;
@@ -240,13 +241,18 @@ void launch(Kernel &k, const Module &m, Size grid, Size threads, u32 dynamic_sha
         auto common = [](u64 a, u64 b) { while (b) { u64 r = a % b; a = b; b = r; } return a; };
         while (common(step, blocks) != 1) step += 2;
     }
-    for (u64 n = 0, at = first; n < blocks; n++, at = (at + step) % blocks) {
+    u64 runs = sample ? std::min(sample->blocks, blocks) : blocks;
+    for (u64 n = 0, at = first; n < runs; n++, at = (at + step) % blocks) {
+        if (runs < blocks) at = runs > 1 ? n * (blocks - 1) / (runs - 1) : 0;
         b.at = Size{(u32)(at % grid.x), (u32)(at / grid.x % grid.y), (u32)(at / grid.x / grid.y)};
         // Registers are left as they are; memory that was not written is NaN.
         memset(b.shared, 0xff, k.shared_bytes);
         memset(b.shared + DYNAMIC_SHARED, 0xff, dynamic_shared);
         memset(b.local, 0xff, local * warps * 32);
-        steps += run_block(b, seed ? &random : nullptr);
+        u64 of_block = run_block(b, seed ? &random : nullptr), flop = 0;
+        for (auto &w : b.warps) flop += w.flop;
+        if (sample) sample->ended(of_block, flop);
+        steps += of_block;
     }
     k.launches++;
     k.instructions += steps;

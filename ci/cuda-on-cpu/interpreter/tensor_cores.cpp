@@ -125,6 +125,7 @@ void bind_mma(Instruction &i) {
         o.kind = Operand::Vector;
         o.parts = {one};
     }
+    i.warp_flop = 2 * s.m * s.n * s.k;
     i.execute = multiply_accumulate;
 }
 
@@ -209,7 +210,7 @@ void wmma_multiply(Warp &w, const Instruction &i, u32) { // type: of the factors
 
 void bind_wmma(Instruction &i) {
     i.control = Control::Together;
-    shape_of(i);
+    Shape s = shape_of(i);
     const std::string &kind = i.modifiers[0];
     Type first = nth_type(i, 0), second = nth_type(i, 1);
     if (kind == "load" || kind == "store") {
@@ -221,6 +222,7 @@ void bind_wmma(Instruction &i) {
         // Where both are fp16 only the types of the sums are named.
         i.type = nth_type(i, 2) == NONE ? F16 : second;
         i.other = first;
+        i.warp_flop = 2 * s.m * s.n * s.k;
         i.execute = wmma_multiply;
     }
     if (!is_float(i.type) || i.type == F64) throw Unsupported{"type"};

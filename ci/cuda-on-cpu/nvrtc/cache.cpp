@@ -76,10 +76,8 @@ void keep(const std::string &path, const std::string &text) {
     rename(part.c_str(), path.c_str());
 }
 
-// The name after `__global__` and its attributes.
-std::string kernel_of(const std::string &source) {
-    size_t at = source.find("__global__");
-    if (at == std::string::npos) return "";
+// The name after the `__global__` that is there, and its attributes.
+std::string kernel_at(const std::string &source, size_t at) {
     const char *c = source.c_str() + at + strlen("__global__");
     auto is_part = [](char c) { return isalnum((unsigned char)c) || c == '_'; };
     while (*c) {
@@ -109,11 +107,13 @@ API int nvrtcCreateProgram(Program **out, const char *source, const char *name, 
 }
 API int nvrtcCompileProgram(Program *p, int n, const char **options) {
     if (counts_only()) {
-        std::string name = kernel_of(p->source);
-        if (name.empty()) return INVALID_PROGRAM;
-        p->ptx = ".version 9.0\n.target sm_90\n.address_size 64\n.visible .entry " + name
-            + "()\n{\n ret;\n}\n";
-        return 0;
+        p->ptx = ".version 9.0\n.target sm_90\n.address_size 64\n";
+        size_t head = p->ptx.size(), at = 0;
+        for (; (at = p->source.find("__global__", at)) != std::string::npos; at++) {
+            std::string name = kernel_at(p->source, at);
+            if (!name.empty()) p->ptx += ".visible .entry " + name + "()\n{\n ret;\n}\n";
+        }
+        return p->ptx.size() == head ? INVALID_PROGRAM : 0;
     }
     std::string at = place(*p, n, options);
     if (!at.empty() && read(at + ".ptx", p->ptx)) return 0;

@@ -150,7 +150,8 @@ impl GpuBlas {
     /// The descriptor of a product whose factors are turned where a tensor lies by columns.
     fn product(&self, p: &Problem) -> Result<Scrap, String> {
         let f = &self.cublas.functions;
-        let (sums, scale) = (library::COMPUTE_FLOAT32, library::FLOAT32);
+        let sums = if p.tf32 { library::COMPUTE_FAST_TF32 } else { library::COMPUTE_FLOAT32 };
+        let scale = library::FLOAT32;
         // SAFETY: the library writes one descriptor.
         let made = self.made("cublasLtMatmulDescCreate", f.product_free, |descriptor| unsafe {
             (f.product_create)(descriptor, sums, scale)

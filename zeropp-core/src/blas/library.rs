@@ -24,6 +24,8 @@ pub(crate) const FLOAT32: c_int = 0;
 pub(crate) const BFLOAT16: c_int = 14;
 /// The sums' type: fp32, and of fp32 factors without a rounding of those to TF32.
 pub(crate) const COMPUTE_FLOAT32: c_int = 68;
+/// The same of fp32 factors rounded to TF32.
+pub(crate) const COMPUTE_FAST_TF32: c_int = 77;
 
 /// Attributes of a product.
 pub(crate) const TRANSPOSE_A: c_int = 3;

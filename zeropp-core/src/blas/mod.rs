@@ -26,6 +26,15 @@ use self::library::CublasLt;
 use self::problem::{Placement, Problem, alignment};
 use crate::device::cuda::server;
 
+/// What becomes of a product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    /// It is added to what is there.
+    pub(crate) add: bool,
+    /// fp32 factors are rounded to TF32.
+    pub(crate) tf32: bool,
+}
+
 /// The library, looked for once.
 fn library() -> Result<&'static CublasLt, &'static str> {
     static LIBRARY: OnceLock<Result<CublasLt, String>> = OnceLock::new();
@@ -96,20 +105,28 @@ pub(crate) fn product(
     y: &CubeTensor,
     bias: Option<&CubeTensor>,
     dtype: DType,
+    tf32: bool,
 ) -> Option<CubeTensor> {
     let (device, gpu) = gpu_for(x, y).filter(|_| is_type(dtype))?;
     let mut shape: Vec<usize> = x.meta.shape().to_vec();
     *shape.last_mut()? = *y.meta.shape().last()?;
     let (client, on) = (x.client.clone(), x.device.clone());
     let d = empty_device_contiguous_dtype(client, on, Shape::from(shape), dtype);
-    queue(gpu, &device, [x, y], bias, &d, false).then_some(d)
+    queue(gpu, &device, [x, y], bias, &d, How { add: false, tf32 }).then_some(d)
 }
 
 /// Adds x·y to the fp32 elements of `sum`, in place, for `x: [m, k]`, `y: [k, n]` of one type, and
 /// m·n elements that follow each other; false where nothing was done, as for [`product`].
-pub(crate) fn add_product(sum: &CubeTensor, x: &CubeTensor, y: &CubeTensor) -> bool {
+pub(crate) fn add_product(sum: &CubeTensor, x: &CubeTensor, y: &CubeTensor, tf32: bool) -> bool {
     let Some((device, gpu)) = gpu_for(x, y) else { return false };
-    queue(gpu, &device, [x, y], None, sum, true)
+    queue(gpu, &device, [x, y], None, sum, How { add: true, tf32 })
+}
+
+/// Writes x·y to `d: [m, n]` of their type, whose rows may lie apart, or adds it, in place, for
+/// `x: [m, k]`, `y: [k, n]`; false where nothing was done, as for [`product`].
+pub(crate) fn product_to(d: &CubeTensor, x: &CubeTensor, y: &CubeTensor, how: How) -> bool {
+    let Some((device, gpu)) = gpu_for(x, y) else { return false };
+    queue(gpu, &device, [x, y], None, d, how)
 }
 
 /// Queues D = X·Y (+ D) behind what was asked for so far; false where there is no way to compute
@@ -120,7 +137,7 @@ fn queue(
     [x, y]: [&CubeTensor; 2],
     bias: Option<&CubeTensor>,
     d: &CubeTensor,
-    add: bool,
+    How { add, tf32 }: How,
 ) -> bool {
     let (Some((x, x_at)), Some((y, y_at))) =
         (Placement::or_copy(x.clone()), Placement::or_copy(y.clone()))
@@ -132,11 +149,16 @@ fn queue(
     let (m, k, n) = (xs[rank - 2], xs[rank - 1], ys[rank - 1]);
     let batch = xs[..rank - 2].iter().product();
     let first = d.handle.offset_start.unwrap_or(0);
-    let Some(d_at) = Placement::of(&[batch, m, n], &[m * n, n, 1], first) else { return false };
+    let d_at = match d.meta.num_dims() {
+        1 => Placement::of(&[batch, m, n], &[m * n, n, 1], first),
+        _ => Placement::of(d.meta.shape(), d.meta.strides(), first),
+    };
+    let Some(d_at) = d_at.filter(|at| !at.by_columns) else { return false };
     let (factors, result) = (x.dtype, d.dtype);
     let bias_at = bias.map(|bias| alignment(bias.handle.offset_start.unwrap_or(0)));
+    let tf32 = tf32 && factors == DType::F32;
     let problem =
-        Problem { m, n, k, batch, factors, result, x: x_at, y: y_at, d: d_at, bias: bias_at };
+        Problem { m, n, k, batch, factors, tf32, result, x: x_at, y: y_at, d: d_at, bias: bias_at };
     let server = server(device);
     // The first time a shape comes, this waits for the heuristics, not for the GPU.
     let plan = gpu.known(&problem).unwrap_or_else(|| {

@@ -85,6 +85,8 @@ pub(crate) struct Problem {
     pub(crate) batch: usize,
     /// The type of both factors.
     pub(crate) factors: DType,
+    /// fp32 factors are rounded to TF32.
+    pub(crate) tf32: bool,
     /// The type of D.
     pub(crate) result: DType,
     pub(crate) x: Placement,

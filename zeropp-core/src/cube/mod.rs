@@ -23,7 +23,10 @@ pub(crate) use adamw::adamw;
 pub(crate) use attention::FusedAttention;
 pub(crate) use columns::column_sums;
 pub(crate) use dropout::DroppedRows;
-pub(crate) use products::{add_product, affine, has_library, product};
+pub(crate) use products::{
+    ColumnsOfProduct, Maker, add_product, affine, has_library, product, product_to_columns,
+};
+pub(crate) use sums::block_squares;
 pub(crate) use turn::{TurnedRows, turn_rows};
 
 use burn::backend::fusion::custom::TensorSpec;

@@ -1,17 +1,41 @@
 //! Products of matrices: cuBLASLt's on NVIDIA GPUs where it is found, else CubeCL's.
 
 use burn::backend::fusion::custom::TensorSpec;
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
-use burn::tensor::{DType, Device, Shape, Tensor};
+use burn::tensor::{DType, Device, Shape, Slice, Tensor};
 use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
+use burn_cubecl::kernel::{into_contiguous, slice};
 use burn_cubecl::ops::numeric::add;
 use burn_cubecl::tensor::CubeTensor;
+#[cfg(feature = "cuda")]
+use cubecl::zspace::metadata::Metadata;
 
 #[cfg(feature = "cuda")]
 use crate::blas;
+
+/// What makes a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Maker {
+    CubeCl,
+    /// cuBLASLt, of fp32 factors rounded to TF32 if so wanted.
+    Library {
+        tf32: bool,
+    },
+}
+
+/// Where a product goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ColumnsOfProduct {
+    /// The first column.
+    pub(crate) start: usize,
+    /// Whether it is added to what is there.
+    pub(crate) add: bool,
+    /// As in [`Maker::Library`].
+    pub(crate) tf32: bool,
+}
 
 #[backend_extension(Cube, Fusion)]
 trait Products: Backend {
@@ -20,7 +44,7 @@ trait Products: Backend {
         x: FloatTensor<Self>,
         y: FloatTensor<Self>,
         dtype: DType,
-        library: bool,
+        by: Maker,
     ) -> FloatTensor<Self>;
 
     #[fusion(meta = affine_of)]
@@ -28,6 +52,7 @@ trait Products: Backend {
         x: FloatTensor<Self>,
         y: FloatTensor<Self>,
         bias: FloatTensor<Self>,
+        tf32: bool,
     ) -> FloatTensor<Self>;
 
     #[fusion(dtype = sum, shape = sum)]
@@ -35,6 +60,15 @@ trait Products: Backend {
         sum: FloatTensor<Self>,
         x: FloatTensor<Self>,
         y: FloatTensor<Self>,
+        tf32: bool,
+    ) -> FloatTensor<Self>;
+
+    #[fusion(dtype = out, shape = out)]
+    fn product_to_columns(
+        out: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        place: ColumnsOfProduct,
     ) -> FloatTensor<Self>;
 }
 
@@ -43,14 +77,16 @@ impl Products for CubeBackend {
         x: FloatTensor<Self>,
         y: FloatTensor<Self>,
         dtype: DType,
-        library: bool,
+        by: Maker,
     ) -> FloatTensor<Self> {
         #[cfg(feature = "cuda")]
-        if library && let Some(product) = blas::product(&x, &y, None, dtype) {
+        if let Maker::Library { tf32 } = by
+            && let Some(product) = blas::product(&x, &y, None, dtype, tf32)
+        {
             return product;
         }
         #[cfg(not(feature = "cuda"))]
-        assert!(!library, "there is one for CUDA only");
+        assert_eq!(by, Maker::CubeCl, "there is a library for CUDA only");
         matmul(x, y, None, MatmulStrategy::default(), dtype).expect("shapes were checked")
     }
 
@@ -58,31 +94,71 @@ impl Products for CubeBackend {
         x: FloatTensor<Self>,
         y: FloatTensor<Self>,
         bias: FloatTensor<Self>,
+        tf32: bool,
     ) -> FloatTensor<Self> {
         let (bias, dtype) = (into_contiguous(bias), x.dtype);
         #[cfg(feature = "cuda")]
-        if let Some(sum) = blas::product(&x, &y, Some(&bias), dtype) {
+        if let Some(sum) = blas::product(&x, &y, Some(&bias), dtype, tf32) {
             return sum;
         }
         let row = Shape::new([1, bias.meta.shape()[0]]);
         let bias = CubeTensor::new_contiguous(bias.client, bias.device, row, bias.handle, dtype);
-        add(Self::product(x, y, dtype, true), bias)
+        add(Self::product(x, y, dtype, Maker::Library { tf32 }), bias)
     }
 
     fn add_product(
         sum: FloatTensor<Self>,
         x: FloatTensor<Self>,
         y: FloatTensor<Self>,
+        tf32: bool,
     ) -> FloatTensor<Self> {
         let sum = into_contiguous(sum);
         let sum = if sum.can_mut() { sum } else { sum.copy() };
         #[cfg(feature = "cuda")]
-        if blas::add_product(&sum, &x, &y) {
+        if blas::add_product(&sum, &x, &y, tf32) {
             return sum;
         }
-        let product = Self::product(x, y, DType::F32, false);
+        #[cfg(not(feature = "cuda"))]
+        let _ = tf32;
+        let product = Self::product(x, y, DType::F32, Maker::CubeCl);
         add(sum, flat(product))
     }
+
+    fn product_to_columns(
+        out: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        place: ColumnsOfProduct,
+    ) -> FloatTensor<Self> {
+        let ColumnsOfProduct { start, add, tf32 } = place;
+        #[cfg(not(feature = "cuda"))]
+        let _ = tf32;
+        let out = into_contiguous(out);
+        let out = if out.can_mut() { out } else { out.copy() };
+        #[cfg(feature = "cuda")]
+        let columns = columns_of(&out, start, y.meta.shape()[1]);
+        #[cfg(feature = "cuda")]
+        if blas::product_to(&columns, &x, &y, blas::How { add, tf32 }) {
+            return out;
+        }
+        let at = [0..x.meta.shape()[0], start..start + y.meta.shape()[1]];
+        let mut product = Self::product(x, y, out.dtype, Maker::CubeCl);
+        if add {
+            product = self::add(slice(out.clone(), &at), product);
+        }
+        Self::float_slice_assign(out, &at.map(Slice::from), product)
+    }
+}
+
+/// The `columns` of a contiguous matrix from `start` on, where they are.
+#[cfg(feature = "cuda")]
+fn columns_of(t: &CubeTensor, start: usize, columns: usize) -> CubeTensor {
+    let (rows, width) = (t.meta.shape()[0], t.meta.shape()[1]);
+    let bytes = |elements: usize| (elements * t.dtype.size()) as u64;
+    let handle = t.handle.clone().offset_start(bytes(start));
+    let handle = handle.offset_end(bytes(width - start - columns));
+    let meta = Metadata::new([rows, columns], [width, 1]);
+    CubeTensor::new(t.client.clone(), handle, meta, t.device.clone(), t.dtype)
 }
 
 /// The elements in one row.
@@ -92,14 +168,14 @@ fn flat(t: CubeTensor) -> CubeTensor {
     CubeTensor::new_contiguous(t.client, t.device, shape, t.handle, t.dtype)
 }
 
-fn product_of(x: &TensorSpec, y: &TensorSpec, dtype: &DType, _library: &bool) -> TensorSpec {
+fn product_of(x: &TensorSpec, y: &TensorSpec, dtype: &DType, _by: &Maker) -> TensorSpec {
     let (mut shape, last) = (x.shape.clone(), x.shape.num_dims() - 1);
     shape[last] = y.shape[last];
     TensorSpec::new(shape, *dtype)
 }
 
-fn affine_of(x: &TensorSpec, y: &TensorSpec, _bias: &TensorSpec) -> TensorSpec {
-    product_of(x, y, &x.dtype, &true)
+fn affine_of(x: &TensorSpec, y: &TensorSpec, _bias: &TensorSpec, _tf32: &bool) -> TensorSpec {
+    product_of(x, y, &x.dtype, &Maker::CubeCl)
 }
 
 /// Whether a library makes the products of tensors on `device`.
@@ -120,32 +196,50 @@ pub(crate) fn product<const D: usize>(
     x: Tensor<D>,
     y: Tensor<D>,
     dtype: DType,
-    library: bool,
+    by: Maker,
 ) -> Tensor<D> {
     let (xs, ys) = (x.dims(), y.dims());
     let fits = xs[..D - 2] == ys[..D - 2] && xs[D - 1] == ys[D - 2] && x.dtype() == y.dtype();
     assert!(fits, "factors {xs:?} of {:?} and {ys:?} of {:?}", x.dtype(), y.dtype());
     let (x, y) = (x.into_dispatch(), y.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as Products>::product(x, y, dtype, library))
+    Tensor::from_dispatch(<Dispatch as Products>::product(x, y, dtype, by))
 }
 
 /// x·y + bias for `x: [i, k]`, `y: [k, j]`, `bias: [j]` of one type, with fp32 sums of products; by
 /// the library if it can.
-pub(crate) fn affine(x: Tensor<2>, y: Tensor<2>, bias: Tensor<1>) -> Tensor<2> {
+pub(crate) fn affine(x: Tensor<2>, y: Tensor<2>, bias: Tensor<1>, tf32: bool) -> Tensor<2> {
     let ([_, k], [rows, j]) = (x.dims(), y.dims());
     let fits = k == rows && bias.dims() == [j];
     let types = x.dtype() == y.dtype() && x.dtype() == bias.dtype();
     assert!(fits && types, "{:?}, {:?} and {:?}", x.dims(), y.dims(), bias.dims());
     let (x, y, bias) = (x.into_dispatch(), y.into_dispatch(), bias.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as Products>::affine(x, y, bias))
+    Tensor::from_dispatch(<Dispatch as Products>::affine(x, y, bias, tf32))
 }
 
 /// fp32 `sum: [i·j]` with the elements of x·y added, row after row, for `x: [i, k]`, `y: [k, j]` of
 /// one type, by the library if it can; in place where nothing else holds `sum`.
-pub(crate) fn add_product(sum: Tensor<1>, x: Tensor<2>, y: Tensor<2>) -> Tensor<1> {
+pub(crate) fn add_product(sum: Tensor<1>, x: Tensor<2>, y: Tensor<2>, tf32: bool) -> Tensor<1> {
     let ([n], [i, k], [rows, j]) = (sum.dims(), x.dims(), y.dims());
     let fits = k == rows && n == i * j && x.dtype() == y.dtype() && sum.dtype() == DType::F32;
     assert!(fits, "{:?} and {:?} added to {n} elements", x.dims(), y.dims());
     let (sum, x, y) = (sum.into_dispatch(), x.into_dispatch(), y.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as Products>::add_product(sum, x, y))
+    Tensor::from_dispatch(<Dispatch as Products>::add_product(sum, x, y, tf32))
+}
+
+/// `out: [i, w]` with x·y in the columns of `place`, or added to them, for `x: [i, k]`, `y: [k, j]`
+/// of its type, by the library if it can; in place where nothing else holds `out`. What is added to
+/// was rounded to that type.
+pub(crate) fn product_to_columns(
+    out: Tensor<2>,
+    x: Tensor<2>,
+    y: Tensor<2>,
+    place: ColumnsOfProduct,
+) -> Tensor<2> {
+    let start = place.start;
+    let ([n, width], [i, k], [rows, j]) = (out.dims(), x.dims(), y.dims());
+    let fits = n == i && k == rows && start + j <= width;
+    let types = x.dtype() == y.dtype() && x.dtype() == out.dtype();
+    assert!(fits && types, "{:?}·{:?} in {:?} from {start}", x.dims(), y.dims(), out.dims());
+    let (out, x, y) = (out.into_dispatch(), x.into_dispatch(), y.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as Products>::product_to_columns(out, x, y, place))
 }

@@ -1,50 +1,84 @@
 //! Addition of the rows of tokens to the rows that their ids name, in place and in the order of the
 //! tokens: the gradient of an embedding.
 //!
-//! The tokens of one id are a chain. The first of them adds all, a unit for each column, so that
-//! different ids are added at the same time and no two units write to one place.
+//! The tokens are sorted by their ids, those of one id by their places. A unit for each column adds
+//! all rows of an id, which it finds side by side, so that it reads several while it adds, and no
+//! two units write to one place.
 
-use burn::tensor::{DType, Shape, bf16, f16};
-use burn_cubecl::kernel::into_contiguous;
+use burn::tensor::{DType, Shape};
+use burn_cubecl::kernel::{cast, into_contiguous};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{StridedRows, empty};
+use super::rows::{StridedRows, empty, kernel_for, vector_size};
 
-/// For each of `n` tokens the next one with its id, `n` where there is none; then for each whether
-/// one with its id came before, 1 or 0.
+/// How many elements of `some` are below `id`, those that equal it among them if `or_equal`.
+#[cube]
+fn below<N: Size>(
+    some: Vector<i32, N>,
+    id: i32,
+    #[comptime] or_equal: bool,
+    #[comptime] n: usize,
+) -> u32 {
+    let mut count = 0u32.runtime();
+    #[unroll]
+    for i in 0..n {
+        let other = some.extract(i);
+        if comptime!(or_equal) {
+            count += select(other <= id, 1u32, 0u32);
+        } else {
+            count += select(other < id, 1u32, 0u32);
+        }
+    }
+    count
+}
+
+/// The `n` tokens in the order of their ids, those of one id in their own; then these ids.
 #[cube(launch_unchecked)]
-fn token_chains_kernel<I: Int>(ids: &Tensor<I>, chains: &mut Tensor<u32>, n: usize) {
+fn sort_tokens_kernel<N: Size>(
+    ids: &Tensor<Vector<i32, N>>,
+    sorted: &mut Tensor<u32>,
+    vectors: usize,
+    #[comptime] each: usize,
+) {
+    let n = vectors * each;
     if ABSOLUTE_POS >= n {
         terminate!();
     }
-    let id = ids[ABSOLUTE_POS];
-    let mut next = n;
-    let mut seen = 0u32.runtime();
-    // All units look at the same token at a time.
+    let own = ABSOLUTE_POS / each;
+    let lane = ABSOLUTE_POS % each;
+    let vector = ids[own];
+    let id = vector.extract_dynamic(lane);
+    // Its place is the number of tokens that come before it: all units look at the same ones.
+    let mut place = 0u32.runtime();
+    #[unroll]
+    for i in 0..each {
+        let other = vector.extract(i);
+        place += select(other < id || (other == id && i < lane), 1u32, 0u32);
+    }
     let mut i = 0usize.runtime();
-    while i < n {
-        if ids[i] == id {
-            if i < ABSOLUTE_POS {
-                seen = 1;
-            }
-            if i > ABSOLUTE_POS && next == n {
-                next = i;
-            }
-        }
+    while i < own {
+        place += below::<N>(ids[i], id, true, each);
         i += 1;
     }
-    chains[ABSOLUTE_POS] = next as u32;
-    chains[n + ABSOLUTE_POS] = seen;
+    i += 1;
+    while i < vectors {
+        place += below::<N>(ids[i], id, false, each);
+        i += 1;
+    }
+    sorted[place as usize] = ABSOLUTE_POS as u32;
+    sorted[n + place as usize] = u32::cast_from(id);
 }
+
+/// Rows that a unit reads before it adds them.
+const AT_A_TIME: usize = 4;
 
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
-fn token_rows_kernel<F: Float, I: Int>(
-    sum: &mut Tensor<f32>,
-    ids: &Tensor<I>,
-    rows: &Tensor<F>,
-    chains: &Tensor<u32>,
+fn token_rows_kernel<F: Float, N: Size>(
+    sum: &mut Tensor<Vector<f32, N>>,
+    rows: &Tensor<Vector<F, N>>,
+    sorted: &Tensor<u32>,
     n: usize,
     width: usize,
     pitch: usize,
@@ -55,15 +89,43 @@ fn token_rows_kernel<F: Float, I: Int>(
     }
     let first = ABSOLUTE_POS / width;
     let column = ABSOLUTE_POS % width;
-    // A negative id becomes one that is too large.
-    let id = u32::cast_from(ids[first]) as usize;
-    if chains[n + first] == 0 && id < height {
-        let place = id * width + column;
+    let id = sorted[n + first];
+    let mut is_first = true.runtime();
+    if first > 0 {
+        is_first = sorted[n + first - 1] != id;
+    }
+    // A negative id is one that is too large.
+    if is_first && (id as usize) < height {
+        // The end of the tokens of this id lies above `end` and not above `above`.
+        let mut end = first;
+        let mut above = n;
+        while end + 1 < above {
+            let middle = (end + above) / 2;
+            if sorted[n + middle] == id {
+                end = middle;
+            } else {
+                above = middle;
+            }
+        }
+        end = above;
+        let place = id as usize * width + column;
         let mut total = sum[place];
-        let mut token = first;
-        while token < n {
-            total += f32::cast_from(rows[token * pitch + column]);
-            token = chains[token] as usize;
+        let mut i = first;
+        while i + AT_A_TIME <= end {
+            let mut some = Array::<Vector<F, N>>::new(AT_A_TIME);
+            #[unroll]
+            for k in 0..AT_A_TIME {
+                some[k] = rows[sorted[i + k] as usize * pitch + column];
+            }
+            #[unroll]
+            for k in 0..AT_A_TIME {
+                total += Vector::cast_from(some[k]);
+            }
+            i += AT_A_TIME;
+        }
+        while i < end {
+            total += Vector::cast_from(rows[sorted[i] as usize * pitch + column]);
+            i += 1;
         }
         sum[place] = total;
     }
@@ -74,43 +136,46 @@ pub(super) fn add(sum: CubeTensor, ids: CubeTensor, rows: CubeTensor) -> CubeTen
     let sum = into_contiguous(sum);
     let sum = if sum.can_mut() { sum } else { sum.copy() };
     let (ids, rows) = (into_contiguous(ids), StridedRows::of(rows));
+    let ids = if ids.dtype == DType::I32 { ids } else { cast(ids, DType::I32) };
     let (n, height) = (rows.n, sum.meta.num_elements() / rows.width.max(1));
-    let chains = empty(&sum, Shape::new([2 * n]), DType::U32);
+    let sorted = empty(&sum, Shape::new([2 * n]), DType::U32);
     let client = sum.client.clone();
-    let find = match ids.dtype {
-        DType::I64 => token_chains_kernel::launch_unchecked::<i64>,
-        _ => token_chains_kernel::launch_unchecked::<i32>,
-    };
-    let add = match (rows.tensor.dtype, ids.dtype) {
-        (DType::F32, DType::I32) => token_rows_kernel::launch_unchecked::<f32, i32>,
-        (DType::F32, DType::I64) => token_rows_kernel::launch_unchecked::<f32, i64>,
-        (DType::BF16, DType::I32) => token_rows_kernel::launch_unchecked::<bf16, i32>,
-        (DType::BF16, DType::I64) => token_rows_kernel::launch_unchecked::<bf16, i64>,
-        (DType::F16, DType::I32) => token_rows_kernel::launch_unchecked::<f16, i32>,
-        (DType::F16, DType::I64) => token_rows_kernel::launch_unchecked::<f16, i64>,
-        other => panic!("rows of tokens of {other:?}: f32, bf16 or f16 rows, i32 or i64 ids"),
-    };
-    let launch = |units: usize| {
-        let dim = CubeDim::new(&client, units);
+    let arg = |t: &CubeTensor| t.clone().into_tensor_arg();
+    let launch = |units: usize, dim: CubeDim| {
         (cubecl::calculate_cube_count_elemwise(&client, units, dim), dim)
     };
-    let ((count, dim), (add_count, add_dim)) = (launch(n), launch(n * rows.width));
-    let arg = |t: &CubeTensor| t.clone().into_tensor_arg();
-    // SAFETY: a unit stays below the `n` tokens, and below their elements; `chains` has two numbers
-    // a token, of which those that go on are tokens, and an id is held against the rows of `sum`.
+    // Small cubes, so that all of a GPU takes part: each unit looks at all tokens.
+    let (count, dim) = launch(n, CubeDim::new_1d(64));
+    let each = vector_size(&[&ids], &[n]);
+    let tensors = [&sum, &rows.tensor];
+    let vector = vector_size(&tensors, &[rows.width, rows.pitch]);
+    let width = rows.width / vector;
+    let (add_count, add_dim) = launch(n * width, CubeDim::new(&client, n * width));
+    let add = kernel_for!(token_rows_kernel, rows.tensor.dtype, "rows of tokens");
+    // SAFETY: a unit stays below the `n` tokens, and below their elements; places of tokens are
+    // below `n`, all different, and an id is held against the rows of `sum`.
     unsafe {
-        find(&client, count, dim, arg(&ids), arg(&chains), n);
+        sort_tokens_kernel::launch_unchecked(
+            &client,
+            count,
+            dim,
+            each,
+            arg(&ids),
+            arg(&sorted),
+            n / each,
+            each,
+        );
         add(
             &client,
             add_count,
             add_dim,
+            vector,
             arg(&sum),
-            arg(&ids),
             arg(&rows.tensor),
-            arg(&chains),
+            arg(&sorted),
             n,
-            rows.width,
-            rows.pitch,
+            width,
+            rows.pitch / vector,
             height,
         );
     }

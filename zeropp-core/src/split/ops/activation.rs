@@ -78,10 +78,16 @@ pub fn gelu<const D: usize>(x: Tensor<D>, cx: &OpCx) -> Tensor<D> {
     apply(x, f, cx)
 }
 
+/// 1/(1 + e⁻ˣ). Not Burn's, which takes the exponential of a logarithm: on a GPU that is more work
+/// than reading and writing x.
+pub(super) fn sigmoid<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    (x.neg().exp() + 1.0).recip()
+}
+
 fn tanh_gate<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     // Not by a power, which on a GPU costs more than reading and writing x.
     let cube = x.clone().square() * x.clone();
-    activation::sigmoid((x + cube * TANH_CUBE) * TANH_SCALE)
+    sigmoid((x + cube * TANH_CUBE) * TANH_SCALE)
 }
 
 /// GELU in its tanh approximation (`gelu_new` of GPT-2). Keeps F→B: x. B can make the output again.
@@ -108,14 +114,14 @@ pub fn silu<const D: usize>(x: Tensor<D>, cx: &OpCx) -> Tensor<D> {
         host_backward: kernels::silu_backward,
         halves: kernels::silu,
         halves_backward: kernels::silu_backward,
-        tensor: activation::silu,
-        tensor_slope: silu_slope,
+        tensor: |x| x.clone() * sigmoid(x),
+        tensor_slope: |x| silu_slope(x.clone(), sigmoid(x)),
     };
     apply(x, f, cx)
 }
 
-fn silu_slope<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    let s = activation::sigmoid(x.clone());
+/// The derivative of x·s for s = sigmoid(x).
+fn silu_slope<const D: usize>(x: Tensor<D>, s: Tensor<D>) -> Tensor<D> {
     s.clone() + x * s.clone() * (-s + 1.0)
 }
 
@@ -140,8 +146,9 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, cx: &OpCx) -> Tens
         if !is_fast(&g) {
             let dtype = g.dtype();
             let [dy, g, u] = [dy, g, u].map(|t| t.cast(DType::F32));
-            let dup = dy.clone() * activation::silu(g.clone());
-            return [dy * u * silu_slope(g), dup].map(|t| t.cast(dtype));
+            let s = sigmoid(g.clone());
+            let dup = dy.clone() * g.clone() * s.clone();
+            return [dy * u * silu_slope(g, s), dup].map(|t| t.cast(dtype));
         }
         let dims = g.dims();
         let (g, u) = (fast(&g).expect("checked"), fast(&u).expect("as the gate"));
@@ -165,7 +172,7 @@ fn swiglu_forward<const D: usize>(g: &Tensor<D>, u: &Tensor<D>) -> Tensor<D> {
         }
         _ => {
             let [gs, us] = [g, u].map(|t| t.clone().cast(DType::F32));
-            (activation::silu(gs) * us).cast(u.dtype())
+            (gs.clone() * sigmoid(gs) * us).cast(u.dtype())
         }
     }
 }

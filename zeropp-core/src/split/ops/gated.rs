@@ -1,7 +1,8 @@
 //! Rows that are scaled by a gate of their own.
 
-use burn::tensor::{DType, Tensor, activation};
+use burn::tensor::{DType, Tensor};
 
+use super::activation::sigmoid;
 use super::{fast, halves, is_tracked};
 use crate::cpu_tensor;
 use crate::kernels::gate;
@@ -36,7 +37,7 @@ fn scaled(y: &Tensor<3>, z: &Tensor<3>) -> Tensor<3> {
         return cpu_tensor::from_halves(gate::scaled(ys.as_slice(), zs.as_slice()), y.dims());
     }
     let [wide, gates] = [y, z].map(|t| t.clone().cast(DType::F32));
-    (wide * activation::sigmoid(gates)).cast(y.dtype())
+    (wide * sigmoid(gates)).cast(y.dtype())
 }
 
 /// The gradient of the gates.
@@ -51,6 +52,6 @@ fn gradient(dy: &Tensor<3>, y: &Tensor<3>, z: &Tensor<3>) -> Tensor<3> {
     }
     let dtype = z.dtype();
     let [dy, y, z] = [dy, y, z].map(|t| t.clone().cast(DType::F32));
-    let gate = activation::sigmoid(z);
+    let gate = sigmoid(z);
     ((dy * y).sum_dim(2) * gate.clone() * (-gate + 1.0)).cast(dtype)
 }

@@ -8,17 +8,24 @@ use burn::tensor::{DType, Tensor};
 use super::on_gpu;
 use crate::choice::DeviceKind;
 #[cfg(feature = "cube")]
-use crate::cube;
+use crate::cube::{self, ColumnsOfProduct, Maker};
 use crate::split::{Grads, ParamSlot};
 
 thread_local! {
     static CUBECL: Cell<bool> = const { Cell::new(false) };
+    static TF32: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Makes CubeCL compute the products of this thread, also where there is a library. To measure one
 /// beside the other.
 pub fn force_cubecl(on: bool) {
     CUBECL.set(on);
+}
+
+/// Whether products of fp32 that this thread asks for on NVIDIA GPUs are of factors rounded to TF32
+/// from now on.
+pub fn round_to_tf32(on: bool) {
+    TF32.set(on);
 }
 
 /// The version of the library that makes products on NVIDIA GPUs, or why there is none.
@@ -44,10 +51,19 @@ pub fn made_by(kind: DeviceKind) -> Option<String> {
     })
 }
 
-/// Whether products of fp32 on devices of this kind are of factors rounded to TF32, where a GPU has
-/// that.
+/// Whether products of fp32 that this thread asks for on devices of this kind are of factors
+/// rounded to TF32, where a GPU has that: where it is so wanted, and where no library makes them.
 pub fn rounds_to_tf32(kind: DeviceKind) -> bool {
-    kind == DeviceKind::Cuda && library_version().is_err()
+    kind == DeviceKind::Cuda && (TF32.get() || library_version().is_err())
+}
+
+/// How the product of these factors is made.
+#[cfg(feature = "cube")]
+fn maker<const D: usize>(x: &Tensor<D>, y: &Tensor<D>) -> Maker {
+    match by_library(x, y) {
+        true => Maker::Library { tf32: TF32.get() },
+        false => Maker::CubeCl,
+    }
 }
 
 /// Whether a library makes the product of these factors.
@@ -62,7 +78,8 @@ pub fn matmul<const D: usize>(x: Tensor<D>, y: Tensor<D>) -> Tensor<D> {
     #[cfg(feature = "cube")]
     if by_library(&x, &y) {
         let dtype = x.dtype();
-        return cube::product(x, y, dtype, true);
+        let by = maker(&x, &y);
+        return cube::product(x, y, dtype, by);
     }
     x.matmul(y)
 }
@@ -71,7 +88,7 @@ pub fn matmul<const D: usize>(x: Tensor<D>, y: Tensor<D>) -> Tensor<D> {
 pub fn affine(x: Tensor<2>, y: Tensor<2>, bias: Tensor<1>) -> Tensor<2> {
     #[cfg(feature = "cube")]
     if by_library(&x, &y) {
-        return cube::affine(x, y, bias);
+        return cube::affine(x, y, bias, TF32.get());
     }
     matmul(x, y) + bias.unsqueeze()
 }
@@ -83,10 +100,55 @@ pub fn matmul_f32<const D: usize>(x: Tensor<D>, y: Tensor<D>) -> Tensor<D> {
     }
     #[cfg(feature = "cube")]
     if on_gpu(&x) {
-        let library = by_library(&x, &y);
-        return cube::product(x, y, DType::F32, library);
+        let by = maker(&x, &y);
+        return cube::product(x, y, DType::F32, by);
     }
     x.cast(DType::F32).matmul(y.cast(DType::F32))
+}
+
+/// Where a product goes.
+#[cfg(feature = "cube")]
+fn place(start: usize, add: bool) -> ColumnsOfProduct {
+    ColumnsOfProduct { start, add, tf32: TF32.get() }
+}
+
+/// x·y of all `ys` side by side, `[i, Σ j]` for `x: [i, k]`, `y: [k, j]`. A library writes each to
+/// its columns; else the factors are put side by side first.
+pub(super) fn products_side_by_side(x: Tensor<2>, ys: Vec<Tensor<2>>) -> Tensor<2> {
+    #[cfg(feature = "cube")]
+    if by_library(&x, &ys[0]) {
+        let width = ys.iter().map(|y| y.dims()[1]).sum();
+        let mut out = Tensor::empty([x.dims()[0], width], (&x.device(), x.dtype()));
+        let mut start = 0;
+        for y in ys {
+            let columns = y.dims()[1];
+            out = cube::product_to_columns(out, x.clone(), y, place(start, false));
+            start += columns;
+        }
+        return out;
+    }
+    matmul(x, Tensor::cat(ys, 1))
+}
+
+/// Σ x·yᵀ, `[i, k]`, for the columns of `xs: [i, Σ j]` side by side and `ys: [k, j]`. A library
+/// adds one product after the other, each sum in their type; else the factors are put side by side
+/// first.
+pub(super) fn sum_of_products(xs: Tensor<2>, ys: Vec<Tensor<2>>) -> Tensor<2> {
+    #[cfg(feature = "cube")]
+    if by_library(&xs, &ys[0]) {
+        let (mut sum, mut start) = (None, 0);
+        for y in ys {
+            let columns = y.dims()[1];
+            let (x, y) = (xs.clone().narrow(1, start, columns), y.transpose());
+            sum = Some(match sum {
+                Some(sum) => cube::product_to_columns(sum, x, y, place(0, true)),
+                None => matmul(x, y),
+            });
+            start += columns;
+        }
+        return sum.expect("a factor");
+    }
+    matmul(xs, Tensor::cat(ys, 1).transpose())
 }
 
 /// fp32 `sum: [i·j]` with the elements of x·y added, row after row, for `x: [i, k]`, `y: [k, j]`;
@@ -94,7 +156,7 @@ pub fn matmul_f32<const D: usize>(x: Tensor<D>, y: Tensor<D>) -> Tensor<D> {
 pub fn add_product(sum: Tensor<1>, x: Tensor<2>, y: Tensor<2>) -> Tensor<1> {
     #[cfg(feature = "cube")]
     if by_library(&x, &y) {
-        return cube::add_product(sum, x, y);
+        return cube::add_product(sum, x, y, TF32.get());
     }
     let n = sum.dims();
     sum + matmul_f32(x, y).reshape(n)
@@ -105,7 +167,7 @@ pub(super) fn add_gradient(grads: &mut Grads, slot: ParamSlot, x: Tensor<2>, y: 
     #[cfg(feature = "cube")]
     if by_library(&x, &y) {
         return grads.change(slot, |sum| match sum {
-            Some(sum) => cube::add_product(sum, x, y),
+            Some(sum) => cube::add_product(sum, x, y, TF32.get()),
             None => matmul_f32(x, y).flatten(0, 1),
         });
     }

@@ -1,7 +1,7 @@
 //! Several linear maps of one input into one tensor: q, k and v, turned by their positions.
 //!
-//! On the CPU each product writes its own columns, so that nothing is copied together or apart;
-//! elsewhere the weights are put side by side for one product.
+//! Where the CPU or a library computes, each product writes its own columns, so that nothing is
+//! copied together or apart; elsewhere the weights are put side by side for one product.
 
 use burn::tensor::{Tensor, bf16 as Half};
 
@@ -190,19 +190,18 @@ impl ProjectionMaps {
         let [b, s, _] = x.dims();
         let (x, dims) = (rows(x.clone()), [b, s, self.width]);
         if self.maps.iter().all(|(_, map)| map.bias.is_none()) {
-            return products::matmul(x, self.weights()).reshape(dims);
+            return products::products_side_by_side(x, self.weights()).reshape(dims);
         }
         let bias = |(_, map): &(usize, Projection)| match &map.bias {
             Some(bias) => bias.get(),
             None => Tensor::zeros([map.weight.shape()[1]], (&x.device(), x.dtype())),
         };
         let bias = Tensor::cat(self.maps.iter().map(bias).collect(), 0);
-        products::affine(x, self.weights(), bias).reshape(dims)
+        products::affine(x, Tensor::cat(self.weights(), 1), bias).reshape(dims)
     }
 
-    /// The weights side by side, `[in, Σ out]`.
-    fn weights(&self) -> Tensor<2> {
-        Tensor::cat(self.maps.iter().map(|(_, map)| map.weight.get()).collect(), 1)
+    fn weights(&self) -> Vec<Tensor<2>> {
+        self.maps.iter().map(|(_, map)| map.weight.get()).collect()
     }
 
     fn input_gradient(&self, dy: &Tensor<3>) -> Tensor<3> {
@@ -219,8 +218,7 @@ impl ProjectionMaps {
             return cpu_tensor::from_halves(bf16::convert::narrow(&dx), dims);
         }
         let Some(dys) = fast(dy) else {
-            let weights = self.weights().transpose();
-            return products::matmul(rows(dy.clone()), weights).reshape(dims);
+            return products::sum_of_products(rows(dy.clone()), self.weights()).reshape(dims);
         };
         let (dy, n) = (dys.as_slice(), b * s);
         let mut dx = vec![0.0; n * self.input];

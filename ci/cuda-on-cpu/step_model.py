@@ -1,0 +1,233 @@
+"""A step's time by a model that rests on counts: `step_model.py [--check] ZEROPP [MODEL …]`.
+
+zeropp trains at real shapes on the emulator, which executes some blocks of each launch
+(CUDA_ON_CPU_BLOCKS) and says what all of them read, write and multiply. A run of one layer is taken
+from a run of two, and one of one micro-batch from one of two: what is left is a layer's F, B and W.
+Times are these counts at the rates below, launch by launch. The environment is that of
+ci/cuda-on-cpu/run. With --check the launches of a layer are held against LIMITS; nothing is
+executed then."""
+
+import collections
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+# Settings of a run; its layers, micro-batches of a step, tokens of one; FLOP of a token by PaLM's
+# formula, as torchtitan counts (6 a parameter of products, and 12 · layers · width of heads ·
+# tokens of a sample); bytes a second of the card's memory by its data sheet.
+Model = collections.namedtuple("Model", "settings layers micro_batches tokens flop memory")
+H100, H200 = 3.35e12, 4.8e12
+GPT2_FLOP = 6 * 123_532_032 + 12 * 12 * 768 * 1024
+MODELS = {
+    "llama3-8b": Model("--model llama3-8b --seq 4096 --micro-batch-size 1", 32, 8, 4096,
+                       6 * (8_030_261_248 - 128_256 * 4096) + 12 * 32 * 4096 * 4096, H100),
+    "gpt2-124m": Model("--model gpt2 --seq 1024 --micro-batch-size 8", 12, 4, 8192, GPT2_FLOP,
+                       H100),
+    "qwen3-0.6b": Model("--model qwen3-0.6b --seq 4096 --micro-batch-size 1", 28, 8, 4096,
+                        6 * 595_984_384 + 12 * 28 * 2048 * 4096, H100),
+    # As it was measured (docs/benchmarks/2026-11-26-h200.md).
+    "gpt2-on-h200": Model("--model gpt2 --seq 1024 --micro-batch-size 16", 12, 2, 16384, GPT2_FLOP,
+                          H200),
+}
+# Launches of a layer and micro-batch.
+LIMITS = {"llama3-8b": 42, "gpt2-124m": 42, "qwen3-0.6b": 44}
+# Ids where launches are only counted, so that few weights are drawn; still more than anything else.
+FEW_IDS = 16384
+
+# The goal's rate of large products; of kernels of ours on tensor cores what attention reached on an
+# H200; the rest is assumed.
+PEAK = 989e12
+PRODUCTS = 650e12     # FLOP of cuBLASLt in a second
+KERNELS = 230e12      # FLOP of other kernels' tensor cores
+MEMORY = 0.78         # of the data sheet's bytes
+CACHES = 5.0e12       # bytes that blocks ask for
+INSTRUCTIONS = 0.5e12 # of warps, of 0.93e12
+PROCESSORS = 132
+WARPS = 16            # of a multiprocessor, below which its memory is not kept busy
+GAP = 1e-6            # seconds between two launches
+HOST = 5e-6           # seconds of the host for a launch: a step takes no less than all of them
+
+Cost = collections.namedtuple("Cost", "launches moved flop seconds")
+PHASES = ["F", "B", "W"]
+
+
+def execute(zeropp, model, layers, micro_batches, sample):
+    """The log of a run's last step: a list of (name of the kernel, its words as numbers)."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = pathlib.Path(folder) / "log"
+        few = [] if sample else ["--vocab", str(FEW_IDS)]
+        command = [zeropp, "run", "--device", "cuda", "--precision", "bf16", "--steps", "3",
+                   *MODELS[model].settings.split(), "--layers", str(layers),
+                   "--micro-batches", str(micro_batches), *few]
+        environment = {**os.environ, "CUDA_ON_CPU_BLOCKS" if sample else "CUDA_ON_CPU_COUNT":
+                       str(sample or 1), "CUDA_ON_CPU_LOG": str(log), "CUDA_ON_CPU_DEVICES": "1",
+                       "CUDA_ON_CPU_CAPABILITY": "90", "CUDA_ON_CPU_MEMORY": str(80 << 30)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        lines = [line.split()[1:] for line in log.read_text().splitlines()]
+    return last_step(lines)
+
+
+def last_step(lines):
+    """A stream tells what its launches did in the order in which they were asked for."""
+    did = collections.defaultdict(list)
+    for words in lines:
+        if words[0] == "did":
+            did[words[2]].append(words)
+    numbers = {stream: iter(all_of_it) for stream, all_of_it in did.items()}
+    ran = {words[3] for all_of_it in did.values() for words in all_of_it}
+    events = []
+    for words in lines:
+        if words[0] == "product":
+            events.append(("product", dict(zip(words[3::2], map(int, words[4::2])))))
+        elif words[0] == "launch":
+            # Those with which the tuner measures a device are not executed.
+            facts = next(numbers[words[2]]) if words[3] in ran else []
+            if facts and facts[3] != words[3]:
+                raise SystemExit(f"{words[3]} was launched, {facts[3]} has run")
+            facts = dict(zip(facts[4::2], map(int, facts[5::2])))
+            events.append((words[3], facts))
+    # A step ends with the updates.
+    updates = [i for i, (name, _) in enumerate(events) if name.startswith("adamw")]
+    last = max(i for i, (name, _) in enumerate(events) if name == "product")
+    return events[max(i for i in updates if i < last) + 1:updates[-1] + 1]
+
+
+def cost(name, facts, memory):
+    """What a launch costs on a card with this memory."""
+    if name == "product":
+        m, n, k, batch = (facts[key] for key in ("m", "n", "k", "batch"))
+        flop = 2 * m * n * k * batch
+        moved = batch * (facts["in"] * (m + n) * k + facts["out"] * m * n * (1 + facts["add"]))
+        seconds = max(flop / PRODUCTS, moved / (MEMORY * memory))
+    elif facts:
+        flop, moved = facts["flop"], facts["read"] + facts["written"]
+        busy = min(1, facts["warps"] / (PROCESSORS * WARPS))
+        spread = min(1, facts["warps"] / (PROCESSORS * 4))
+        seconds = max(flop / KERNELS / spread, moved / (MEMORY * memory) / busy,
+                      facts["asked"] / CACHES / busy, facts["instructions"] / INSTRUCTIONS / spread)
+    else: # only counted
+        flop = moved = seconds = 0
+    return Cost(1, moved, flop, seconds + GAP)
+
+
+def phases(events):
+    """For each event whether it belongs to F, B or W. F begins with a norm and ends with the head,
+    which makes its gradients there: its products have the length of the vocabulary. W begins with
+    the first product into fp32."""
+    largest = max(max(f["m"], f["n"], f["k"]) for name, f in events if name == "product")
+    of_head = [name == "product" and largest in (f["m"], f["n"], f["k"]) for name, f in events]
+    norms = [i for i, (name, _) in enumerate(events) if name.startswith("forward_kernel")]
+    phase, seen_head, found = "F", False, []
+    for i, (name, facts) in enumerate(events):
+        next_norm = min((n for n in norms if n > i), default=len(events))
+        if phase != "F" and i in norms:
+            phase, seen_head = "F", False
+        if phase == "F" and seen_head and not any(of_head[i:next_norm]):
+            phase = "B"
+        if phase == "B" and name == "product" and facts["out"] == 4:
+            phase = "W"
+        seen_head |= of_head[i]
+        found.append(phase)
+    return found
+
+
+def totals(events, memory):
+    """Costs by phase and kernel."""
+    costs = collections.defaultdict(lambda: Cost(0, 0, 0, 0))
+    for phase, (name, facts) in zip(phases(events), events):
+        key = phase, name
+        costs[key] = plus(costs[key], cost(name, facts, memory))
+    return costs
+
+
+def plus(a, b, times=1):
+    return Cost(*(x + times * y for x, y in zip(a, b)))
+
+
+def minus(a, b):
+    zero = Cost(0, 0, 0, 0)
+    return {key: plus(a.get(key, zero), b.get(key, zero), -1) for key in {*a, *b}}
+
+
+def whole(costs, phase=None):
+    total = Cost(0, 0, 0, 0)
+    for (of, _), one in costs.items():
+        if phase in (None, of):
+            total = plus(total, one)
+    return total
+
+
+def show(title, costs):
+    print(f"\n{title}")
+    print(f"{'launches':>8} {'MB':>9} {'GFLOP':>9} {'µs':>9}")
+    rows = sorted(costs.items(), key=lambda row: -row[1].seconds)
+    rows = [row for row in rows if any(abs(x) > 1e-9 for x in row[1])]
+    for (phase, name), one in [*rows, (("", "all"), whole(costs))]:
+        print(f"{one.launches:8.0f} {one.moved / 1e6:9.1f} {one.flop / 1e9:9.1f} "
+              f"{one.seconds * 1e6:9.1f} {phase} {name}")
+
+
+def parts(zeropp, model, sample):
+    """A layer's micro-batch, its end of a step, and the same beside the layers."""
+    def run_of(*size):
+        return totals(execute(zeropp, model, *size, sample), MODELS[model].memory)
+
+    run = {size: run_of(*size) for size in ((1, 1), (1, 2), (2, 1), (2, 2))}
+    of_two = minus(run[2, 2], run[1, 2])
+    of_one = minus(run[2, 1], run[1, 1])
+    layer = minus(of_two, of_one)
+    layer_end = minus(of_one, layer)
+    beside = minus(minus(run[1, 2], run[1, 1]), layer)
+    rest = minus(minus(minus(run[1, 1], layer), layer_end), beside)
+    return layer, layer_end, beside, rest
+
+
+def row(name, model, found):
+    """A line of docs/gpu.md's table."""
+    layer, layer_end, beside, rest = found
+    step = whole(rest)
+    step = plus(step, whole(beside), model.micro_batches)
+    step = plus(step, whole(layer_end), model.layers)
+    step = plus(step, whole(layer), model.layers * model.micro_batches)
+    seconds = max(step.seconds, step.launches * HOST)
+    rate = model.micro_batches * model.tokens / seconds
+    cells = [whole(layer, phase) for phase in PHASES] + [whole(layer)]
+    print("|", name, "|",
+          " + ".join(f"{one.launches:.0f}" for one in cells[:3]), f"= {cells[3].launches:.0f}", "|",
+          f"{cells[3].moved / 1e9:.2f}", "|", f"{cells[3].flop / 1e12:.2f}", "|",
+          " + ".join(f"{one.seconds * 1e3:.2f}" for one in cells[:3]),
+          f"= {cells[3].seconds * 1e3:.2f}", "|", f"{whole(beside).seconds * 1e3:.1f}", "|",
+          f"{seconds * 1e3:.0f}", "|", f"{rate:.0f}", "|",
+          f"{100 * rate * model.flop / PEAK:.1f} |")
+
+
+def main():
+    check = "--check" in sys.argv
+    zeropp, *names = [word for word in sys.argv[1:] if word != "--check"]
+    rows, good = [], True
+    for name in names or (LIMITS if check else MODELS):
+        found = parts(zeropp, name, 0 if check else 16)
+        if check:
+            count = whole(found[0]).launches
+            print(f"{name}: {count} launches a layer and micro-batch, at most {LIMITS[name]}")
+            good &= count <= LIMITS[name]
+            continue
+        titles = ["a layer and micro-batch", "a layer's end of a step",
+                  "beside the layers, a micro-batch", "beside them, the end of a step"]
+        for title, costs in zip(titles, found):
+            show(f"{name}: {title}", costs)
+        rows.append((name, MODELS[name], found))
+    if rows:
+        print("\n| | launches of a layer, F + B + W | GB | TFLOP | ms | ms beside layers | "
+              "ms a step | tokens/s | MFU, % |\n|---|---|---|---|---|---|---|---|---|")
+    for one in rows:
+        row(*one)
+    sys.exit(not good)
+
+
+if __name__ == "__main__":
+    main()
