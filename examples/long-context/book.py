@@ -1,11 +1,13 @@
-"""Writes books: prose about people who have their surnames for one book, as ids of words.
+"""Writes verses and books, as ids of words.
 
     book.py FOLDER BOOKS SEQ
 
-BOOKS books of 65,536 words go to FOLDER/train.bin. Of others, that are held out, there is a file
-for each range of positions up to SEQ: beginnings of books, of which the words of the range alone
-are scored. Of 2,048 first names few are frequent and most are rare, as words in any text. A surname
-is known from where its first name was met before in the book, and from nowhere else.
+A verse repeats a few words: FOLDER/verses.bin teaches to go on with what followed a word before.
+Books of 65,536 words go to FOLDER/train.bin: prose about people who have their surnames for one
+book. Of 1,024 first names few are frequent and most are rare, as words in any text. A surname is
+known from where its first name was met before in the book, and from nowhere else. Of other books,
+that are held out, there is a file for each range of positions up to SEQ: beginnings of books, of
+which the words of the range alone are scored.
 """
 
 import itertools
@@ -15,14 +17,24 @@ import sys
 from bisect import bisect
 from pathlib import Path
 
-BOOK, FIRST_NAMES, SURNAMES = 65536, 2048, 128
-VERBS = "met saw heard asked told followed found missed thanked forgave helped paid".split()
-PLACES = "mill well bridge market harbour church orchard ferry tavern quarry".split()
-SMALL = ". the at near and then".split()
-VOCABULARY = SMALL + VERBS + PLACES
+BOOK, VERSE, FIRST_NAMES, SURNAMES = 65536, 512, 1024, 64
+VOCABULARY = ". met saw heard found".split()
 FIRST = len(VOCABULARY)
-# The n-th name is met 1 / n times as often as the first.
-SHARES = list(itertools.accumulate(1 / n for n in range(1, FIRST_NAMES + 1)))
+WORDS = FIRST + FIRST_NAMES + SURNAMES
+
+
+def shares(n, begin):
+    """Of n words the next is met less often than the one before, as in any text."""
+    return list(itertools.accumulate(1 / (i + begin) for i in range(n)))
+
+
+NAMES_MET, WORDS_MET = shares(FIRST_NAMES, 1), shares(WORDS, 9)
+WORD_ORDER = random.Random(1).sample(range(WORDS), WORDS)
+
+
+def one_of(draw, met):
+    """A place in a list of shares."""
+    return bisect(met, draw.random() * met[-1])
 
 
 def syllables(n, end):
@@ -41,27 +53,27 @@ def word(i):
     return syllables(i - FIRST_NAMES, "son")
 
 
+def verse(seed):
+    """The ids of 8 to 32 words, again and again."""
+    draw = random.Random(f"verse {seed}")
+    line = [WORD_ORDER[one_of(draw, WORDS_MET)] for _ in range(draw.randrange(8, 33))]
+    return (line * (VERSE // len(line) + 1))[:VERSE]
+
+
 def book(seed, words=BOOK):
     """The ids of a book's first words."""
     draw = random.Random(seed)
     surnames = [FIRST + FIRST_NAMES + draw.randrange(SURNAMES) for _ in range(FIRST_NAMES)]
     # Who is frequent is another one in each book.
     names = draw.sample(range(FIRST_NAMES), FIRST_NAMES)
-    small = {text: VOCABULARY.index(text) for text in SMALL}
 
     def person():
-        name = names[bisect(SHARES, draw.random() * SHARES[-1])]
+        name = names[one_of(draw, NAMES_MET)]
         return [FIRST + name, surnames[name]]
-
-    def one_of(texts):
-        return VOCABULARY.index(draw.choice(texts))
 
     ids = []
     while len(ids) < words:
-        ids += person() + [one_of(VERBS)] + person()
-        if draw.random() < 0.3:
-            ids += [small[draw.choice(["at", "near"])], small["the"], one_of(PLACES)]
-        ids.append(small["."])
+        ids += person() + [draw.randrange(1, FIRST)] + person() + [0]
     return ids[:words]
 
 
@@ -84,8 +96,9 @@ def write(path, documents, scored=None):
 
 def main():
     folder, books, seq = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    write(folder / "verses.bin", [verse(seed) for seed in range(8192)])
     write(folder / "train.bin", [book(seed) for seed in range(books)])
-    print("a book begins:", " ".join(map(word, book(books, 22))))
+    print("a book begins:", " ".join(map(word, book(books, 18))))
     begin = 0
     for end in [2**n for n in range(8, 17) if 2**n <= seq]:
         # As many as have the words of one long sample, and a word that the last one ends with.

@@ -14,7 +14,8 @@ pub(super) fn ahead(shape: &Shape, more: usize) -> Result<Schedule, ScheduleErro
 }
 
 /// The same for samples in so many slices (Seq1F1B); `shape` counts slices. A rank begins with
-/// backwards when all slices of a sample, and so many `more`, have been there.
+/// backwards when all slices of a sample, and so many `more`, have been there. W follows its B at
+/// once, apart from it: the rank before waits for B alone.
 pub(super) fn in_slices(
     shape: &Shape,
     slices: usize,
@@ -29,14 +30,18 @@ fn order(shape: &Shape, slices: usize, more: usize) -> Result<Schedule, Schedule
     let ranks = (0..pp)
         .map(|rank| {
             let warm_up = micro_batches.min(pp - 1 - rank + more);
-            let mut actions = Vec::with_capacity(2 * micro_batches);
+            let mut actions = Vec::with_capacity(3 * micro_batches);
             actions.extend((0..warm_up).map(|i| Action::compute(Compute::F, rank, i)));
+            let backward: &[Compute] = match slices {
+                1 => &[Compute::BW],
+                _ => &[Compute::B, Compute::W],
+            };
             for i in 0..micro_batches {
                 if warm_up + i < micro_batches {
                     actions.push(Action::compute(Compute::F, rank, warm_up + i));
                 }
-                let backward = reversed_slices(i, slices);
-                actions.push(Action::compute(Compute::BW, rank, backward));
+                let of = reversed_slices(i, slices);
+                actions.extend(backward.iter().map(|kind| Action::compute(*kind, rank, of)));
             }
             actions
         })
