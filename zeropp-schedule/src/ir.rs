@@ -185,6 +185,21 @@ impl Schedule {
     }
 }
 
+/// How many W from `at` on run layer by layer: those that stand directly before their stage's
+/// reduction. In a layer they come in their own order, the last layer is the first, and the
+/// reduction of a layer begins when they have passed it (Zero Bubble, figure 8). None where `at`
+/// is no such W.
+pub fn layer_run(program: &[Action], at: usize) -> Option<(usize, usize)> {
+    let of = |action: &Action| match *action {
+        Action::Compute { kind: Compute::W, stage, .. } => Some(stage),
+        _ => None,
+    };
+    let stage = of(program.get(at)?)?;
+    let count = program[at..].iter().take_while(|action| of(action) == Some(stage)).count();
+    let reduces = program.get(at + count) == Some(&Action::ReduceScatter { stage });
+    reduces.then_some((stage, count))
+}
+
 /// The number with which a backward of so many slices a sample comes, or the other way round.
 pub(crate) fn reversed_slices(micro_batch: usize, slices: usize) -> usize {
     let slice = micro_batch % slices;

@@ -21,7 +21,7 @@
 //!   gradients in F, from that F), both to the FREE;
 //! * *gradient*: a stage's whole gradient from the first W of a unit (that part of it which F
 //!   makes, from the first F, or R where the stage recomputes) until its RS retires: where the
-//!   program says so, else when the rank issues its next RS, or at the optimizer step. Where no
+//!   program says so, else when the rank begins its next RS, or at the optimizer step. Where no
 //!   other rank shares the stage, the first unit's is what the others are added to, and is counted
 //!   as that;
 //! * *gradient shard*: a rank's share of the sum over the units, from when the first unit's RS
@@ -31,8 +31,8 @@
 //!   a stage hands to another one of the same rank until that one takes it; what a split head has
 //!   to send on; the copy of the shard
 //!   that a gather of another precision sends, until the gathered weights are used or freed; what
-//!   a reduction gives, until it retires; and what a reduction over replicas gives, until the
-//!   optimizer.
+//!   a reduction gives, from its RS, or the W before it that run layer by layer, until it retires;
+//!   and what a reduction over replicas gives, until the optimizer.
 //!
 //! The paper's own count (ZeroPP §3.4) leaves out the prefetched stage, the last stage's gradient
 //! and the stash.
@@ -148,6 +148,10 @@ pub struct Ledger<'a> {
     summed: Vec<bool>,
     /// Stage whose RS is on its way, bytes of its gradient, and of what comes out of it.
     reducing: Option<(usize, u64, u64)>,
+    /// Which stages and micro-batches have a W that begins a run layer by layer.
+    runs: Vec<bool>,
+    /// The stage of which such a run has begun the reduction.
+    running: Option<usize>,
     /// Stages whose gather has not been waited for.
     gathering: Vec<bool>,
     /// What there is of each gathered stage packed: for forwards, for backwards, for the head's
@@ -199,6 +203,7 @@ impl<'a> Ledger<'a> {
             }
         }
         let units = places::units(program, &of_stage, &places);
+        let runs = places::runs(program, &places);
         let count = of_stage.len();
         Ledger {
             own: count - usize::from(head.is_some()),
@@ -217,6 +222,8 @@ impl<'a> Ledger<'a> {
             begun: vec![false; count],
             summed: vec![false; count],
             reducing: None,
+            runs,
+            running: None,
             gathering: vec![false; count],
             packed: vec![None; count],
             stages,
@@ -260,11 +267,10 @@ impl<'a> Ledger<'a> {
                 self.of_head(|head, sizes| head.message(action, sizes));
             }
             Action::ReduceScatter { stage } => {
-                self.retire();
+                if self.running.take() != Some(stage) {
+                    self.reduce(stage);
+                }
                 self.open[stage] = false;
-                let reduced = self.of_stage(stage).reduced;
-                self.reducing = Some((stage, self.taken[stage], reduced));
-                self.now.communication += reduced;
             }
             Action::ReplicaReduce { stage } => {
                 let reduced = self.of_stage(stage).replica_reduced;
@@ -348,10 +354,24 @@ impl<'a> Ledger<'a> {
             self.pack(stage, &[PACKED_BACKWARD]);
             self.mark_inside(bytes, self.recomputed[place]);
         }
-        if kind == Compute::W {
+        if kind == Compute::W && self.runs[place] {
+            // Its reductions begin before it ends.
+            self.retire();
+            self.open(stage, micro_batch);
+            self.reduce(stage);
+            self.running = Some(stage);
+        } else if kind == Compute::W {
             self.open(stage, micro_batch);
         }
         self.mark();
+    }
+
+    /// The reduction of a stage's gradient begins.
+    fn reduce(&mut self, stage: usize) {
+        self.retire();
+        let reduced = self.of_stage(stage).reduced;
+        self.reducing = Some((stage, self.taken[stage], reduced));
+        self.now.communication += reduced;
     }
 
     /// Whether it is the B of a slice of a head, which takes a workspace in place of the F.

@@ -1,7 +1,7 @@
 //! Where the stages and micro-batches of one rank are in its lists.
 
 use super::StageBytes;
-use crate::ir::{Action, Compute, Task};
+use crate::ir::{Action, Compute, Task, layer_run};
 
 /// Stages that are not the rank's.
 const NONE: usize = usize::MAX;
@@ -73,4 +73,21 @@ pub(super) fn units(
         }
     }
     units
+}
+
+/// Which W begin a run layer by layer.
+pub(super) fn runs(program: &[Action], places: &MicroBatchSlots) -> Vec<bool> {
+    let mut begins = vec![false; places.len()];
+    let mut at = 0;
+    while let Some(action) = program.get(at) {
+        let Some((_, count)) = layer_run(program, at) else {
+            at += 1;
+            continue;
+        };
+        for Task { stage, micro_batch, .. } in action.computes() {
+            begins[places.of(stage, micro_batch)] = true;
+        }
+        at += count;
+    }
+    begins
 }
