@@ -201,6 +201,7 @@ fn shard_options(bp: &Blueprint, bench: &Bench) -> Result<ShardOptions, RankErro
         zero1: config.zero1,
         seed: config.seed,
         file: config.optimizer_out.as_deref().map(open).transpose()?,
+        in_order: config.engine == EngineKind::Nccl,
     })
 }
 

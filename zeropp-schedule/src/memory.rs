@@ -148,10 +148,11 @@ pub struct Ledger<'a> {
     summed: Vec<bool>,
     /// Stage whose RS is on its way, bytes of its gradient, and of what comes out of it.
     reducing: Option<(usize, u64, u64)>,
-    /// Which stages and micro-batches have a W that begins a run layer by layer.
-    runs: Vec<bool>,
-    /// The stage of which such a run has begun the reduction.
-    running: Option<usize>,
+    /// Which stages and micro-batches have a W that begins a run layer by layer, and whether a sum
+    /// over the replicas follows.
+    runs: Vec<Option<bool>>,
+    /// The stages of which such a run has begun the reduction, and the sum.
+    running: [Option<usize>; 2],
     /// Stages whose gather has not been waited for.
     gathering: Vec<bool>,
     /// What there is of each gathered stage packed: for forwards, for backwards, for the head's
@@ -223,7 +224,7 @@ impl<'a> Ledger<'a> {
             summed: vec![false; count],
             reducing: None,
             runs,
-            running: None,
+            running: [None; 2],
             gathering: vec![false; count],
             packed: vec![None; count],
             stages,
@@ -267,15 +268,15 @@ impl<'a> Ledger<'a> {
                 self.of_head(|head, sizes| head.message(action, sizes));
             }
             Action::ReduceScatter { stage } => {
-                if self.running.take() != Some(stage) {
+                if self.running[0].take() != Some(stage) {
                     self.reduce(stage);
                 }
                 self.open[stage] = false;
             }
             Action::ReplicaReduce { stage } => {
-                let reduced = self.of_stage(stage).replica_reduced;
-                self.replica_reduced += reduced;
-                self.now.communication += reduced;
+                if self.running[1].take() != Some(stage) {
+                    self.sum(stage);
+                }
             }
             Action::Retire { .. } => self.retire(),
             Action::Out { stage, micro_batch } => self.copy_out(stage, micro_batch),
@@ -354,16 +355,33 @@ impl<'a> Ledger<'a> {
             self.pack(stage, &[PACKED_BACKWARD]);
             self.mark_inside(bytes, self.recomputed[place]);
         }
-        if kind == Compute::W && self.runs[place] {
-            // Its reductions begin before it ends.
+        if kind == Compute::W && self.runs[place].is_some() {
+            // The one before was ended by then.
             self.retire();
-            self.open(stage, micro_batch);
-            self.reduce(stage);
-            self.running = Some(stage);
-        } else if kind == Compute::W {
+        }
+        if kind == Compute::W {
             self.open(stage, micro_batch);
         }
+        if let Some(sums) = self.runs[place].filter(|_| kind == Compute::W) {
+            self.reduce(stage);
+            self.running = [Some(stage), Some(stage).filter(|_| sums)];
+            if sums {
+                self.sum(stage);
+            }
+        }
         self.mark();
+    }
+
+    /// The sum of a stage over the replicas begins: layer by layer, where it is being reduced, so
+    /// that layers of the share are there before the gradient goes.
+    fn sum(&mut self, stage: usize) {
+        let is_reducing = self.reducing.is_some_and(|(reducing, ..)| reducing == stage);
+        if is_reducing && !std::mem::replace(&mut self.summed[stage], true) {
+            self.now.gradient_shard += self.of_stage(stage).gradient_shard;
+        }
+        let reduced = self.of_stage(stage).replica_reduced;
+        self.replica_reduced += reduced;
+        self.now.communication += reduced;
     }
 
     /// The reduction of a stage's gradient begins.

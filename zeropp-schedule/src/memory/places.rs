@@ -75,9 +75,9 @@ pub(super) fn units(
     units
 }
 
-/// Which W begin a run layer by layer.
-pub(super) fn runs(program: &[Action], places: &MicroBatchSlots) -> Vec<bool> {
-    let mut begins = vec![false; places.len()];
+/// Which W begin a run layer by layer, and whether a sum over the replicas follows its reduction.
+pub(super) fn runs(program: &[Action], places: &MicroBatchSlots) -> Vec<Option<bool>> {
+    let mut begins = vec![None; places.len()];
     let mut at = 0;
     while let Some(action) = program.get(at) {
         let Some((_, count)) = layer_run(program, at) else {
@@ -85,7 +85,8 @@ pub(super) fn runs(program: &[Action], places: &MicroBatchSlots) -> Vec<bool> {
             continue;
         };
         for Task { stage, micro_batch, .. } in action.computes() {
-            begins[places.of(stage, micro_batch)] = true;
+            let sums = program.get(at + count + 1) == Some(&Action::ReplicaReduce { stage });
+            begins[places.of(stage, micro_batch)] = Some(sums);
         }
         at += count;
     }

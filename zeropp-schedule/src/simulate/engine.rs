@@ -376,7 +376,7 @@ impl<'a> SimulatedRank<'a> {
     }
 
     /// Runs W layer by layer, the last layer first. Where a sum over the replicas follows, that of
-    /// a layer begins before the next but one layer's W, and the rank waits for it to be reduced.
+    /// a layer begins when it is reduced.
     fn run_layers(&mut self, world: &SimulationState, stage: usize, tasks: &[Action], begin: u64) {
         self.clock = begin;
         let cell = world.schedule.cell(self.rank, stage);
@@ -391,19 +391,14 @@ impl<'a> SimulatedRank<'a> {
             self.clock += takes.iter().map(of_layer).sum::<u64>();
             let start = self.reduce_layer(world, stage, layer);
             reduce.get_or_insert(start);
-            if sums && layer + 1 < layers {
-                self.clock = self.clock.max(self.layers.1[layer + 1]);
-                let start = self.sum_layer(world, stage, layer + 1, self.clock);
+            if sums {
+                let start = self.sum_layer(world, stage, layer, self.layers.1[layer]);
                 sum.get_or_insert(start);
             }
         }
         let end = self.clock;
         self.reduced_whole(world, stage);
         let reduce = (reduce.unwrap_or(end), self.zero3_free);
-        if sums {
-            let start = self.sum_layer(world, stage, 0, self.layers.1[0]);
-            sum.get_or_insert(start);
-        }
         let sum = sum.map(|start| (start, self.replica_free));
         let ends = takes.iter().scan(begin, |at, ns| {
             *at += ns;
