@@ -22,6 +22,7 @@ use zeropp_zero3::{Optimizer, ShardedStage};
 use crate::checkpoint::initial;
 use crate::checkpoint::patience::Patience;
 use crate::checkpoint::resume::Resumed;
+use crate::config::EngineKind;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::run::evaluation::Evaluator;

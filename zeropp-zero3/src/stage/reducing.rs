@@ -130,8 +130,9 @@ impl ShardedStage {
             true => MemoryKind::GradientShard,
             false => MemoryKind::Gradient,
         };
-        let _part = alone.then(|| self.meter.hold_tensor(kind, &part));
+        let held = alone.then(|| self.meter.hold_tensor(kind, &part));
         shard.add_grad(part, alone, &self.meter);
+        drop(held);
         if self.replica_wanted {
             self.sum_layer(layer);
         }
