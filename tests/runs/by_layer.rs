@@ -4,7 +4,7 @@
 use crate::common::{assert_same_bits, llama, run, tiny};
 use zeropp::config::{OptimizerSync, Precision, Recompute};
 use zeropp::pipeline::costs::Table;
-use zeropp::pipeline::ir::{Schedule, layer_run};
+use zeropp::pipeline::ir::{LayerRun, Schedule};
 use zeropp::pipeline::lower::{LowerOptions, lower};
 use zeropp::pipeline::schedules::Shape;
 use zeropp::pipeline::simulate::{Costs, StageCosts};
@@ -22,13 +22,13 @@ fn of(schedule: &str, virtual_stages: usize, config: &Config) -> Config {
 }
 
 /// The W of each rank that run layer by layer, by stage.
-fn runs(program: &Schedule) -> Vec<Vec<(usize, usize)>> {
+fn runs(program: &Schedule) -> Vec<Vec<LayerRun>> {
     let of_rank = |actions: &Vec<_>| {
         let (mut found, mut at) = (Vec::new(), 0);
         while at < actions.len() {
-            let run = layer_run(actions, at);
+            let run = LayerRun::at(actions, at);
             found.extend(run);
-            at += run.map_or(1, |(_, count)| count);
+            at += run.map_or(1, |run| run.count);
         }
         found
     };
@@ -45,7 +45,8 @@ fn left_over_w_stand_before_their_reductions() {
             let program = lower(&compact, &LowerOptions { replicas, ..Default::default() });
             let runs = runs(&program);
             assert!(runs.iter().all(|all| all.len() == virtual_stages), "{kind}: {runs:?}");
-            assert!(runs.iter().any(|all| all.iter().any(|run| run.1 > 2)), "{kind}: {runs:?}");
+            assert!(runs.iter().flatten().all(|run| run.sums == replicas), "{kind}: {runs:?}");
+            assert!(runs.iter().any(|all| all.iter().any(|run| run.count > 2)), "{kind}: {runs:?}");
         }
     }
 }

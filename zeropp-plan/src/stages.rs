@@ -302,7 +302,7 @@ impl ModelCosts {
             w: ns(layer.seconds(&job.machine)[2]),
             gradient: layer.sizes.trained(pieces),
         };
-        let layers = layers.iter().map(share).collect();
+        let layers = LayerShare::of_stage(layers.iter().map(share));
         Stage { costs, again_ns, layers, bytes, ..Stage::default() }
     }
 }

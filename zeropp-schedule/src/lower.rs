@@ -453,22 +453,12 @@ fn add_retirements(
         let begun = begun.filter(|begun| {
             in_order && is_own(&&pair[0]) && *begun < next.last.max(next.first + 1) && is_w(*begun)
         });
-        match begun.or_else(|| run_before(program, next)) {
+        match begun {
             Some(begun) => inserts.before(begun, retire),
             None => inserts.after(next.last, retire),
         }
     }
     gradients.last().map(|gradient| Action::Retire { stage: gradient.stage })
-}
-
-/// Where the W begin that end a gradient one after the other: those run layer by layer.
-fn run_before(program: &[Action], gradient: &Gradient) -> Option<usize> {
-    let is_w = |at: &usize| {
-        let task = Task { kind: Compute::W, stage: gradient.stage, micro_batch: 0 };
-        let computes = program[*at].computes();
-        computes.map(|one| Task { micro_batch: 0, ..one }).eq([task])
-    };
-    (gradient.first..=gradient.last).rev().take_while(is_w).last()
 }
 
 #[cfg(test)]

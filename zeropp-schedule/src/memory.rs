@@ -151,8 +151,9 @@ pub struct Ledger<'a> {
     /// Which stages and micro-batches have a W that begins a run layer by layer, and whether a sum
     /// over the replicas follows.
     runs: Vec<Option<bool>>,
-    /// The stages of which such a run has begun the reduction, and the sum.
-    running: [Option<usize>; 2],
+    /// The reduction that such a run has begun, as `reducing` has it, and the stage of the sum.
+    running: Option<(usize, u64, u64)>,
+    summing: Option<usize>,
     /// Stages whose gather has not been waited for.
     gathering: Vec<bool>,
     /// What there is of each gathered stage packed: for forwards, for backwards, for the head's
@@ -224,7 +225,8 @@ impl<'a> Ledger<'a> {
             summed: vec![false; count],
             reducing: None,
             runs,
-            running: [None; 2],
+            running: None,
+            summing: None,
             gathering: vec![false; count],
             packed: vec![None; count],
             stages,
@@ -268,13 +270,12 @@ impl<'a> Ledger<'a> {
                 self.of_head(|head, sizes| head.message(action, sizes));
             }
             Action::ReduceScatter { stage } => {
-                if self.running[0].take() != Some(stage) {
-                    self.reduce(stage);
-                }
+                self.retire();
+                self.reducing = self.running.take().or_else(|| Some(self.reduce(stage)));
                 self.open[stage] = false;
             }
             Action::ReplicaReduce { stage } => {
-                if self.running[1].take() != Some(stage) {
+                if self.summing.take() != Some(stage) {
                     self.sum(stage);
                 }
             }
@@ -355,16 +356,12 @@ impl<'a> Ledger<'a> {
             self.pack(stage, &[PACKED_BACKWARD]);
             self.mark_inside(bytes, self.recomputed[place]);
         }
-        if kind == Compute::W && self.runs[place].is_some() {
-            // The one before was ended by then.
-            self.retire();
-        }
         if kind == Compute::W {
             self.open(stage, micro_batch);
         }
         if let Some(sums) = self.runs[place].filter(|_| kind == Compute::W) {
-            self.reduce(stage);
-            self.running = [Some(stage), Some(stage).filter(|_| sums)];
+            self.running = Some(self.reduce(stage));
+            self.summing = Some(stage).filter(|_| sums);
             if sums {
                 self.sum(stage);
             }
@@ -375,7 +372,8 @@ impl<'a> Ledger<'a> {
     /// The sum of a stage over the replicas begins: layer by layer, where it is being reduced, so
     /// that layers of the share are there before the gradient goes.
     fn sum(&mut self, stage: usize) {
-        let is_reducing = self.reducing.is_some_and(|(reducing, ..)| reducing == stage);
+        let under_way = [self.reducing, self.running];
+        let is_reducing = under_way.iter().flatten().any(|(reducing, ..)| *reducing == stage);
         if is_reducing && !std::mem::replace(&mut self.summed[stage], true) {
             self.now.gradient_shard += self.of_stage(stage).gradient_shard;
         }
@@ -385,11 +383,10 @@ impl<'a> Ledger<'a> {
     }
 
     /// The reduction of a stage's gradient begins.
-    fn reduce(&mut self, stage: usize) {
-        self.retire();
+    fn reduce(&mut self, stage: usize) -> (usize, u64, u64) {
         let reduced = self.of_stage(stage).reduced;
-        self.reducing = Some((stage, self.taken[stage], reduced));
         self.now.communication += reduced;
+        (stage, self.taken[stage], reduced)
     }
 
     /// Whether it is the B of a slice of a head, which takes a workspace in place of the F.

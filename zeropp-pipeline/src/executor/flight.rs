@@ -31,7 +31,7 @@ pub(crate) enum RunningOperation {
 }
 
 /// W of a stage that have run layer by layer.
-pub(crate) struct LayerRun {
+pub(crate) struct RunByLayer {
     /// When each of those ends that are still to be told, as if it had run by itself.
     pub(crate) ends: VecDeque<u64>,
     /// When the first of them began, and the first layer's reduction.
@@ -53,7 +53,7 @@ pub(crate) struct Flight {
     pub(crate) gathers: HashMap<usize, usize>,
     pub(crate) reduces: Vec<(usize, usize)>,
     /// W that have run layer by layer, with the reduction behind them.
-    pub(crate) run: Option<LayerRun>,
+    pub(crate) run: Option<RunByLayer>,
     /// The spans of copies that were not waited for.
     pub(crate) copies: HashMap<(usize, usize), usize>,
     /// What was not yet seen to be done, with its span.

@@ -245,7 +245,7 @@ impl<W: Worker> Executor<W> {
         f.spans.push(Span { lane: action.lane(), action, start_ns: start, end_ns: start });
         let span = f.spans.len() - 1;
         let ends_here = match action {
-            Action::Compute { .. } | Action::Overlap { .. } => match self.run_by_layer(f, span)? {
+            Action::Compute { .. } | Action::Overlap { .. } => match self.run_by_layer(f, span) {
                 Some((start, end)) => {
                     (f.spans[span].start_ns, f.spans[span].end_ns) = (start, end);
                     false
@@ -313,12 +313,10 @@ impl<W: Worker> Executor<W> {
     fn reduce(&mut self, f: &mut Flight, action: Action, span: usize) -> Result<(), StepError> {
         match action {
             Action::ReduceScatter { stage } => {
+                self.retire_reduces(f)?;
                 match &f.run {
                     Some(run) => f.spans[span].start_ns = run.reduced_from,
-                    None => {
-                        self.retire_reduces(f)?;
-                        self.worker.start_reduce(stage);
-                    }
+                    None => self.worker.start_reduce(stage),
                 }
                 f.run.take_if(|run| !run.sums);
                 f.sent_bytes += self.worker.reduce_bytes(stage);

@@ -245,7 +245,7 @@ actions! {
         looks 1 "B" "gradient of the input" 0xe69f00 Solid.
     W: MicroBatch, Compute, W, NoRank, false, Keeps at 5;
         spelled "W" "W" "W" Same;
-        takes [Gradient, GradientShard, Communication] gives [Stash, Gradient, Communication];
+        takes [Gradient, GradientShard, Communication] gives [Stash];
         looks 2 "W" "gradients of the weights" 0x009e73 Diagonal.
     BW: MicroBatch, Compute, BW, NoRank, false, Keeps at 5;
         spelled "BW" "BW" "B" Same;

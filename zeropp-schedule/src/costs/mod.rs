@@ -238,7 +238,9 @@ impl Table {
         let mut costs = costs.for_simulator(stages);
         if let Some(blocks) = blocks.filter(|blocks| blocks.len() == stages) {
             let alike = simulate::LayerShare { w: 1, gradient: 1 };
-            costs.layers = blocks.iter().map(|n| vec![alike; (*n).min(LAYERS_MAX)]).collect();
+            let layers = |n: &usize| std::iter::repeat_n(alike, (*n).min(LAYERS_MAX));
+            let layers = blocks.iter().map(layers);
+            costs.layers = layers.map(simulate::LayerShare::of_stage).collect();
         }
         for (bytes, known) in costs.memory.iter_mut().zip(known.unwrap_or_default()) {
             self.fill_in(bytes, known);

@@ -1,7 +1,7 @@
 //! Where the stages and micro-batches of one rank are in its lists.
 
 use super::StageBytes;
-use crate::ir::{Action, Compute, Task, layer_run};
+use crate::ir::{Action, Compute, LayerRun, Task};
 
 /// Stages that are not the rank's.
 const NONE: usize = usize::MAX;
@@ -80,15 +80,14 @@ pub(super) fn runs(program: &[Action], places: &MicroBatchSlots) -> Vec<Option<b
     let mut begins = vec![None; places.len()];
     let mut at = 0;
     while let Some(action) = program.get(at) {
-        let Some((_, count)) = layer_run(program, at) else {
+        let Some(run) = LayerRun::at(program, at) else {
             at += 1;
             continue;
         };
         for Task { stage, micro_batch, .. } in action.computes() {
-            let sums = program.get(at + count + 1) == Some(&Action::ReplicaReduce { stage });
-            begins[places.of(stage, micro_batch)] = Some(sums);
+            begins[places.of(stage, micro_batch)] = Some(run.sums);
         }
-        at += count;
+        at += run.count;
     }
     begins
 }

@@ -4,13 +4,13 @@ use std::cmp::Reverse;
 use std::collections::{HashSet, VecDeque};
 
 use crate::head::End;
-use crate::ir::{Action, Message, Schedule, Task, layer_run};
+use crate::ir::{self, Action, Message, Schedule, Task};
 use crate::memory::{Ledger, MemoryBytes};
 use crate::timeline::{MemoryPoint, RankTimeline, Span, Timeline};
 
 use super::copies::{CopyQueue, Way};
 use super::world::{Event, NEVER, SimulationState, after_which};
-use super::{Costs, StateCopies};
+use super::{Costs, StageCosts, StateCopies};
 
 /// What a step leaves to the next one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,6 +95,8 @@ struct LayerRun {
     ends: VecDeque<u64>,
     /// When the rank goes on.
     end: u64,
+    /// When the reduction before is done.
+    before: u64,
     /// The reduction, and the sum over the replicas.
     reduce: (u64, u64),
     sum: Option<(u64, u64)>,
@@ -256,16 +258,13 @@ impl<'a> SimulatedRank<'a> {
                 }
             }
         }
-        let at = self.spans.len();
-        let run = if self.run.is_none() { layer_run(self.program, at) } else { None };
-        if run.is_some() {
-            start = start.max(self.reduced);
-        }
         if start > horizon {
             return Err(Pause::Until(start));
         }
-        if let Some((stage, count)) = run {
-            self.run_layers(world, stage, &self.program[at..at + count], start);
+        if self.run.is_none()
+            && let Some(run) = ir::LayerRun::at(self.program, self.spans.len())
+        {
+            self.run_layers(world, &run, start);
         }
         let next = self.run.as_mut().and_then(|run| Some((run.ends.pop_front()?, run.end)));
         let end = next.map_or_else(|| start + world.duration(self.rank, action), |next| next.0);
@@ -316,6 +315,7 @@ impl<'a> SimulatedRank<'a> {
     fn reduce(&mut self, world: &SimulationState, stage: usize) -> (u64, u64) {
         if let Some(run) = &self.run {
             let times = run.reduce;
+            self.clock = self.clock.max(run.before);
             self.run.take_if(|run| run.sum.is_none());
             return times;
         }
@@ -331,15 +331,13 @@ impl<'a> SimulatedRank<'a> {
         (start, self.zero3_free)
     }
 
-    /// Queues a layer's reduction: when it begins.
-    fn reduce_layer(&mut self, world: &SimulationState, stage: usize, layer: usize) -> u64 {
+    /// Queues a layer's reduction.
+    fn reduce_layer(&mut self, world: &SimulationState, stage: usize, layer: usize) {
         let entry = world.schedule.cost_entry(self.rank, stage, 0);
         let takes = world.costs.stages[entry].reduce_scatter_ns;
         let cell = world.schedule.cell(self.rank, stage);
         let takes = world.costs.reduction_of_layer(cell, layer, takes);
-        let (start, end) = self.zero3(self.clock, takes);
-        self.layers.1[layer] = end;
-        start
+        self.layers.1[layer] = self.zero3(self.clock, takes).1;
     }
 
     /// The last layer's reduction of a stage is queued.
@@ -377,34 +375,35 @@ impl<'a> SimulatedRank<'a> {
 
     /// Runs W layer by layer, the last layer first. Where a sum over the replicas follows, that of
     /// a layer begins when it is reduced.
-    fn run_layers(&mut self, world: &SimulationState, stage: usize, tasks: &[Action], begin: u64) {
+    fn run_layers(&mut self, world: &SimulationState, run: &ir::LayerRun, begin: u64) {
+        let ir::LayerRun { stage, count, sums } = *run;
+        let before = self.reduced;
         self.clock = begin;
         let cell = world.schedule.cell(self.rank, stage);
+        let tasks = &self.program[self.spans.len()..][..count];
         let takes: Vec<u64> = tasks.iter().map(|w| world.duration(self.rank, w)).collect();
-        let sums = self.program.get(self.spans.len() + tasks.len() + 1);
-        let sums = sums == Some(&Action::ReplicaReduce { stage });
-        let (mut reduce, mut sum) = (None, None);
         let layers = world.costs.layers_of(cell);
         self.layers = (stage, vec![0; layers]);
         for layer in (0..layers).rev() {
             let of_layer = |ns: &u64| world.costs.w_of_layer(cell, layer, *ns);
             self.clock += takes.iter().map(of_layer).sum::<u64>();
-            let start = self.reduce_layer(world, stage, layer);
-            reduce.get_or_insert(start);
+            self.reduce_layer(world, stage, layer);
             if sums {
-                let start = self.sum_layer(world, stage, layer, self.layers.1[layer]);
-                sum.get_or_insert(start);
+                self.sum_layer(world, stage, layer, self.layers.1[layer]);
             }
         }
         let end = self.clock;
         self.reduced_whole(world, stage);
-        let reduce = (reduce.unwrap_or(end), self.zero3_free);
-        let sum = sum.map(|start| (start, self.replica_free));
+        // Layers may wait between: told is how long they take, up to the last one's end.
+        let entry = world.schedule.cost_entry(self.rank, stage, 0);
+        let StageCosts { reduce_scatter_ns, replica_reduce_ns, .. } = world.costs.stages[entry];
+        let reduce = (self.zero3_free - reduce_scatter_ns, self.zero3_free);
+        let sum = sums.then(|| (self.replica_free - replica_reduce_ns, self.replica_free));
         let ends = takes.iter().scan(begin, |at, ns| {
             *at += ns;
             Some(*at)
         });
-        self.run = Some(LayerRun { stage, ends: ends.collect(), end, reduce, sum });
+        self.run = Some(LayerRun { stage, ends: ends.collect(), end, before, reduce, sum });
         self.clock = begin;
     }
 
