@@ -27,7 +27,8 @@ impl ShardedStage {
     pub fn start_reduce(&mut self, mut grads: Grads) {
         self.begin_reduce();
         for layer in (0..self.layers.len()).rev() {
-            self.reduce_layer(layer, grads.take_flat(layer));
+            let (gradient, hold) = grads.take_flat(layer);
+            self.reduce_layer(layer, gradient, hold);
         }
     }
 
@@ -52,7 +53,7 @@ impl ShardedStage {
     ///
     /// # Panics
     /// Panics if no reduction has begun.
-    pub fn reduce_layer(&mut self, layer: usize, (gradient, hold): (Tensor<1>, Hold)) {
+    pub fn reduce_layer(&mut self, layer: usize, gradient: Tensor<1>, hold: Hold) {
         let trains = self.layers[layer].trains();
         let part = trains.then(|| self.groups.zero3.reduce_scatter(gradient));
         let reducing = self.reducing.as_mut().expect("it has begun");

@@ -183,11 +183,11 @@ impl Worker for ModelWorker {
     fn start_reduce_layer(&mut self, stage: usize, layer: usize) {
         let this = self.stages.get_mut(&stage).expect("a stage of this rank");
         let unit = this.grads.first_entry().expect("a unit's W precede its reduction");
-        let gradient = unit.get().lock().take_flat(layer);
+        let (gradient, hold) = unit.get().lock().take_flat(layer);
         if layer == 0 {
             unit.remove();
         }
-        self.shard(stage).reduce_layer(layer, gradient);
+        self.shard(stage).reduce_layer(layer, gradient, hold);
     }
 
     fn finish_reduce(&mut self, stage: usize) -> CommResult<()> {
