@@ -4,7 +4,7 @@
 use crate::common::{assert_same_bits, llama, run, tiny};
 use zeropp::config::{OptimizerSync, Precision, Recompute};
 use zeropp::pipeline::costs::Table;
-use zeropp::pipeline::ir::{LayerRun, Schedule};
+use zeropp::pipeline::ir::{Action, LayerRun, Schedule};
 use zeropp::pipeline::lower::{LowerOptions, lower};
 use zeropp::pipeline::schedules::Shape;
 use zeropp::pipeline::simulate::{Costs, StageCosts};
@@ -121,9 +121,12 @@ fn layers_are_executed_as_simulated() {
         for (rank, measured) in layers.measured.ranks.iter().enumerate() {
             let simulated = &layers.simulated.ranks[measured.pp];
             assert_eq!(measured.spans.len() % simulated.spans.len(), 0, "{kind} rank {rank}");
-            for (m, s) in measured.spans.iter().zip(&simulated.spans) {
+            let program: Vec<Action> = simulated.spans.iter().map(|span| span.action).collect();
+            for (at, (m, s)) in measured.spans.iter().zip(&simulated.spans).enumerate() {
                 assert_eq!(m.action, s.action, "{kind} rank {rank}");
-                if s.lane == Lane::Compute {
+                // Of a run's W only the last one's end is one of its own.
+                let is_inside = LayerRun::at(&program, at).is_some_and(|run| run.count > 1);
+                if s.lane == Lane::Compute && !is_inside {
                     assert!(m.end_ns >= s.end_ns, "{kind} rank {rank}: {}", m.action);
                 }
             }

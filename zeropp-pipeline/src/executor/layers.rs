@@ -43,11 +43,13 @@ impl<W: Worker> Executor<W> {
                 self.worker.is_reduced(stage);
             }
         }
-        let mut ends = took.iter().scan(start, |end, took| {
-            *end += took;
-            Some(*end)
+        // The whole time is told as that of the W, each with its share.
+        let (whole, computed) = (self.now() - start, took.iter().sum::<u64>().max(1));
+        let ends = took.iter().scan(0, |sum, took| {
+            *sum += took;
+            Some(start + (u128::from(whole) * u128::from(*sum) / u128::from(computed)) as u64)
         });
-        let ends = ends.by_ref().collect();
+        let ends = ends.collect();
         RunByLayer { ends, start, reduced_from: reduced_from.unwrap_or(start), sums }
     }
 }
