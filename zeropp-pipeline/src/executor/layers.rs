@@ -9,7 +9,7 @@ impl<W: Worker> Executor<W> {
     /// them, or says when it has run. None where it is none.
     pub(super) fn run_by_layer(&mut self, f: &mut Flight, at: usize) -> Option<(u64, u64)> {
         if f.run.is_none() {
-            let Some(run) = LayerRun::at(&self.program, at) else { return None };
+            let run = LayerRun::at(&self.program, at)?;
             self.status.set_computing(self.world_rank, true);
             f.run = Some(self.run_layers(f, run, at));
             self.status.set_computing(self.world_rank, false);

@@ -453,7 +453,8 @@ fn w_that_run_layer_by_layer_take_the_room_of_their_reduction() {
         let runs = |at: &usize| crate::ir::LayerRun::at(actions, *at).is_some();
         let first = (0..actions.len()).find(runs).unwrap();
         assert!(actions[first..].iter().filter(|a| a.computes().next().is_some()).count() > 1);
-        let mut ledger = Ledger::of(&program, 1, &[stage; 2]);
+        let stages = [stage; 2];
+        let mut ledger = Ledger::of(&program, 1, &stages);
         actions[..first].iter().for_each(|a| ledger.run(a));
         assert_eq!((ledger.now().communication, ledger.now().gradient_shard), (0, 0));
         ledger.run(&actions[first]);
