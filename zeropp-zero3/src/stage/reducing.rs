@@ -73,7 +73,7 @@ impl ShardedStage {
             if !part.is_none_or(Pending::is_done) {
                 return false;
             }
-            if let Err(fault) = self.finish_layer(layer) {
+            if let Err(fault) = self.finish_layer(layer, true) {
                 self.fault.get_or_insert(fault);
                 return true;
             }
@@ -106,7 +106,7 @@ impl ShardedStage {
             self.reducing.iter_mut().for_each(|all| all.gradients.clear());
         }
         for layer in (0..self.layers.len()).rev() {
-            self.finish_layer(layer)?;
+            self.finish_layer(layer, false)?;
         }
         self.replica_wanted = false;
         match self.reducing.take() {
@@ -115,23 +115,23 @@ impl ShardedStage {
         }
     }
 
-    /// Waits for a layer's reduction and adds it, if there is one that is not added.
-    fn finish_layer(&mut self, layer: usize) -> CommResult<()> {
+    /// Waits for a layer's reduction and adds it, if there is one that is not added. Where that is
+    /// `early`, its gradient stays counted until all are finished, as predicted.
+    fn finish_layer(&mut self, layer: usize, early: bool) -> CommResult<()> {
         let (alone, here) = (self.is_alone(), self.sums_here());
         let Some(reducing) = &mut self.reducing else { return Ok(()) };
         let Some(part) = reducing.parts[layer].take() else { return Ok(()) };
         let part = part.wait()?;
-        if alone {
+        let shard = &mut self.layers[layer];
+        // Alone, a step's first gradient is the shard's own.
+        let is_first = shard.grad.is_none() && here;
+        let kind = if is_first { MemoryKind::GradientShard } else { MemoryKind::Gradient };
+        let moves = alone && (is_first || !early);
+        if moves {
             reducing.gradients[layer] = None;
         }
         reducing.shards[layer] = None;
-        let shard = &mut self.layers[layer];
-        // Alone, a step's first gradient is the shard's own.
-        let kind = match shard.grad.is_none() && here {
-            true => MemoryKind::GradientShard,
-            false => MemoryKind::Gradient,
-        };
-        let held = alone.then(|| self.meter.hold_tensor(kind, &part));
+        let held = moves.then(|| self.meter.hold_tensor(kind, &part));
         shard.add_grad(part, alone, &self.meter);
         drop(held);
         if self.replica_wanted {
