@@ -45,6 +45,7 @@ fn costs(stages: usize) -> Costs {
             parallel_max: Some(1),
         },
         file_bytes_per_s: None,
+        layers: Vec::new(),
         copies_apart: false,
         states: Vec::new(),
         overlap_ns: None,

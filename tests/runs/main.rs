@@ -6,6 +6,7 @@
 mod adapters;
 mod all_schedules;
 mod bf16;
+mod by_layer;
 mod checkpoint;
 #[path = "../common/mod.rs"]
 mod common;

@@ -151,6 +151,17 @@ impl Hold {
         *held += bytes;
         self.meter.0.lock().add(self.kind, bytes);
     }
+
+    /// Leaves `bytes` of what it counts to another guard.
+    ///
+    /// # Panics
+    /// Panics if it holds a tensor, or less.
+    pub(crate) fn split_off(&mut self, bytes: u64) -> Hold {
+        let MeterEntry::Bytes(held) = &mut self.held else { panic!("a tensor is one") };
+        assert!(bytes <= *held, "{bytes} of {held} bytes");
+        *held -= bytes;
+        Hold { meter: self.meter.clone(), kind: self.kind, held: MeterEntry::Bytes(bytes) }
+    }
 }
 
 impl Drop for Hold {

@@ -22,6 +22,8 @@ use crate::programs::generator_costs;
 use crate::shared::{Crowd, contended};
 use crate::stages::{Stage, simulator, step_ns, times_by_flop};
 
+#[cfg(test)]
+mod layer_tests;
 mod made;
 
 pub(crate) use made::MadePrograms;

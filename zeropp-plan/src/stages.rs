@@ -12,7 +12,7 @@ use zeropp_model::shared_rows::SharedRows;
 use zeropp_schedule::costs::Machine;
 use zeropp_schedule::head::HeadTree;
 use zeropp_schedule::memory::StageBytes;
-use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts, StateCopies};
+use zeropp_schedule::simulate::{Costs, LayerShare, LinkCosts, StageCosts, StateCopies};
 
 use crate::bytes::{StageForm, StageState};
 use crate::cut::GroupTimes;
@@ -176,9 +176,9 @@ impl ModelCosts {
             let first = if before == 0 { range.clone() } else { ranges[0].clone() };
             without(&mut stages, 0, first, 0);
         }
-        let Stage { costs, again_ns, bytes, .. } =
+        let Stage { costs, again_ns, layers, bytes, .. } =
             self.stage(job, layout, &links, before, range.clone());
-        stages[before] = Stage { costs, again_ns, bytes, ..stages[before].clone() };
+        stages[before] = Stage { costs, again_ns, layers, bytes, ..stages[before].clone() };
         let placement = layout.placement();
         let messages = HeadTree::of_slices(head_blocks, placement[before]);
         let messages = messages.expect("there are ranks");
@@ -302,7 +302,12 @@ impl ModelCosts {
             false => 0,
         };
         costs.b_ns += again_ns;
-        Stage { costs, again_ns, bytes, ..Stage::default() }
+        let share = |layer: &LayerWork| LayerShare {
+            w: ns(layer.seconds(&job.machine)[2]),
+            gradient: layer.sizes.trained(pieces),
+        };
+        let layers = LayerShare::of_stage(layers.iter().map(share));
+        Stage { costs, again_ns, layers, bytes, ..Stage::default() }
     }
 }
 
@@ -320,6 +325,8 @@ pub struct Stage {
     pub costs: StageCosts,
     /// What of its B makes again what F did not keep, ns.
     pub again_ns: u64,
+    /// What its layers have of that.
+    pub layers: Vec<LayerShare>,
     /// What it keeps.
     pub bytes: StageBytes,
     /// What ranks have of it from step to step.
@@ -425,6 +432,7 @@ pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
     Costs {
         stages: times_of(stages),
         memory: bytes_of(stages),
+        layers: stages.iter().map(|stage| stage.layers.clone()).collect(),
         link: link(job, layout),
         file_bytes_per_s: copies.bytes_per_s.map(|rate| rate as u64),
         copies_apart: copies.apart || job.rate(job.fixed.states.as_ref()).apart,

@@ -184,6 +184,40 @@ impl Schedule {
     }
 }
 
+/// W of a stage that run layer by layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerRun {
+    /// Stage.
+    pub stage: usize,
+    /// How many W.
+    pub count: usize,
+    /// Whether a sum over the replicas follows their reduction.
+    pub sums: bool,
+}
+
+impl LayerRun {
+    /// Those from `at` on, if it is a W that stands before its stage's reduction, with nothing
+    /// between but W of the stage and the end of the reduction before. Of each layer they come in
+    /// their own order, the last layer is the first, and a layer's reduction begins when they have
+    /// passed it (Zero Bubble, figure 8).
+    pub fn at(program: &[Action], at: usize) -> Option<LayerRun> {
+        let of = |action: &Action| match *action {
+            Action::Compute { kind: Compute::W, stage, .. } => Some(stage),
+            _ => None,
+        };
+        let stage = of(program.get(at)?)?;
+        let rest = &program[at..];
+        let count = rest.iter().take_while(|action| of(action) == Some(stage)).count();
+        let behind = match &rest[count..] {
+            [Action::Retire { stage: other }, behind @ ..] if *other != stage => behind,
+            behind => behind,
+        };
+        let sums = behind.get(1) == Some(&Action::ReplicaReduce { stage });
+        let reduces = behind.first() == Some(&Action::ReduceScatter { stage });
+        reduces.then_some(LayerRun { stage, count, sums })
+    }
+}
+
 /// The number with which a backward of so many slices a sample comes, or the other way round.
 pub(crate) fn reversed_slices(micro_batch: usize, slices: usize) -> usize {
     let slice = micro_batch % slices;

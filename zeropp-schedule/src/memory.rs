@@ -21,7 +21,7 @@
 //!   gradients in F, from that F), both to the FREE;
 //! * *gradient*: a stage's whole gradient from the first W of a unit (that part of it which F
 //!   makes, from the first F, or R where the stage recomputes) until its RS retires: where the
-//!   program says so, else when the rank issues its next RS, or at the optimizer step. Where no
+//!   program says so, else when the rank begins its next RS, or at the optimizer step. Where no
 //!   other rank shares the stage, the first unit's is what the others are added to, and is counted
 //!   as that;
 //! * *gradient shard*: a rank's share of the sum over the units, from when the first unit's RS
@@ -31,8 +31,8 @@
 //!   a stage hands to another one of the same rank until that one takes it; what a split head has
 //!   to send on; the copy of the shard
 //!   that a gather of another precision sends, until the gathered weights are used or freed; what
-//!   a reduction gives, until it retires; and what a reduction over replicas gives, until the
-//!   optimizer.
+//!   a reduction gives, from its RS, or the W before it that run layer by layer, until it retires;
+//!   and what a reduction over replicas gives, until the optimizer.
 //!
 //! The paper's own count (ZeroPP §3.4) leaves out the prefetched stage, the last stage's gradient
 //! and the stash.
@@ -148,6 +148,12 @@ pub struct Ledger<'a> {
     summed: Vec<bool>,
     /// Stage whose RS is on its way, bytes of its gradient, and of what comes out of it.
     reducing: Option<(usize, u64, u64)>,
+    /// Which stages and micro-batches have a W that begins a run layer by layer, and whether a sum
+    /// over the replicas follows.
+    runs: Vec<Option<bool>>,
+    /// The reduction that such a run has begun, as `reducing` has it, and the stage of the sum.
+    running: Option<(usize, u64, u64)>,
+    summing: Option<usize>,
     /// Stages whose gather has not been waited for.
     gathering: Vec<bool>,
     /// What there is of each gathered stage packed: for forwards, for backwards, for the head's
@@ -200,6 +206,7 @@ impl<'a> Ledger<'a> {
             }
         }
         let units = places::units(program, &of_stage, &places);
+        let runs = places::runs(program, &places);
         let count = of_stage.len();
         Ledger {
             own: count - usize::from(head.is_some()),
@@ -218,6 +225,9 @@ impl<'a> Ledger<'a> {
             begun: vec![false; count],
             summed: vec![false; count],
             reducing: None,
+            runs,
+            running: None,
+            summing: None,
             gathering: vec![false; count],
             packed: vec![None; count],
             stages,
@@ -262,15 +272,13 @@ impl<'a> Ledger<'a> {
             }
             Action::ReduceScatter { stage } => {
                 self.retire();
+                self.reducing = self.running.take().or_else(|| Some(self.reduce(stage)));
                 self.open[stage] = false;
-                let reduced = self.of_stage(stage).reduced;
-                self.reducing = Some((stage, self.taken[stage], reduced));
-                self.now.communication += reduced;
             }
             Action::ReplicaReduce { stage } => {
-                let reduced = self.of_stage(stage).replica_reduced;
-                self.replica_reduced += reduced;
-                self.now.communication += reduced;
+                if self.summing.take() != Some(stage) {
+                    self.sum(stage);
+                }
             }
             Action::Retire { .. } => self.retire(),
             Action::Out { stage, micro_batch } => self.copy_out(stage, micro_batch),
@@ -352,7 +360,34 @@ impl<'a> Ledger<'a> {
         if kind == Compute::W {
             self.open(stage, micro_batch);
         }
+        if let Some(sums) = self.runs[place].filter(|_| kind == Compute::W) {
+            self.running = Some(self.reduce(stage));
+            self.summing = Some(stage).filter(|_| sums);
+            if sums {
+                self.sum(stage);
+            }
+        }
         self.mark();
+    }
+
+    /// The sum of a stage over the replicas begins: layer by layer, where it is being reduced, so
+    /// that layers of the share are there before the gradient goes.
+    fn sum(&mut self, stage: usize) {
+        let under_way = [self.reducing, self.running];
+        let is_reducing = under_way.iter().flatten().any(|(reducing, ..)| *reducing == stage);
+        if is_reducing && !std::mem::replace(&mut self.summed[stage], true) {
+            self.now.gradient_shard += self.of_stage(stage).gradient_shard;
+        }
+        let reduced = self.of_stage(stage).replica_reduced;
+        self.replica_reduced += reduced;
+        self.now.communication += reduced;
+    }
+
+    /// The reduction of a stage's gradient begins.
+    fn reduce(&mut self, stage: usize) -> (usize, u64, u64) {
+        let reduced = self.of_stage(stage).reduced;
+        self.now.communication += reduced;
+        (stage, self.taken[stage], reduced)
     }
 
     /// Whether it is the B of a slice of a head, which takes a workspace in place of the F.

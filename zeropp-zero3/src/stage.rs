@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
 use zeropp_comm::groups::Groups;
-use zeropp_comm::{CommResult, Pending};
+use zeropp_comm::{CommError, CommResult, Pending};
 use zeropp_core::cpu_tensor::rounded;
 use zeropp_core::layer::Part;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
@@ -19,6 +19,10 @@ use crate::layer_shard::{FlatPiece, LayerShard, ShardFile, flat_pieces, initial_
 use crate::layer_state::OwnedRange;
 use crate::state_file::StateFile;
 use crate::words::Words;
+
+mod reducing;
+
+use reducing::Reducing;
 
 /// How stages are held.
 #[derive(Clone)]
@@ -36,6 +40,9 @@ pub struct ShardOptions {
     pub seed: u64,
     /// The rank's file for its shards; none where they are in memory.
     pub file: Option<Arc<StateFile>>,
+    /// Whether all ranks have to begin what they do together in the order of their programs, so
+    /// that no sum over replicas begins as soon as a layer is reduced.
+    pub in_order: bool,
 }
 
 impl ShardOptions {
@@ -70,11 +77,14 @@ pub struct ShardedStage {
     gathered_holds: Vec<Hold>,
     /// Whether a unit of this step has a gradient.
     begun: bool,
-    reducing: Option<CollectiveBuffers>,
+    reducing: Option<Reducing>,
     replica_wanted: bool,
     /// Holds that count the gradients and their sums over the replicas until these are there.
     replica_holds: Vec<Hold>,
-    replica_reducing: Option<Vec<Pending<Tensor<1>>>>,
+    /// The sums over the replicas that have begun, by layer.
+    replica_reducing: Vec<Option<Pending<Tensor<1>>>>,
+    /// What a reduction failed with that was finished while the rank computed.
+    fault: Option<CommError>,
 }
 
 /// One piece of a layer's flat buffer, for checkpoints and tests.
@@ -145,7 +155,8 @@ impl ShardedStage {
             reducing: None,
             replica_wanted: false,
             replica_holds: Vec::new(),
-            replica_reducing: None,
+            replica_reducing: Vec::new(),
+            fault: None,
         }
     }
 
@@ -291,119 +302,10 @@ impl ShardedStage {
         Ok(())
     }
 
-    /// RS: starts reducing a unit's gradients into this rank's shard.
-    pub fn start_reduce(&mut self, grads: Grads) {
-        let (flat, hold) = grads.into_flat();
-        let group = &self.groups.zero3;
-        let mut holds = vec![hold];
-        if !self.is_alone() {
-            // What comes out is another buffer, which the engine takes meanwhile.
-            holds.push(self.meter.hold(MemoryKind::Communication, self.trained_bytes()));
-        }
-        holds.push(self.meter.hold(MemoryKind::Communication, self.adding_bytes()));
-        let trained = flat.into_iter().zip(&self.layers).filter(|(_, layer)| layer.trains());
-        let parts = trained.map(|(g, _)| group.reduce_scatter(g)).collect();
-        self.reducing = Some(CollectiveBuffers { parts, holds });
-    }
-
     /// Bytes that adding a reduced gradient to a sum in a file takes.
     fn adding_bytes(&self) -> u64 {
         let out = self.options.out(&self.groups);
         self.layers.iter().map(|layer| out.adding(layer.param.len())).max().unwrap_or(0)
-    }
-
-    /// Whether [`finish_reduce`](Self::finish_reduce) would return at once.
-    pub fn is_reduced(&mut self) -> bool {
-        self.reducing.iter_mut().flat_map(|r| &mut r.parts).all(Pending::is_done)
-    }
-
-    /// Whether the sum over the replicas that was asked for is done.
-    pub fn is_replica_reduced(&mut self) -> bool {
-        let started = !self.replica_wanted;
-        started && self.replica_reducing.iter_mut().flatten().all(Pending::is_done)
-    }
-
-    /// Whether a reduction is under way.
-    pub(crate) fn is_reducing(&self) -> bool {
-        self.reducing.is_some()
-    }
-
-    /// Waits for the reduction under way, adds it to the shard's gradient in unit order and starts
-    /// the replica reduction where one was asked for.
-    ///
-    /// # Errors
-    /// The collective's error.
-    pub fn finish_reduce(&mut self) -> CommResult<()> {
-        if let Some(CollectiveBuffers { parts, holds }) = self.reducing.take() {
-            let (alone, meter) = (self.is_alone(), self.meter.clone());
-            let (here, adding) = (self.sums_here(), self.adding_bytes());
-            let parts = parts.into_iter().map(Pending::wait).collect::<CommResult<Vec<_>>>()?;
-            drop(holds);
-            let kind = if alone { MemoryKind::Gradient } else { MemoryKind::Communication };
-            let held = |(layer, part): (&LayerShard, &Tensor<1>)| {
-                // Alone, a step's first gradient is the shard's own.
-                let is_first = layer.grad.is_none() && alone && here;
-                let kind = if is_first { MemoryKind::GradientShard } else { kind };
-                meter.hold_tensor(kind, part)
-            };
-            let trained = self.layers.iter().filter(|layer| layer.trains());
-            let _parts: Vec<Hold> = trained.zip(&parts).map(held).collect();
-            let _adding = meter.hold(MemoryKind::Communication, adding);
-            let trained = self.layers.iter_mut().filter(|layer| layer.trains());
-            for (layer, part) in trained.zip(parts) {
-                layer.add_grad(part, alone, &meter);
-            }
-            self.check_file()?;
-        }
-        if std::mem::take(&mut self.replica_wanted) {
-            self.start_replica_reduce();
-        }
-        Ok(())
-    }
-
-    /// AR: sums the shard's gradient over the replicas as soon as the last unit is reduced.
-    pub fn request_replica_reduce(&mut self) {
-        if self.groups.replica.size() == 1 {
-            return;
-        }
-        let owners = if self.options.zero1 { self.groups.replica.size() as u64 } else { 1 };
-        let sum = self.trained_bytes() / owners;
-        self.replica_holds.push(self.meter.hold(MemoryKind::Communication, sum));
-        if self.is_reducing() {
-            self.replica_wanted = true;
-        } else {
-            self.start_replica_reduce();
-        }
-    }
-
-    fn start_replica_reduce(&mut self) {
-        let (group, zero1) = (&self.groups.replica, self.options.zero1);
-        let grads: Vec<Tensor<1>> = self
-            .layers
-            .iter_mut()
-            .filter(|l| l.trains())
-            .map(|l| l.take_grad().expect("reduced before the replicas are").into_tensor())
-            .collect();
-        let bytes = grads.iter().map(|grad| 4 * grad.dims()[0] as u64).sum();
-        self.replica_holds.push(self.meter.hold(MemoryKind::GradientShard, bytes));
-        let reduce = |grad| if zero1 { group.reduce_scatter(grad) } else { group.all_reduce(grad) };
-        self.replica_reducing = Some(grads.into_iter().map(reduce).collect());
-    }
-
-    /// Waits for everything under way before the optimizer step.
-    ///
-    /// # Errors
-    /// The collective's error.
-    pub(crate) fn finish_replica_reduce(&mut self) -> CommResult<()> {
-        self.finish_reduce()?;
-        let Some(parts) = self.replica_reducing.take() else { return Ok(()) };
-        let parts = parts.into_iter().map(Pending::wait).collect::<CommResult<Vec<_>>>()?;
-        self.replica_holds.clear();
-        let trained = self.layers.iter_mut().filter(|layer| layer.trains());
-        for (layer, part) in trained.zip(parts) {
-            layer.set_grad(part, &self.meter);
-        }
-        Ok(())
     }
 
     /// Forgets the step's gradients.

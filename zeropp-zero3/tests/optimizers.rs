@@ -166,7 +166,8 @@ fn train(case: &Case, steps: u64, groups: Groups, layout: Layout) -> (Vec<StepOu
     let folder = std::env::temp_dir();
     let file = case.out.then(|| StateFile::open(&folder, &meter).unwrap());
     let (compute, pack_weights) = (DType::F32, false);
-    let options = ShardOptions { device, compute, pack_weights, zero1, seed: 0, file };
+    let options =
+        ShardOptions { device, compute, pack_weights, zero1, seed: 0, file, in_order: false };
     let stage = ShardedStage::new(mine, &parts[cut[mine].clone()], &groups, &options, &meter);
     let mut stages = [stage];
     let last = (mesh.pp - 1, cut[mesh.pp - 1].len() - 1);

@@ -239,6 +239,7 @@ fn simulator(
         memory: stages.map(memory).collect(),
         link: LinkCosts { latency_ns: costs.send, ..LinkCosts::default() },
         file_bytes_per_s: None,
+        layers: Vec::new(),
         copies_apart: false,
         states: Vec::new(),
         overlap_ns: overlap,

@@ -23,17 +23,27 @@ type WTask = Box<dyn FnOnce(&mut Grads) + Send>;
 
 /// The W work of one stage and one micro-batch, queued by B. A clone is a handle to the same queue.
 #[derive(Clone, Default)]
-pub struct WQueue(Arc<Mutex<Vec<WTask>>>);
+pub struct WQueue {
+    /// With the layer that each is of.
+    tasks: Arc<Mutex<Vec<(usize, WTask)>>>,
+    layer: usize,
+}
 
 impl WQueue {
+    /// A handle to the same queue for the operations of a layer, by its place in the stage. The
+    /// queue's first handle is the first layer's.
+    pub fn of_layer(&self, layer: usize) -> WQueue {
+        WQueue { tasks: self.tasks.clone(), layer }
+    }
+
     /// Queues work for W.
     pub fn push(&self, task: impl FnOnce(&mut Grads) + Send + 'static) {
-        self.0.lock().push(Box::new(task));
+        self.tasks.lock().push((self.layer, Box::new(task)));
     }
 
     /// Number of queued tasks.
     pub fn len(&self) -> usize {
-        self.0.lock().len()
+        self.tasks.lock().len()
     }
 
     /// Whether nothing is queued.
@@ -43,8 +53,20 @@ impl WQueue {
 
     /// Runs what is queued, in order. May be called on another thread than the queueing one.
     pub fn run(&self, grads: &mut Grads) {
-        let tasks = std::mem::take(&mut *self.0.lock());
-        for task in tasks {
+        let tasks = std::mem::take(&mut *self.tasks.lock());
+        for (_, task) in tasks {
+            task(grads);
+        }
+    }
+
+    /// Runs what is queued of a layer, in order.
+    pub fn run_layer(&self, layer: usize, grads: &mut Grads) {
+        let mut queued = self.tasks.lock();
+        let (tasks, others) = queued.drain(..).partition(|(of, _)| *of == layer);
+        *queued = others;
+        drop(queued);
+        let tasks: Vec<(usize, WTask)> = tasks;
+        for (_, task) in tasks {
             task(grads);
         }
     }
@@ -190,19 +212,31 @@ impl Grads {
     /// The flat gradient buffer of every layer, padding zero, in layer order, and the guard that
     /// counts them, to be dropped when the buffers are.
     pub fn into_flat(mut self) -> (Vec<Tensor<1>>, Hold) {
-        self.open();
-        let device = self.device;
-        let flat = self
-            .layers
-            .into_iter()
-            .zip(&self.layouts)
-            .map(|(grads, layout)| match grads {
-                LayerGrads::Host(flat) => cpu_tensor::from_vec(flat, [layout.len]),
-                LayerGrads::Device(params) => flatten(params, layout, &device),
-                LayerGrads::None => unreachable!("just opened"),
-            })
-            .collect();
+        let flat = (0..self.layers.len()).map(|layer| self.flat(layer).0).collect();
         (flat, self.hold)
+    }
+
+    /// The flat gradient buffer of a layer to which nothing more is added, padding zero, and the
+    /// guard that counts it.
+    pub fn take_flat(&mut self, layer: usize) -> (Tensor<1>, Hold) {
+        let (flat, bytes) = self.flat(layer);
+        (flat, self.hold.split_off(bytes))
+    }
+
+    /// The buffer of a layer, with the bytes that it is counted as.
+    fn flat(&mut self, layer: usize) -> (Tensor<1>, u64) {
+        self.layer(layer);
+        let layout = &self.layouts[layer];
+        match std::mem::replace(&mut self.layers[layer], LayerGrads::None) {
+            LayerGrads::Host(flat) => {
+                let bytes = flat.capacity() as u64 * 4;
+                (cpu_tensor::from_vec(flat, [layout.len]), bytes)
+            }
+            LayerGrads::Device(params) => {
+                (flatten(params, layout, &self.device), layout.len as u64 * 4)
+            }
+            LayerGrads::None => unreachable!("just opened"),
+        }
     }
 }
 

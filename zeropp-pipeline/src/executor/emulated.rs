@@ -35,7 +35,19 @@ pub use links::EmulatedLinks;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EmulatedCollective {
     Gather(usize),
-    Reduce(usize),
+    /// Of a stage and a layer of it.
+    Reduce(usize, usize),
+}
+
+/// A reduction under way.
+struct EmulatedReduction {
+    /// By layer: when it ends, where that is known and its sum over the replicas has not begun.
+    ends: Vec<Option<u64>>,
+    /// When all that is known of is reduced.
+    end: u64,
+    /// Whether the replicas' sum follows, and the layers that have not begun it.
+    sums: bool,
+    left: usize,
 }
 
 /// Runs the stages of one rank in name only.
@@ -55,9 +67,9 @@ pub struct EmulatedWorker {
     ends: HashMap<usize, u64>,
     zero3_free: u64,
     copies: CopyQueue,
-    /// Reductions under way, and whether the replicas' sum follows.
-    reducing: HashMap<usize, (Option<u64>, bool)>,
-    replicas: Vec<(usize, Pending<Tensor<1>>)>,
+    reducing: HashMap<usize, EmulatedReduction>,
+    /// Sums over the replicas, of stages and layers.
+    replicas: Vec<((usize, usize), Pending<Tensor<1>>)>,
     /// When each rank came to the update that is not validated.
     norm: Option<Pending<Tensor<1>>>,
 }
@@ -134,10 +146,13 @@ impl EmulatedWorker {
                     self.zero3_free = start + self.costs_of(stage).all_gather_ns;
                     self.ends.insert(stage, self.zero3_free);
                 }
-                EmulatedCollective::Reduce(stage) => {
-                    self.zero3_free = start + self.costs_of(stage).reduce_scatter_ns;
-                    if let Some((end, _)) = self.reducing.get_mut(&stage) {
-                        *end = Some(self.zero3_free);
+                EmulatedCollective::Reduce(stage, layer) => {
+                    let takes = self.costs_of(stage).reduce_scatter_ns;
+                    let takes = self.costs.reduction_of_layer(self.layers_at(stage), layer, takes);
+                    self.zero3_free = start + takes;
+                    if let Some(reduction) = self.reducing.get_mut(&stage) {
+                        reduction.ends[layer] = Some(self.zero3_free);
+                        reduction.end = self.zero3_free;
                     }
                 }
             }
@@ -156,10 +171,29 @@ impl EmulatedWorker {
         have_begun && self.resolve(wanted).is_ok()
     }
 
-    fn start_replicas(&mut self, stage: usize) {
+    /// The place of the shares of a stage's layers.
+    fn layers_at(&self, stage: usize) -> usize {
+        self.cell(stage) / self.slices
+    }
+
+    fn start_replicas(&mut self, stage: usize, layer: usize) {
         let group = &*self.groups.replica;
         let pending = group.all_reduce(own_place(group, 1, self.clock.now()));
-        self.replicas.push((stage, pending));
+        self.replicas.push(((stage, layer), pending));
+    }
+
+    /// Begins the sums over the replicas of layers whose reductions are over, in their order.
+    fn start_sums(&mut self, stage: usize) {
+        loop {
+            let Some(reduction) = self.reducing.get(&stage).filter(|r| r.sums) else { return };
+            let Some(layer) = reduction.left.checked_sub(1) else { return };
+            let Some(end) = reduction.ends[layer] else { return };
+            if !self.clock.has_come(end) {
+                return;
+            }
+            self.start_replicas(stage, layer);
+            self.reducing.get_mut(&stage).expect("it was there").left -= 1;
+        }
     }
 }
 
@@ -199,6 +233,15 @@ impl Worker for EmulatedWorker {
 
     fn weight(&mut self, stage: usize, micro_batch: usize) {
         self.compute(Compute::W, stage, micro_batch);
+    }
+
+    fn layers(&self, stage: usize) -> usize {
+        self.costs.layers_of(self.layers_at(stage))
+    }
+
+    fn weight_of_layer(&mut self, stage: usize, micro_batch: usize, layer: usize) {
+        let whole = self.costs.stages[self.cell(stage) + micro_batch % self.slices].w_ns;
+        self.take(self.costs.w_of_layer(self.layers_at(stage), layer, whole));
     }
 
     /// As if a token had a number of a stamp: sums of blocks have nothing beside their targets'.
@@ -292,36 +335,57 @@ impl Worker for EmulatedWorker {
     }
 
     fn start_reduce(&mut self, stage: usize) {
+        self.begin_reduce(stage, 0);
+        (0..self.layers(stage)).rev().for_each(|layer| self.start_reduce_layer(stage, layer));
+    }
+
+    fn begin_reduce(&mut self, stage: usize, _: usize) {
+        let layers = self.layers(stage);
+        let reduction =
+            EmulatedReduction { ends: vec![None; layers], end: 0, sums: false, left: layers };
+        self.reducing.insert(stage, reduction);
+    }
+
+    fn start_reduce_layer(&mut self, stage: usize, layer: usize) {
         let group = &*self.groups.zero3;
         let full = own_place(group, group.size(), self.clock.now());
-        self.queue.push_back((EmulatedCollective::Reduce(stage), group.reduce_scatter(full)));
-        self.reducing.insert(stage, (None, false));
+        let reduce = EmulatedCollective::Reduce(stage, layer);
+        self.queue.push_back((reduce, group.reduce_scatter(full)));
     }
 
     fn finish_reduce(&mut self, stage: usize) -> CommResult<()> {
-        let Some((end, _)) = self.reducing.get(&stage) else { return Ok(()) };
-        if end.is_none() {
-            self.resolve(EmulatedCollective::Reduce(stage))?;
+        let Some(left) = self.reducing.get(&stage).map(|reduction| reduction.left) else {
+            return Ok(());
+        };
+        for layer in (0..left).rev() {
+            if self.reducing[&stage].ends[layer].is_none() {
+                self.resolve(EmulatedCollective::Reduce(stage, layer))?;
+            }
+            self.clock.wait_until(self.reducing[&stage].ends[layer].expect("it was resolved"));
+            self.start_sums(stage);
         }
-        let (end, replicas) = self.reducing.remove(&stage).expect("it was there");
-        self.clock.wait_until(end.expect("it has been resolved"));
-        if replicas {
-            self.start_replicas(stage);
-        }
+        self.reducing.remove(&stage);
         Ok(())
     }
 
     fn is_reduced(&mut self, stage: usize) -> bool {
-        let reduce = EmulatedCollective::Reduce(stage);
-        let end = |this: &Self| this.reducing.get(&stage).and_then(|(end, _)| *end);
-        let is_known = end(self).is_some() || self.has_begun(reduce);
-        is_known && end(self).is_none_or(|end| self.clock.has_come(end))
+        let Some(ends) = self.reducing.get(&stage).map(|reduction| reduction.ends.clone()) else {
+            return true;
+        };
+        let is_known = (0..ends.len()).rev().all(|layer| {
+            ends[layer].is_some() || self.has_begun(EmulatedCollective::Reduce(stage, layer))
+        });
+        self.start_sums(stage);
+        is_known && self.clock.has_come(self.reducing[&stage].end)
     }
 
     fn request_replica_reduce(&mut self, stage: usize) {
         match self.reducing.get_mut(&stage) {
-            Some((_, replicas)) => *replicas = true,
-            None => self.start_replicas(stage),
+            Some(reduction) => reduction.sums = true,
+            None => {
+                let layers = (0..self.layers(stage)).rev();
+                layers.for_each(|layer| self.start_replicas(stage, layer));
+            }
         }
     }
 
@@ -331,9 +395,10 @@ impl Worker for EmulatedWorker {
 
     fn optimizer_step(&mut self, _step: u64, early: bool) -> CommResult<StepOutcome> {
         let mut free = 0;
-        for (stage, pending) in std::mem::take(&mut self.replicas) {
+        for ((stage, layer), pending) in std::mem::take(&mut self.replicas) {
             let start = latest(self.clock.blocked(pending)?).max(free);
-            free = start + self.costs_of(stage).replica_reduce_ns;
+            let takes = self.costs_of(stage).replica_reduce_ns;
+            free = start + self.costs.reduction_of_layer(self.layers_at(stage), layer, takes);
         }
         self.clock.wait_until(free);
         let stamp = tensor(encode(self.clock.now()).to_vec());

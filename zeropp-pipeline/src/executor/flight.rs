@@ -1,6 +1,6 @@
 //! What is under way within a step, between ranks and between the computes of one.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use burn::tensor::Tensor;
@@ -30,6 +30,17 @@ pub(crate) enum RunningOperation {
     Copy(usize, usize),
 }
 
+/// W of a stage that have run layer by layer.
+pub(crate) struct RunByLayer {
+    /// When each of those ends that are still to be told, as if it had run by itself.
+    pub(crate) ends: VecDeque<u64>,
+    /// When the first of them began, and the first layer's reduction.
+    pub(crate) start: u64,
+    pub(crate) reduced_from: u64,
+    /// Whether the sum over the replicas was asked for.
+    pub(crate) sums: bool,
+}
+
 /// The data that is under way within a step.
 #[derive(Default)]
 pub(crate) struct Flight {
@@ -41,6 +52,8 @@ pub(crate) struct Flight {
     pub(crate) sends: Vec<Pending<()>>,
     pub(crate) gathers: HashMap<usize, usize>,
     pub(crate) reduces: Vec<(usize, usize)>,
+    /// W that have run layer by layer, with the reduction behind them.
+    pub(crate) run: Option<RunByLayer>,
     /// The spans of copies that were not waited for.
     pub(crate) copies: HashMap<(usize, usize), usize>,
     /// What was not yet seen to be done, with its span.

@@ -10,6 +10,7 @@ mod error;
 mod flight;
 mod graph;
 mod head;
+mod layers;
 mod model;
 mod not_finite;
 mod record;
@@ -244,9 +245,13 @@ impl<W: Worker> Executor<W> {
         f.spans.push(Span { lane: action.lane(), action, start_ns: start, end_ns: start });
         let span = f.spans.len() - 1;
         let ends_here = match action {
-            Action::Compute { .. } | Action::Overlap { .. } => {
-                self.compute(f, action, span).map(|()| true)?
-            }
+            Action::Compute { .. } | Action::Overlap { .. } => match self.run_by_layer(f, span) {
+                Some((start, end)) => {
+                    (f.spans[span].start_ns, f.spans[span].end_ns) = (start, end);
+                    false
+                }
+                None => self.compute(f, action, span).map(|()| true)?,
+            },
             Action::Send { message, stage, micro_batch } => {
                 self.send(f, (message, stage, micro_batch), span);
                 false
@@ -309,7 +314,11 @@ impl<W: Worker> Executor<W> {
         match action {
             Action::ReduceScatter { stage } => {
                 self.retire_reduces(f)?;
-                self.worker.start_reduce(stage);
+                match &f.run {
+                    Some(run) => f.spans[span].start_ns = run.reduced_from,
+                    None => self.worker.start_reduce(stage),
+                }
+                f.run.take_if(|run| !run.sums);
                 f.sent_bytes += self.worker.reduce_bytes(stage);
                 f.reduces.push((stage, span));
                 f.running.push((RunningOperation::Reduce(stage), span));
@@ -320,7 +329,9 @@ impl<W: Worker> Executor<W> {
                 if f.reduces.iter().any(|(reducing, _)| *reducing != stage) {
                     self.retire_reduces(f)?;
                 }
-                self.worker.request_replica_reduce(stage);
+                if f.run.take().is_none() {
+                    self.worker.request_replica_reduce(stage);
+                }
                 f.sent_bytes += self.worker.replica_bytes(stage);
                 f.running.push((RunningOperation::ReplicaReduce(stage), span));
             }

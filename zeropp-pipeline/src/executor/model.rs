@@ -273,7 +273,8 @@ impl ModelWorker {
             let (part, weights) = (&this.parts[i], this.weights[i].clone());
             let output_wanted = output_wanted || i + 1 < range.end;
             let slice = op.slice.as_ref().map(|slice| slice.at_layer(i));
-            let cx = LayerCx { weights, op: OpCx { slice, ..op.clone() }, output_wanted };
+            let op = OpCx { slice, queue: op.queue.of_layer(i), ..op.clone() };
+            let cx = LayerCx { weights, op, output_wanted };
             let hidden = |x: Option<Tensor<3>>| x.expect("every stage but the first has an input");
             match part {
                 Part::Embedding(e) => {
@@ -314,6 +315,16 @@ impl ModelWorker {
         let this = self.stages.get_mut(&stage).expect("a stage of this rank");
         this.grads.insert(unit, grads.clone());
         grads
+    }
+
+    /// Notes the last layer whose gradient is not finite after a W, while that is searched for.
+    fn look_for_not_finite(&mut self, stage: usize, micro_batch: usize, grads: &Grads) {
+        if let Some(search) = &mut self.search
+            && let Some(layer) = grads.last_not_finite()
+        {
+            let name = self.stages[&stage].parts[layer].name().to_owned();
+            search.note(Value::Gradient, micro_batch, stage, layer, name);
+        }
     }
 
     /// Where the head of a stage adds what it makes in F.

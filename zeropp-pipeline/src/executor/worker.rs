@@ -52,6 +52,11 @@ pub trait Worker {
     ) -> Result<Option<Tensor<1>>, StepError>;
     /// W: adds the queued weight gradients to the stage's buffer.
     fn weight(&mut self, stage: usize, micro_batch: usize);
+    /// Layers of the stage, the grain of what follows.
+    fn layers(&self, stage: usize) -> usize;
+    /// The part of a W that is of one layer. Those of all layers are a W, from the last to the
+    /// first.
+    fn weight_of_layer(&mut self, stage: usize, micro_batch: usize, layer: usize);
 
     /// OUT: starts copying what the F of a micro-batch has kept out of memory.
     fn start_out(&mut self, stage: usize, micro_batch: usize);
@@ -124,12 +129,18 @@ pub trait Worker {
     fn free(&mut self, stage: usize) -> CommResult<()>;
     /// RS: starts reducing the unit's gradients into the shard.
     fn start_reduce(&mut self, stage: usize);
+    /// Makes room for the reduction of the unit that has this micro-batch, whose layers are started
+    /// by themselves, from the last to the first.
+    fn begin_reduce(&mut self, stage: usize, micro_batch: usize);
+    /// Starts reducing a layer.
+    fn start_reduce_layer(&mut self, stage: usize, layer: usize);
     /// Waits for the reduction and adds it to the shard.
     ///
     /// # Errors
     /// The collective's error.
     fn finish_reduce(&mut self, stage: usize) -> CommResult<()>;
-    /// Whether the reduction under way would be finished at once; false where that is not known.
+    /// Whether the reduction under way, so far, would be finished at once; false where that is not
+    /// known. Begins the sums over the replicas of layers that are reduced.
     fn is_reduced(&mut self, stage: usize) -> bool;
     /// AR: sums the shard over the replicas once its reduction is finished.
     fn request_replica_reduce(&mut self, stage: usize);

@@ -245,7 +245,7 @@ actions! {
         looks 1 "B" "gradient of the input" 0xe69f00 Solid.
     W: MicroBatch, Compute, W, NoRank, false, Keeps at 5;
         spelled "W" "W" "W" Same;
-        takes [Gradient, GradientShard] gives [Stash];
+        takes [Gradient, GradientShard, Communication] gives [Stash];
         looks 2 "W" "gradients of the weights" 0x009e73 Diagonal.
     BW: MicroBatch, Compute, BW, NoRank, false, Keeps at 5;
         spelled "BW" "BW" "B" Same;
@@ -291,7 +291,7 @@ actions! {
         looks 10 "reduce-scatter" "reduce-scatter of the gradients" 0x5c4a72 Solid.
     ReplicaReduce: Stage, Communication, ReplicaReduce, Group, false, Makes at 5;
         spelled "replica reduce" "AR" "REPLICA_REDUCE" Unknown;
-        takes [Communication] gives [];
+        takes [Communication, GradientShard] gives [];
         looks 11 "replica reduce" "sum over the replicas" 0x000000 Solid.
     OptimizerStep: Nothing, Compute, Step, Everyone, false, Makes at 5;
         spelled "optimizer step" "STEP" "OPTIMIZER_STEP" Unknown;

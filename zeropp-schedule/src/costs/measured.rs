@@ -56,6 +56,7 @@ pub fn measured(timeline: &Timeline) -> Result<Costs, CostsError> {
     }
     Ok(Costs {
         memory: vec![StageBytes::default(); of_all.len()],
+        layers: Vec::new(),
         stages: of_all,
         link: LinkCosts { latency_ns: seen.message_ns(), ..LinkCosts::default() },
         file_bytes_per_s: None,
@@ -219,6 +220,7 @@ pub fn scaled_to(costs: &Costs, planned: &Timeline, measured: &Timeline) -> Opti
     Some(Costs {
         stages: costs.stages.iter().map(stage).collect(),
         memory: costs.memory.clone(),
+        layers: costs.layers.clone(),
         link: LinkCosts {
             latency_ns: scale(costs.link.latency_ns),
             bytes_per_s: costs.link.bytes_per_s.map(rate),
@@ -254,6 +256,7 @@ mod tests {
             stages: (0..stages).map(stage).collect(),
             memory: vec![StageBytes::default(); stages],
             link: LinkCosts { latency_ns: 70, ..LinkCosts::default() },
+            layers: Vec::new(),
             file_bytes_per_s: None,
             copies_apart: false,
             states: Vec::new(),

@@ -75,6 +75,8 @@ const PER_STAGE: [&str; 14] = [
 const NEEDED: [&str; 3] = ["t_f", "t_b", "t_w"];
 /// Bandwidths from which collectives' times follow where they are not given.
 const BANDWIDTHS: [&str; 2] = ["zero3_bytes_per_s", "replica_bytes_per_s"];
+/// The most layers of a stage by which its reductions are told apart: a file may say any number.
+const LAYERS_MAX: usize = 1024;
 /// Says what was measured, in a file that a run wrote.
 const MEASURED: &str = "measured";
 /// Actions of a schedule for each stage and micro-batch: F, B, W, R, two sends, two receives, and
@@ -213,8 +215,8 @@ impl Table {
                  or a list of {stages}; 0 where a whole backward is t_b"
             )));
         }
-        // Only a run knows blocks, and whether its head is split.
-        self.blocks()?;
+        // Only a run knows whether its head is split, and cuts blocks.
+        let blocks = self.blocks()?;
         self.head_times()?;
         self.growth()?;
         let rates = self.rates()?;
@@ -234,6 +236,12 @@ impl Table {
         let costs = json::check_costs(&Value::Object(keys), stages);
         let costs = costs.map_err(|e| CostsError(e.to_string()))?;
         let mut costs = costs.for_simulator(stages);
+        if let Some(blocks) = blocks.filter(|blocks| blocks.len() == stages) {
+            let alike = simulate::LayerShare { w: 1, gradient: 1 };
+            let layers = |n: &usize| std::iter::repeat_n(alike, (*n).min(LAYERS_MAX));
+            let layers = blocks.iter().map(layers);
+            costs.layers = layers.map(simulate::LayerShare::of_stage).collect();
+        }
         for (bytes, known) in costs.memory.iter_mut().zip(known.unwrap_or_default()) {
             self.fill_in(bytes, known);
         }

@@ -104,6 +104,7 @@ fn written_costs_read_back() {
         memory: vec![bytes; 2],
         link: simulate::LinkCosts { latency_ns: 12_345, ..Default::default() },
         file_bytes_per_s: Some(2_000_000),
+        layers: Vec::new(),
         copies_apart: false,
         states: Vec::new(),
         overlap_ns: None,

@@ -1,7 +1,7 @@
 //! Where the stages and micro-batches of one rank are in its lists.
 
 use super::StageBytes;
-use crate::ir::{Action, Compute, Task};
+use crate::ir::{Action, Compute, LayerRun, Task};
 
 /// Stages that are not the rank's.
 const NONE: usize = usize::MAX;
@@ -73,4 +73,21 @@ pub(super) fn units(
         }
     }
     units
+}
+
+/// Which W begin a run layer by layer, and whether a sum over the replicas follows its reduction.
+pub(super) fn runs(program: &[Action], places: &MicroBatchSlots) -> Vec<Option<bool>> {
+    let mut begins = vec![None; places.len()];
+    let mut at = 0;
+    while let Some(action) = program.get(at) {
+        let Some(run) = LayerRun::at(program, at) else {
+            at += 1;
+            continue;
+        };
+        for Task { stage, micro_batch, .. } in action.computes() {
+            begins[places.of(stage, micro_batch)] = Some(run.sums);
+        }
+        at += run.count;
+    }
+    begins
 }

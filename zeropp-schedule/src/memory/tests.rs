@@ -439,3 +439,28 @@ fn every_action_takes_and_gives_the_memory_that_its_row_says() {
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
+
+/// The room for what comes out of a reduction is taken with the first W that runs layer by layer,
+/// and, where a sum over the replicas follows, that for the share and for the sum.
+#[test]
+fn w_that_run_layer_by_layer_take_the_room_of_their_reduction() {
+    let stage = StageBytes { reduced: 20, replica_reduced: 300, ..BYTES };
+    for (replicas, room, shard) in [(false, 20, 0), (true, 320, 500)] {
+        let shape = Shape { pp: 2, virtual_stages: 1, micro_batches: 4, unit: 4 };
+        let options = LowerOptions { replicas, ..LowerOptions::default() };
+        let program = lower(&generate("zb-h1", &shape).unwrap(), &options);
+        let actions = &program.ranks[1];
+        let runs = |at: &usize| crate::ir::LayerRun::at(actions, *at).is_some();
+        let first = (0..actions.len()).find(runs).unwrap();
+        assert!(actions[first..].iter().filter(|a| a.computes().next().is_some()).count() > 1);
+        let stages = [stage; 2];
+        let mut ledger = Ledger::of(&program, 1, &stages);
+        actions[..first].iter().for_each(|a| ledger.run(a));
+        assert_eq!((ledger.now().communication, ledger.now().gradient_shard), (0, 0));
+        ledger.run(&actions[first]);
+        assert_eq!((ledger.now().communication, ledger.now().gradient_shard), (room, shard));
+        actions[first + 1..].iter().for_each(|a| ledger.run(a));
+        assert_eq!(ledger.now(), MemoryBytes::default());
+        assert_eq!(ledger.peak().communication, room);
+    }
+}

@@ -26,7 +26,10 @@ pub fn zb_v(shape: &Shape, costs: &OrderCosts) -> Result<Schedule, ScheduleError
     let blocks = [v_half(shape, costs), v_min(shape, costs)];
     let blocks = blocks.into_iter().filter_map(|made| Some(made.ok()?.ranks));
     let others = best(shape, costs).into_iter().chain(blocks);
-    let others = others.map(|ranks| Schedule { ranks, ..by_hand.clone() });
+    let others = others.map(|ranks| {
+        let ranks = ranks.into_iter().map(stage_after_stage).collect();
+        Schedule { ranks, ..by_hand.clone() }
+    });
     let all = std::iter::once(by_hand.clone()).chain(others).collect();
     best_within(all, costs, limit).ok_or_else(|| {
         let value = costs.mem_limit.unwrap_or(0).max(0) as usize;
@@ -52,6 +55,17 @@ pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
         .collect();
     let (placement, units) = (vee(pp, 2), vec![micro_batches]);
     Ok(Schedule { kind: "zb-v".into(), placement, units, ranks, ..Schedule::default() })
+}
+
+/// The W that a rank has left at its end, stage after stage, so that each stage's run layer by
+/// layer before its reduction ([`LayerRun`](crate::ir::LayerRun)).
+fn stage_after_stage(mut order: Vec<Action>) -> Vec<Action> {
+    let is_w = |action: &&Action| matches!(action, Action::Compute { kind: Compute::W, .. });
+    let left = order.iter().rev().take_while(is_w).count();
+    let begin = order.len() - left;
+    let last = order.last().and_then(Action::stage);
+    order[begin..].sort_by_key(|w| w.stage() == last);
+    order
 }
 
 fn rank_order(rank: usize, pp: usize, n: usize) -> Vec<Action> {

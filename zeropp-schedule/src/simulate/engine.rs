@@ -1,16 +1,16 @@
 //! The run itself: every rank goes as far as its messages let it, then waits for a peer.
 
 use std::cmp::Reverse;
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
 use crate::head::End;
-use crate::ir::{Action, Message, Schedule, Task};
+use crate::ir::{self, Action, Message, Schedule, Task};
 use crate::memory::{Ledger, MemoryBytes};
 use crate::timeline::{MemoryPoint, RankTimeline, Span, Timeline};
 
 use super::copies::{CopyQueue, Way};
 use super::world::{Event, NEVER, SimulationState, after_which};
-use super::{Costs, StateCopies};
+use super::{Costs, StageCosts, StateCopies};
 
 /// What a step leaves to the next one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,6 +88,20 @@ enum Pause {
     For(usize),
 }
 
+/// W that run layer by layer, and the reductions between them.
+struct LayerRun {
+    stage: usize,
+    /// Of those W that are still to be told, as if each had run by itself: when they end.
+    ends: VecDeque<u64>,
+    /// When the rank goes on.
+    end: u64,
+    /// When the reduction before is done.
+    before: u64,
+    /// The reduction, and the sum over the replicas.
+    reduce: (u64, u64),
+    sum: Option<(u64, u64)>,
+}
+
 /// One rank on its way.
 struct SimulatedRank<'a> {
     rank: usize,
@@ -106,6 +120,10 @@ struct SimulatedRank<'a> {
     reduced: u64,
     /// Per stage, when its weights are there and when its gradient is reduced.
     stages: Vec<(u64, u64)>,
+    /// The last stage to be reduced, and when its layers are, in their order.
+    layers: (usize, Vec<u64>),
+    /// What runs layer by layer, from the first of its W to its reduction and sum.
+    run: Option<LayerRun>,
     copies: CopyQueue,
     /// Stages of which a reduced gradient is out.
     summed: HashSet<usize>,
@@ -131,6 +149,8 @@ impl<'a> SimulatedRank<'a> {
             replica_free: 0,
             reduced: 0,
             stages: vec![(0, 0); stages],
+            layers: (0, Vec::new()),
+            run: None,
             copies: CopyQueue::new(schedule, costs, rank),
             summed: HashSet::new(),
         }
@@ -174,12 +194,7 @@ impl<'a> SimulatedRank<'a> {
                     end
                 }
                 Action::ReduceScatter { stage } => self.reduce(world, stage),
-                Action::ReplicaReduce { stage } => {
-                    let start = self.clock.max(self.replica_free).max(self.stages[stage].1);
-                    let cell = world.schedule.cost_entry(self.rank, stage, 0);
-                    self.replica_free = start + world.costs.stages[cell].replica_reduce_ns;
-                    (start, self.replica_free)
-                }
+                Action::ReplicaReduce { stage } => self.sum(world, stage),
                 Action::Retire { stage } => {
                     let (start, end) = self.wait_until(self.stages[stage].1);
                     if !world.costs.copies_apart {
@@ -246,8 +261,18 @@ impl<'a> SimulatedRank<'a> {
         if start > horizon {
             return Err(Pause::Until(start));
         }
-        let end = start + world.duration(self.rank, action);
-        (self.clock, world.busy[self.rank]) = (end, end);
+        if self.run.is_none()
+            && let Some(run) = ir::LayerRun::at(self.program, self.spans.len())
+        {
+            self.run_layers(world, &run, start);
+        }
+        let next = self.run.as_mut().and_then(|run| Some((run.ends.pop_front()?, run.end)));
+        let end = next.map_or_else(|| start + world.duration(self.rank, action), |next| next.0);
+        self.clock = match &self.run {
+            Some(run) if run.ends.is_empty() => run.end,
+            _ => end,
+        };
+        world.busy[self.rank] = self.clock;
         self.account(action, start, end);
         if !world.program {
             for Task { kind, stage, micro_batch } in action.computes() {
@@ -288,13 +313,98 @@ impl<'a> SimulatedRank<'a> {
     /// Queues a reduction, whose result is added to one that is out when the rank retires it, or,
     /// on a device, at once.
     fn reduce(&mut self, world: &SimulationState, stage: usize) -> (u64, u64) {
+        if let Some(run) = &self.run {
+            let times = run.reduce;
+            self.clock = self.clock.max(run.before);
+            self.run.take_if(|run| run.sum.is_none());
+            return times;
+        }
         self.clock = self.clock.max(self.reduced);
-        let cell = world.schedule.cost_entry(self.rank, stage, 0);
-        let times = self.zero3(self.clock, world.costs.stages[cell].reduce_scatter_ns);
+        let cell = world.schedule.cell(self.rank, stage);
+        let layers = world.costs.layers_of(cell);
+        self.layers = (stage, vec![0; layers]);
+        let start = self.clock.max(self.zero3_free);
+        for layer in (0..layers).rev() {
+            self.reduce_layer(world, stage, layer);
+        }
+        self.reduced_whole(world, stage);
+        (start, self.zero3_free)
+    }
+
+    /// Queues a layer's reduction.
+    fn reduce_layer(&mut self, world: &SimulationState, stage: usize, layer: usize) {
+        let entry = world.schedule.cost_entry(self.rank, stage, 0);
+        let takes = world.costs.stages[entry].reduce_scatter_ns;
+        let cell = world.schedule.cell(self.rank, stage);
+        let takes = world.costs.reduction_of_layer(cell, layer, takes);
+        self.layers.1[layer] = self.zero3(self.clock, takes).1;
+    }
+
+    /// The last layer's reduction of a stage is queued.
+    fn reduced_whole(&mut self, world: &SimulationState, stage: usize) {
+        let end = self.zero3_free;
         let beside = world.costs.copies_apart;
-        self.reduced = if beside { self.add(world, stage, times.1) } else { times.1 };
+        self.reduced = if beside { self.add(world, stage, end) } else { end };
         self.stages[stage].1 = self.reduced;
-        times
+    }
+
+    /// Queues the sum of a layer over the replicas, which begins at `now` at the earliest.
+    fn sum_layer(&mut self, world: &SimulationState, stage: usize, layer: usize, now: u64) -> u64 {
+        let entry = world.schedule.cost_entry(self.rank, stage, 0);
+        let takes = world.costs.stages[entry].replica_reduce_ns;
+        let cell = world.schedule.cell(self.rank, stage);
+        let start = self.replica_free.max(now);
+        self.replica_free = start + world.costs.reduction_of_layer(cell, layer, takes);
+        start
+    }
+
+    /// Queues the sum of a stage over the replicas, layer by layer as they are reduced.
+    fn sum(&mut self, world: &SimulationState, stage: usize) -> (u64, u64) {
+        if let Some(times) = self.run.take_if(|run| run.stage == stage).and_then(|run| run.sum) {
+            return times;
+        }
+        let mut first = None;
+        for layer in (0..world.costs.layers_of(world.schedule.cell(self.rank, stage))).rev() {
+            let is_last = self.layers.0 == stage;
+            let reduced = if is_last { self.layers.1[layer] } else { self.stages[stage].1 };
+            let start = self.sum_layer(world, stage, layer, self.clock.max(reduced));
+            first.get_or_insert(start);
+        }
+        (first.unwrap_or(self.clock), self.replica_free)
+    }
+
+    /// Runs W layer by layer, the last layer first. Where a sum over the replicas follows, that of
+    /// a layer begins when it is reduced.
+    fn run_layers(&mut self, world: &SimulationState, run: &ir::LayerRun, begin: u64) {
+        let ir::LayerRun { stage, count, sums } = *run;
+        let before = self.reduced;
+        self.clock = begin;
+        let cell = world.schedule.cell(self.rank, stage);
+        let tasks = &self.program[self.spans.len()..][..count];
+        let takes: Vec<u64> = tasks.iter().map(|w| world.duration(self.rank, w)).collect();
+        let layers = world.costs.layers_of(cell);
+        self.layers = (stage, vec![0; layers]);
+        for layer in (0..layers).rev() {
+            let of_layer = |ns: &u64| world.costs.w_of_layer(cell, layer, *ns);
+            self.clock += takes.iter().map(of_layer).sum::<u64>();
+            self.reduce_layer(world, stage, layer);
+            if sums {
+                self.sum_layer(world, stage, layer, self.layers.1[layer]);
+            }
+        }
+        let end = self.clock;
+        self.reduced_whole(world, stage);
+        // Layers may wait between: told is how long they take, up to the last one's end.
+        let entry = world.schedule.cost_entry(self.rank, stage, 0);
+        let StageCosts { reduce_scatter_ns, replica_reduce_ns, .. } = world.costs.stages[entry];
+        let reduce = (self.zero3_free - reduce_scatter_ns, self.zero3_free);
+        let sum = sums.then(|| (self.replica_free - replica_reduce_ns, self.replica_free));
+        let ends = takes.iter().scan(begin, |at, ns| {
+            *at += ns;
+            Some(*at)
+        });
+        self.run = Some(LayerRun { stage, ends: ends.collect(), end, before, reduce, sum });
+        self.clock = begin;
     }
 
     /// Reads a shard that is out: when it is here.

@@ -7,10 +7,12 @@
 //! split head's messages leaves when it computes nothing; the compute thread waits for the end of
 //! an RS where the program retires it, and before the next one. Copies of activations out and in
 //! are one more queue, of the rank's file; the compute thread waits for a copy out where the
-//! program says that it is gone, for one in before what needs it. Where states are out, a gather
-//! begins when the shard is read in the same queue, and a reduction ends when its result is added
-//! there. All D ranks of a ZeRO-3 group are alike and run as one. Times are whole nanoseconds, so
-//! that results are exact.
+//! program says that it is gone, for one in before what needs it. W that stand directly before
+//! their stage's reduction run layer by layer, the last layer first, and each layer's reduction
+//! begins behind them; a layer's sum over the replicas when it is reduced. Where states are out, a
+//! gather begins when the shard is read in the same queue, and a reduction ends when its result is
+//! added there. All D ranks of a ZeRO-3 group are alike and run as one. Times are whole
+//! nanoseconds, so that results are exact.
 
 use crate::ir::{Compute, Schedule};
 use crate::memory::StageBytes;
@@ -19,10 +21,12 @@ use crate::verify::VerifyError;
 
 mod copies;
 mod engine;
+mod layers;
 mod steps;
 mod world;
 
 pub use copies::CopyQueue;
+pub use layers::LayerShare;
 pub use steps::{simulate_steps, step_period_ns};
 pub(crate) use world::Event;
 
@@ -89,6 +93,8 @@ pub struct Costs {
     pub stages: Vec<StageCosts>,
     /// Bytes, or any other unit, in the same order.
     pub memory: Vec<StageBytes>,
+    /// Shares of the layers of each stage, where that is known; a stage without is one layer.
+    pub layers: Vec<Vec<LayerShare>>,
     /// Times of messages between ranks.
     pub link: LinkCosts,
     /// Bandwidth of the place that a rank's activations are copied out to, both ways together or

@@ -12,7 +12,6 @@ use zeropp_zero3::{ShardedStage, StepOutcome};
 use super::{ModelWorker, flat};
 use crate::executor::Worker;
 use crate::executor::error::StepError;
-use crate::executor::not_finite::Value;
 use crate::ir::HeadMessage;
 
 impl Worker for ModelWorker {
@@ -85,12 +84,23 @@ impl Worker for ModelWorker {
         let mut grads = grads.lock();
         grads.open();
         queue.run(&mut grads);
-        if let Some(search) = &mut self.search
-            && let Some(layer) = grads.last_not_finite()
-        {
-            let name = self.stages[&stage].parts[layer].name().to_owned();
-            search.note(Value::Gradient, micro_batch, stage, layer, name);
+        self.look_for_not_finite(stage, micro_batch, &grads);
+    }
+
+    fn layers(&self, stage: usize) -> usize {
+        self.stages[&stage].parts.len()
+    }
+
+    fn weight_of_layer(&mut self, stage: usize, micro_batch: usize, layer: usize) {
+        let at = (stage, micro_batch);
+        let queue = self.queues.get(&at).expect("W follows its B").clone();
+        let grads = self.grads(stage, micro_batch);
+        let mut grads = grads.lock();
+        queue.run_layer(layer, &mut grads);
+        if layer == 0 {
+            self.queues.remove(&at);
         }
+        self.look_for_not_finite(stage, micro_batch, &grads);
     }
 
     fn start_out(&mut self, stage: usize, micro_batch: usize) {
@@ -172,6 +182,21 @@ impl Worker for ModelWorker {
         let (_, grads) = this.grads.pop_first().expect("a unit's W precede its reduction");
         let grads = Arc::into_inner(grads).expect("graphs of the unit are gone");
         self.shard(stage).start_reduce(grads.into_inner());
+    }
+
+    fn begin_reduce(&mut self, stage: usize, micro_batch: usize) {
+        self.grads(stage, micro_batch).lock().open();
+        self.shard(stage).begin_reduce();
+    }
+
+    fn start_reduce_layer(&mut self, stage: usize, layer: usize) {
+        let this = self.stages.get_mut(&stage).expect("a stage of this rank");
+        let unit = this.grads.first_entry().expect("a unit's W precede its reduction");
+        let (gradient, hold) = unit.get().lock().take_flat(layer);
+        if layer == 0 {
+            unit.remove();
+        }
+        self.shard(stage).reduce_layer(layer, gradient, hold);
     }
 
     fn finish_reduce(&mut self, stage: usize) -> CommResult<()> {

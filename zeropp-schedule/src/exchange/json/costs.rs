@@ -192,6 +192,7 @@ impl JsonCosts {
                 parallel_max: self.links,
             },
             file_bytes_per_s: self.file_bytes_per_s,
+            layers: Vec::new(),
             copies_apart: false,
             states: Vec::new(),
             overlap_ns: self.t_overlap.map(nanos),

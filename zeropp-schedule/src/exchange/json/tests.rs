@@ -196,6 +196,7 @@ fn any_simulator_costs(stages: usize) -> impl Strategy<Value = simulate::Costs> 
                 memory,
                 link,
                 file_bytes_per_s,
+                layers: Vec::new(),
                 copies_apart: false,
                 states: Vec::new(),
                 overlap_ns,

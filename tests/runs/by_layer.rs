@@ -1,0 +1,143 @@
+//! W that run layer by layer, the reduction and the sum over the replicas of each layer behind
+//! them.
+
+use crate::common::{assert_same_bits, llama, run, tiny};
+use zeropp::config::{OptimizerSync, Precision, Recompute};
+use zeropp::pipeline::costs::Table;
+use zeropp::pipeline::ir::{Action, LayerRun, Schedule};
+use zeropp::pipeline::lower::{LowerOptions, lower};
+use zeropp::pipeline::schedules::Shape;
+use zeropp::pipeline::simulate::{Costs, StageCosts};
+use zeropp::pipeline::timeline::Lane;
+use zeropp::search::generate;
+use zeropp::{Config, emulate};
+
+/// Six micro-batches in one unit, 4 blocks a stage and more.
+fn base() -> Config {
+    Config { layers: 12, steps: 3, unit: Some(6), pp: 2, zero3: 2, ..tiny() }
+}
+
+fn of(schedule: &str, virtual_stages: usize, config: &Config) -> Config {
+    Config { schedule: schedule.into(), virtual_stages: Some(virtual_stages), ..config.clone() }
+}
+
+/// The W of each rank that run layer by layer, by stage.
+fn runs(program: &Schedule) -> Vec<Vec<LayerRun>> {
+    let of_rank = |actions: &Vec<_>| {
+        let (mut found, mut at) = (Vec::new(), 0);
+        while at < actions.len() {
+            let run = LayerRun::at(actions, at);
+            found.extend(run);
+            at += run.map_or(1, |run| run.count);
+        }
+        found
+    };
+    program.ranks.iter().map(of_rank).collect()
+}
+
+/// Every reduction has W before it, and the ranks behind the first leave several to the end.
+#[test]
+fn left_over_w_stand_before_their_reductions() {
+    for (kind, virtual_stages) in [("zb-h1", 1), ("zb-v", 2), ("zeropp", 2), ("zeropp", 1)] {
+        let shape = Shape { pp: 4, virtual_stages, micro_batches: 8, unit: 8 };
+        let compact = generate(kind, &shape).unwrap();
+        for replicas in [false, true] {
+            let program = lower(&compact, &LowerOptions { replicas, ..Default::default() });
+            let runs = runs(&program);
+            assert!(runs.iter().all(|all| all.len() == virtual_stages), "{kind}: {runs:?}");
+            assert!(runs.iter().flatten().all(|run| run.sums == replicas), "{kind}: {runs:?}");
+            assert!(runs.iter().any(|all| all.iter().any(|run| run.count > 2)), "{kind}: {runs:?}");
+        }
+    }
+}
+
+#[test]
+fn layers_change_no_bit_and_take_what_is_predicted() {
+    let bases = [
+        base(),
+        Config { zero3: 1, dp: 2, ..base() },
+        Config { dp: 2, tied: true, ..base() },
+        Config { dp: 2, zero1: true, precision: Precision::Bf16, ..llama(base()) },
+        Config { unit: Some(3), dp: 2, ..base() },
+    ];
+    for (i, config) in bases.into_iter().enumerate() {
+        let one = Config { pp: 1, ..of("1f1b", 1, &config) };
+        // The cut of sums is the same.
+        let one = if config.unit == Some(3) { of("zeropp", 2, &one) } else { one };
+        let reference = run(one);
+        for (kind, v) in [("zb-h1", 1), ("zb-v", 2), ("zeropp", 2), ("zeropp", 1)] {
+            if config.unit == Some(3) && kind != "zeropp" {
+                continue;
+            }
+            let trained = run(of(kind, v, &config));
+            let what = format!("{kind} V {v}, case {i}");
+            assert_same_bits(&reference, &trained, &what);
+            let summary = &trained.summary;
+            assert_eq!(summary.peak_bytes, summary.predicted_bytes, "{what}");
+        }
+    }
+}
+
+#[test]
+fn layers_go_with_late_updates_recomputation_and_states_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = base();
+    for (what, config) in [
+        ("late", Config { optimizer_sync: OptimizerSync::Late, dp: 2, ..base.clone() }),
+        ("recomputed", Config { recompute: Recompute::Full, dp: 2, ..base.clone() }),
+        ("out", Config { optimizer_out: Some(dir.path().into()), ..base.clone() }),
+    ] {
+        let plain = Config { dp: config.dp, ..of("1f1b", 1, &base) };
+        let reference = run(Config { pp: 1, ..plain });
+        for (kind, v) in [("zb-h1", 1), ("zb-v", 2)] {
+            let trained = run(of(kind, v, &config));
+            assert_same_bits(&reference, &trained, &format!("{kind} {what}"));
+            let summary = &trained.summary;
+            assert_eq!(summary.peak_bytes, summary.predicted_bytes, "{kind} {what}");
+        }
+    }
+}
+
+/// What layers hide in the simulation, a run with these times hides.
+#[test]
+fn layers_are_executed_as_simulated() {
+    let stage = StageCosts {
+        f_ns: 12_000_000,
+        b_ns: 12_000_000,
+        w_ns: 12_000_000,
+        reduce_scatter_ns: 24_000_000,
+        replica_reduce_ns: 36_000_000,
+        ..StageCosts::default()
+    };
+    for (kind, v, replicas) in [("zb-h1", 1, 1), ("zb-v", 2, 1), ("zb-h1", 1, 2), ("zb-v", 2, 2)] {
+        let costs = Costs { stages: vec![stage; 2 * v], ..Costs::uniform(2 * v, 1, 1, 1, 1000) };
+        let config = Config { dp: replicas, warmup: Some(0), ..of(kind, v, &base()) };
+        let emulated = |blocks: usize| {
+            let mut table = Table::from(&costs);
+            table.set("blocks", vec![blocks; 2 * v].into());
+            emulate(&config, &table, |_| ()).unwrap()
+        };
+        let [whole, layers] = [1, 6].map(emulated);
+        for (rank, measured) in layers.measured.ranks.iter().enumerate() {
+            let simulated = &layers.simulated.ranks[measured.pp];
+            assert_eq!(measured.spans.len() % simulated.spans.len(), 0, "{kind} rank {rank}");
+            let program: Vec<Action> = simulated.spans.iter().map(|span| span.action).collect();
+            for (at, (m, s)) in measured.spans.iter().zip(&simulated.spans).enumerate() {
+                assert_eq!(m.action, s.action, "{kind} rank {rank}");
+                // Of a run's W only the last one's end is one of its own.
+                let is_inside = LayerRun::at(&program, at).is_some_and(|run| run.count > 1);
+                if s.lane == Lane::Compute && !is_inside {
+                    assert!(m.end_ns >= s.end_ns, "{kind} rank {rank}: {}", m.action);
+                }
+            }
+        }
+        let quickest = layers.steps.iter().map(|step| step.step_ns).min().unwrap();
+        let (simulated, whole) = (layers.simulated_step_ns, whole.simulated_step_ns);
+        let longer = 100.0 * (quickest as f64 / simulated as f64 - 1.0);
+        println!(
+            "{kind} K {replicas}: {quickest} ns, {longer:.2} % above the simulated {simulated}; \
+             {whole} with whole stages"
+        );
+        assert!(simulated < whole && quickest < whole, "{kind}: {quickest} {simulated} {whole}");
+    }
+}

@@ -1,0 +1,146 @@
+//! What a stage's layers have of its time.
+
+use super::Costs;
+
+/// What a layer and those before it have of their stage, in any units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LayerShare {
+    /// Of W.
+    pub w: u64,
+    /// Of reductions and of sums over the replicas: bytes of their gradients.
+    pub gradient: u64,
+}
+
+impl LayerShare {
+    /// Those of a stage's layers, in their order, which have these by themselves.
+    pub fn of_stage(layers: impl IntoIterator<Item = LayerShare>) -> Vec<LayerShare> {
+        let add = |sum: &mut LayerShare, layer: LayerShare| {
+            sum.w = sum.w.saturating_add(layer.w);
+            sum.gradient = sum.gradient.saturating_add(layer.gradient);
+            Some(*sum)
+        };
+        layers.into_iter().scan(LayerShare::default(), add).collect()
+    }
+}
+
+impl Costs {
+    /// Layers of the stage that has the costs at `cell`, 1 or more.
+    pub fn layers_of(&self, cell: usize) -> usize {
+        self.layers.get(cell).map_or(1, |layers| layers.len().max(1))
+    }
+
+    /// What a layer has of a W of its stage that takes `ns`.
+    pub fn w_of_layer(&self, cell: usize, layer: usize, ns: u64) -> u64 {
+        self.share(cell, layer, ns, |share| share.w)
+    }
+
+    /// What a layer has of a reduction of its stage, or of a sum over the replicas, that takes
+    /// `ns`.
+    pub fn reduction_of_layer(&self, cell: usize, layer: usize, ns: u64) -> u64 {
+        self.share(cell, layer, ns, |share| share.gradient)
+    }
+
+    /// Those of all layers sum to the whole.
+    fn share(&self, cell: usize, layer: usize, ns: u64, of: fn(&LayerShare) -> u64) -> u64 {
+        let shares = self.layers.get(cell).map_or(&[][..], Vec::as_slice);
+        let whole = shares.last().map_or(0, of);
+        if whole == 0 {
+            return if layer == 0 { ns } else { 0 };
+        }
+        let until = |share: &LayerShare| {
+            (u128::from(ns) * u128::from(of(share)) / u128::from(whole)) as u64
+        };
+        let before = layer.checked_sub(1).map_or(0, |before| until(&shares[before]));
+        until(&shares[layer]) - before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::{Action, Compute, LayerRun, Schedule};
+    use crate::lower::{LowerOptions, lower};
+    use crate::simulate::{StageCosts, simulate};
+
+    /// One rank that leaves both W to its end.
+    fn two_left() -> Schedule {
+        use Compute::{B, F, W};
+        let order = [(F, 0), (F, 1), (B, 0), (B, 1), (W, 0), (W, 1)];
+        let actions = order.map(|(kind, i)| Action::compute(kind, 0, i));
+        Schedule {
+            placement: vec![0],
+            units: vec![2],
+            ranks: vec![actions.to_vec()],
+            ..Schedule::default()
+        }
+    }
+
+    fn at(program: &[Action], action: Action) -> usize {
+        program.iter().position(|a| *a == action).unwrap()
+    }
+
+    #[test]
+    fn a_layer_is_reduced_behind_its_w_and_summed_when_it_is_reduced() {
+        let program = lower(&two_left(), &LowerOptions { replicas: true, ..Default::default() });
+        let stage = StageCosts {
+            f_ns: 1,
+            b_ns: 1,
+            w_ns: 10,
+            reduce_scatter_ns: 8,
+            replica_reduce_ns: 6,
+            ..StageCosts::default()
+        };
+        let layer = LayerShare { w: 1, gradient: 1 };
+        let whole = Costs { stages: vec![stage], ..Costs::uniform(1, 0, 0, 0, 0) };
+        let layers = vec![LayerShare::of_stage([layer; 2])];
+        // The last layer's W until 14, its reduction until 18, its sum until 21; the other's until
+        // 24, 28 and 31.
+        let cases =
+            [(Costs { layers, ..whole.clone() }, (20, 28), (25, 31)), (whole, (24, 32), (32, 38))];
+        for (costs, reduced, summed) in cases {
+            let timeline = simulate(&program, &costs).unwrap();
+            let span = |action: Action| {
+                let spans = &timeline.ranks[0].spans;
+                let span = spans.iter().find(|span| span.action == action).unwrap();
+                (span.start_ns, span.end_ns)
+            };
+            let w = |i| span(Action::compute(Compute::W, 0, i));
+            assert_eq!((w(0), w(1)), ((4, 14), (14, 24)));
+            assert_eq!(span(Action::ReduceScatter { stage: 0 }), reduced);
+            assert_eq!(span(Action::ReplicaReduce { stage: 0 }), summed);
+            assert_eq!(timeline.end_ns(), summed.1);
+        }
+    }
+
+    /// Nothing may stand between them and their reduction but the end of another.
+    #[test]
+    fn w_that_stand_before_their_reduction_run_layer_by_layer() {
+        let program = lower(&two_left(), &LowerOptions::default()).ranks.remove(0);
+        let first = at(&program, Action::compute(Compute::W, 0, 0));
+        let run = LayerRun { stage: 0, count: 2, sums: false };
+        assert_eq!(LayerRun::at(&program, first), Some(run));
+        assert_eq!(LayerRun::at(&program, first + 1), Some(LayerRun { count: 1, ..run }));
+        assert_eq!(LayerRun::at(&program, first - 1), None, "a B, or a free");
+        let reduction = at(&program, Action::ReduceScatter { stage: 0 });
+        let with = |between: Action| {
+            let mut program = program.clone();
+            program.insert(reduction, between);
+            LayerRun::at(&program, first)
+        };
+        assert_eq!(with(Action::Retire { stage: 1 }), Some(run));
+        for other in [Action::Retire { stage: 0 }, Action::AllGather { stage: 1 }] {
+            assert_eq!(with(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn shares_of_layers_sum_to_the_whole() {
+        let share = |(w, gradient): (u64, u64)| LayerShare { w, gradient };
+        let layers = LayerShare::of_stage([(3, 9), (3, 9), (1, 0)].map(share));
+        let costs = Costs { layers: vec![layers, Vec::new()], ..Costs::default() };
+        assert_eq!([0, 1, 7].map(|cell| costs.layers_of(cell)), [3, 1, 1]);
+        assert_eq!([0, 1, 2].map(|layer| costs.w_of_layer(0, layer, 100)), [42, 43, 15]);
+        assert_eq!([0, 1, 2].map(|layer| costs.reduction_of_layer(0, layer, 9)), [4, 5, 0]);
+        assert_eq!(costs.w_of_layer(1, 0, 5), 5);
+    }
+}
