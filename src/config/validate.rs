@@ -1,6 +1,6 @@
 //! The rules a configuration must keep, each with what would work instead.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::{
     Balance, Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerSync, Precision,
