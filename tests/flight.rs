@@ -159,18 +159,14 @@ fn a_run_that_ends_well_or_wants_none_leaves_no_records() {
 fn records_that_cannot_be_written_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a file");
-    std::fs::write(&file, "").unwrap();
     let inside = file.join("failed");
     let config = Config { pp: 2, layers: 4, flight_dir: Some(inside.clone()), ..tiny() };
     let fault = Fault::new(1, 3, || panic!("sabotage"));
     let model = fault.hidden_in(gpt::build(config.gpt_shape(256)));
-    let error = Trainer::builder(config)
-        .model(model)
-        .build()
-        .unwrap()
-        .train(|_| ())
-        .unwrap_err()
-        .to_string();
+    let trainer = Trainer::builder(config).model(model).build().unwrap();
+    // A file that was there before would have been refused.
+    std::fs::write(&file, "").unwrap();
+    let error = trainer.train(|_| ()).unwrap_err().to_string();
     let reported = format!("could not be written to {}", inside.display());
     assert!(error.contains("sabotage") && error.contains(&reported), "{error}");
 }
