@@ -229,7 +229,7 @@ fn folders_in_use_or_without_a_checkpoint_are_refused() {
     assert!(error.contains("is a file; name a folder"), "{error}");
     let inside = dir.path().join("file/inside");
     let error = refusal(Config { save: Some(inside), ..config.clone() });
-    assert!(error.starts_with("save = ") && error.contains("name a folder you may"), "{error}");
+    assert!(error.starts_with("save = ") && error.contains("file is a file; name a"), "{error}");
     let nowhere = Config { save: Some("/proc/none/here".into()), ..config };
     let error = Trainer::new(nowhere).unwrap().train(|_| ()).unwrap_err();
     assert!(error.is_bad_input() && error.to_string().contains("choose a folder"), "{error}");
