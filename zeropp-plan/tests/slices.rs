@@ -41,5 +41,5 @@ fn llama_70b_with_long_samples_gets_layouts_on_128_gpus_and_the_plan_says_that_t
         assert!(text.contains(said), "{said}: {text}");
     }
     let n = first.planned.layout.slices;
-    assert!(first.command.contains(&format!(":slices={n} ")), "{}", first.command);
+    assert!(first.command.contains(&format!(":slices={n},head-split=")), "{}", first.command);
 }

@@ -14,7 +14,7 @@ pub struct Models {
     cuts: HashMap<(usize, usize, bool), Option<Vec<usize>>>,
     /// The last stages, which many layouts in a row have: those of all kinds and units. Cut without
     /// the head, and with it; each of kinds that split B, and of others.
-    last: [[Option<(Alike, Arc<[Stage]>)>; 2]; 2],
+    last: [[Option<Last>; 2]; 2],
     /// Programs that were made.
     pub(crate) made: MadePrograms,
 }
@@ -22,6 +22,9 @@ pub struct Models {
 /// What all layouts with the same stages share: one that stands for them, and bytes of an element
 /// of packed weights.
 type Alike = ((Layout, bool), u64);
+
+/// Stages that were cut, and of which layouts.
+type Last = (Alike, Arc<[Stage]>);
 
 impl Models {
     /// None yet.

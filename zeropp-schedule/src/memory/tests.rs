@@ -351,8 +351,21 @@ fn of(held: &MemoryBytes) -> [(HeldKind, u64); 8] {
 /// keys and values of all its slices.
 fn in_slices(bytes: StageBytes) -> [(Schedule, Vec<StageBytes>); 2] {
     let shape = Shape { pp: 2, virtual_stages: 1, micro_batches: 2, unit: 2 };
-    ["zeropp", "1f1b"].map(|kind| {
-        let sliced = generate_sliced(kind, &shape, &[512, 256, 256]).unwrap();
+    // One with B and W in one, as a file may have it.
+    [false, true].map(|joined| {
+        let mut sliced = generate_sliced("zeropp", &shape, &[512, 256, 256]).unwrap();
+        if joined {
+            let at = |a: &Action, kind| matches!(a, Action::Compute { kind: k, .. } if *k == kind);
+            let join = |action: &Action| match *action {
+                Action::Compute { kind: Compute::B, stage, micro_batch } => {
+                    Action::compute(Compute::BW, stage, micro_batch)
+                }
+                other => other,
+            };
+            for rank in &mut sliced.ranks {
+                *rank = rank.iter().filter(|a| !at(a, Compute::W)).map(join).collect();
+            }
+        }
         let sliced = lower(&sliced, &LowerOptions::default());
         let stages = vec![StageBytes { context_gradient: 997, ..bytes }; sliced.cost_entries()];
         (sliced, stages)
