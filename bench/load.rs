@@ -139,6 +139,7 @@ fn load(groups: &Groups, folder: &Path) -> (usize, usize) {
         zero1: false,
         file: None,
         seed: 0,
+        in_order: false,
     };
     let meter = Meter::new();
     let before = NOW.load(Ordering::Relaxed);
