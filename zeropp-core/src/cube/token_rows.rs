@@ -79,29 +79,29 @@ fn token_rows_kernel<F: Float, N: Size>(
     sum: &mut Tensor<Vector<f32, N>>,
     rows: &Tensor<Vector<F, N>>,
     sorted: &Tensor<u32>,
-    n: usize,
+    tokens: usize,
     width: usize,
     pitch: usize,
     height: usize,
 ) {
-    if ABSOLUTE_POS >= n * width {
+    if ABSOLUTE_POS >= tokens * width {
         terminate!();
     }
     let first = ABSOLUTE_POS / width;
     let column = ABSOLUTE_POS % width;
-    let id = sorted[n + first];
+    let id = sorted[tokens + first];
     let mut is_first = true.runtime();
     if first > 0 {
-        is_first = sorted[n + first - 1] != id;
+        is_first = sorted[tokens + first - 1] != id;
     }
     // A negative id is one that is too large.
     if is_first && (id as usize) < height {
         // The end of the tokens of this id lies above `end` and not above `above`.
         let mut end = first;
-        let mut above = n;
+        let mut above = tokens;
         while end + 1 < above {
             let middle = (end + above) / 2;
-            if sorted[n + middle] == id {
+            if sorted[tokens + middle] == id {
                 end = middle;
             } else {
                 above = middle;
