@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use burn::tensor::DType;
 use zeropp_core::kernels::attention::keeps_probabilities;
 use zeropp_core::kernels::balance::RouterLosses;
 use zeropp_core::kernels::bf16::Packed;
@@ -15,15 +16,24 @@ use zeropp_zero3::rule::{ParameterGroups, UpdateRule};
 use super::{Balance, Config, DeviceKind, PackWeights, Precision};
 
 impl Config {
+    /// The type that ranks compute in, and gather weights in.
+    pub(crate) fn compute_type(&self) -> DType {
+        match self.precision {
+            Precision::Fp32 | Precision::Tf32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+        }
+    }
+
     /// The device and precision that ranks compute on, and in.
     pub fn compute(&self) -> ComputeSettings {
         let on_gpu = self.device != DeviceKind::Cpu;
-        let fp32 = self.precision != Precision::Bf16;
+        let dtype = self.compute_type();
+        let fp32 = dtype == DType::F32;
         // Asked for where it counts alone: a path that is not there is refused for runs in bf16.
         let bytes = || Packed::element_bytes() as u64;
         ComputeSettings {
             on_gpu,
-            element_bytes: if fp32 { 4 } else { 2 },
+            element_bytes: dtype.size(),
             keeps_probabilities: fp32
                 && !on_gpu
                 && keeps_probabilities(self.seq)

@@ -367,11 +367,11 @@ fn bad_devices_engines_and_processes_are_named_with_what_would_work() {
             "device = 'wgpu'",
             "device = wgpu: is not in this build; use cpu, or build zeropp with --features wgpu",
         ),
-        #[cfg(feature = "wgpu")]
         (
             "precision = 'tf32'",
             "precision = tf32: is NVIDIA's, and device is cpu; use fp32, or device cuda",
         ),
+        #[cfg(feature = "wgpu")]
         (
             "device = 'wgpu'\nprecision = 'bf16'",
             "precision = bf16: device wgpu can store it but not compute in it; use fp32",

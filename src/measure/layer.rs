@@ -1,6 +1,6 @@
 //! One layer's F, B, W and R, the head's F and the optimizer, from a short real run.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use zeropp_pipeline::costs::{BlockTimes, measured};
 use zeropp_pipeline::ir::Action;
 use zeropp_pipeline::simulate::{Costs, StageCosts};
@@ -10,7 +10,7 @@ use super::bare;
 use super::products::repeated;
 use super::together::together;
 use crate::Error;
-use crate::config::{Config, Precision, Recompute};
+use crate::config::{Config, Recompute};
 use crate::trainer::Trainer;
 
 /// Blocks of the run's stages: one with the embedding, some alone, one with the head. A run's
@@ -177,7 +177,7 @@ fn passes(
     config: &Config,
     ranks: usize,
 ) -> Result<f64, Error> {
-    let dtype = if config.precision == Precision::Bf16 { DType::BF16 } else { DType::F32 };
+    let dtype = config.compute_type();
     let seconds = together(ranks, |rank, ready| {
         let x = Tensor::<1>::ones([PASS], (&devices.of(rank), dtype));
         ready();

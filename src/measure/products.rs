@@ -48,10 +48,7 @@ pub(super) fn measure(
 ) -> Result<Vec<Product>, Error> {
     let decoder = config.decoder(config.vocab.unwrap_or(BYTE_IDS))?;
     let tokens = config.micro_batch_size * config.seq;
-    let dtype = match config.precision {
-        Precision::Fp32 | Precision::Tf32 => DType::F32,
-        Precision::Bf16 => DType::BF16,
-    };
+    let dtype = config.compute_type();
     let on_gpu = config.device != DeviceKind::Cpu;
     let units = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = config.threads_of(ranks, units);

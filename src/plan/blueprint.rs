@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::config::{Config, ConfigError, DeviceKind, EngineKind, PackWeights, Precision};
+use crate::config::{Config, ConfigError, DeviceKind, EngineKind, PackWeights};
 use burn::tensor::DType;
 use zeropp_comm::mesh::Mesh;
 use zeropp_core::device;
@@ -123,10 +123,6 @@ impl Blueprint {
             Some(slices) => slices.tokens().iter().map(of_slice).collect(),
             None => vec![batch],
         };
-        let compute = match config.precision {
-            Precision::Fp32 | Precision::Tf32 => DType::F32,
-            Precision::Bf16 => DType::BF16,
-        };
         let mut blueprint = Blueprint {
             config: config.clone(),
             mesh: config.mesh(),
@@ -139,7 +135,7 @@ impl Blueprint {
             recompute_chosen: false,
             split_chosen: false,
             slices_chosen: false,
-            compute,
+            compute: config.compute_type(),
             batch,
             times: ActionTimes::default(),
             plan: Plan::default(),

@@ -22,7 +22,6 @@ use zeropp_zero3::{Optimizer, ShardedStage};
 use crate::checkpoint::initial;
 use crate::checkpoint::patience::Patience;
 use crate::checkpoint::resume::Resumed;
-use crate::config::EngineKind;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::run::evaluation::Evaluator;
@@ -201,7 +200,7 @@ fn shard_options(bp: &Blueprint, bench: &Bench) -> Result<ShardOptions, RankErro
         zero1: config.zero1,
         seed: config.seed,
         file: config.optimizer_out.as_deref().map(open).transpose()?,
-        in_order: config.engine == EngineKind::Nccl,
+        in_order: config.one_order(),
     })
 }
 

@@ -6,7 +6,6 @@ use zeropp_schedule::schedules::{MeanTimes, Shape};
 use zeropp_schedule::simulate::{LinkCosts, StateCopies};
 
 /// What a layout's costs have beside its stages.
-#[derive(Clone)]
 pub(crate) struct FixedCosts {
     pub(crate) link: LinkCosts,
     pub(crate) copies: CopyRate,

@@ -90,12 +90,12 @@ pub(super) struct Pass<'a> {
     /// In the order of their times.
     candidates: Vec<Candidate>,
     known: HashMap<Layout, Option<Planned>>,
-    /// What the last layout's costs have beside its stages, which those with the same stages share.
-    fixed: Option<(Arc<[Stage]>, FixedCosts)>,
     /// Those of them with other cuts that are shorter.
     recut: HashMap<Layout, Vec<Planned>>,
     /// Those of them whose heads were split, where that is worth it.
     split: HashMap<Layout, Option<Planned>>,
+    /// What the last layout's costs have beside its stages, which those with the same stages share.
+    fixed: Option<(Arc<[Stage]>, FixedCosts)>,
     /// Whether heads may be split.
     splits: bool,
     /// Whether it was asked before, or has only a little way to go.
@@ -135,9 +135,9 @@ impl<'a> Pass<'a> {
             models: Models::new(job),
             candidates: Vec::new(),
             known: HashMap::new(),
-            fixed: None,
             recut: HashMap::new(),
             split: HashMap::new(),
+            fixed: None,
             splits: true,
             again: false,
         };
@@ -392,20 +392,22 @@ impl<'a> Pass<'a> {
         let whole = Layout { slices: 1, ..layout.clone() };
         let (stages, _) = self.models.stages(job, &whole)?;
         let copies = copies(job, &whole);
-        let is_known = |(of, _): &(Arc<[Stage]>, _)| Arc::ptr_eq(of, &stages);
-        if !self.fixed.as_ref().is_some_and(is_known) {
-            let states = state_copies(job, &whole, &stages);
-            let (link, step_ns) = (link(job, &whole), step_ns(job, &whole, &stages));
-            self.fixed = Some((stages.clone(), FixedCosts { link, copies, states, step_ns }));
-        }
-        let fixed = self.fixed.as_ref().map(|(_, fixed)| FixedCosts { copies, ..fixed.clone() })?;
+        let fixed = match &mut self.fixed {
+            Some((of, fixed)) if Arc::ptr_eq(of, &stages) => fixed,
+            other => {
+                let states = state_copies(job, &whole, &stages);
+                let (link, step_ns) = (link(job, &whole), step_ns(job, &whole, &stages));
+                &mut other.insert((stages.clone(), FixedCosts { link, copies, states, step_ns })).1
+            }
+        };
+        fixed.copies = copies;
         let crowd = Crowd::new(&job.machine, &layout);
         let contention = job.machine.contention;
         let slowdown = crowd.map_or(1.0, |crowd| crowd.slowdown([1.0, 0.0]));
         let slowed = [slowdown, contention, self.models.overhead(job, &layout)];
         let splits = job.may_split_head(&layout);
         let shared = if splits { self.models.head_s(job, &layout) } else { 0.0 };
-        let step_s = closed::step_s(&layout, &stages, &fixed, slowed, shared);
+        let step_s = closed::step_s(&layout, &stages, fixed, slowed, shared);
         let mut at_least = memory::at_least(&layout, &stages, splits);
         if splits {
             let (even, _) = self.models.stages_but_head(job, &layout)?;

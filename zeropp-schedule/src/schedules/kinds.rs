@@ -398,10 +398,23 @@ pub fn generate_split(
         });
     };
     shape.check(name)?;
-    sliced::check(name, shape.pp, slices)?;
-    let equal = || sliced::equal(shape, &[1], slices);
+    with_head(name, shape, &[1], slices, costs, |more| ahead(shape, more))
+}
+
+/// The fastest of the orders that `base` makes with a head in these blocks of each rank, of samples
+/// in slices of so many tokens.
+fn with_head(
+    kind: &'static str,
+    shape: &Shape,
+    sample_slices: &[u64],
+    head_blocks: &[usize],
+    costs: Option<&OrderCosts>,
+    base: impl Fn(usize) -> Result<Schedule, ScheduleError>,
+) -> Result<Schedule, ScheduleError> {
+    sliced::check(kind, shape.pp, head_blocks)?;
+    let equal = || sliced::equal(shape, sample_slices, head_blocks);
     let costs = costs.cloned().unwrap_or_else(equal);
-    sliced::fastest(name, shape, slices, &costs, |more| ahead(shape, more))
+    sliced::fastest(kind, shape, head_blocks, &costs, base)
 }
 
 /// Like [`generate`] with every sample cut into slices of so many tokens: the numbers of `shape`
@@ -453,13 +466,10 @@ pub fn generate_cut(
             }
         }
     };
-    if head_blocks.is_empty() {
-        return base(0);
+    match head_blocks.is_empty() {
+        true => base(0),
+        false => with_head(name, shape, sample_slices, head_blocks, costs, base),
     }
-    sliced::check(name, shape.pp, head_blocks)?;
-    let equal = || sliced::equal(shape, sample_slices, head_blocks);
-    let costs = costs.cloned().unwrap_or_else(equal);
-    sliced::fastest(name, shape, head_blocks, &costs, base)
 }
 
 #[cfg(test)]
