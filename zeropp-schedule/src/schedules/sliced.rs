@@ -13,7 +13,7 @@ use std::collections::BinaryHeap;
 
 use super::timing::duration;
 use super::{OrderCosts, ScheduleError, Shape};
-use crate::head::{Edge, HeadTree};
+use crate::head::HeadTree;
 use crate::ir::{Action, BLOCKS_MAX, Compute, Schedule, Task};
 use crate::simulate::Event;
 
@@ -46,10 +46,8 @@ pub(super) fn fastest(
             break;
         }
         for quarters in QUARTERS {
-            let (makespan, made) = Clock::new(&base, costs, quarters).run();
-            if best.as_ref().is_none_or(|(least, _)| makespan < *least) {
-                best = Some((makespan, made));
-            }
+            let least = best.as_ref().map_or(NEVER, |(least, _)| *least);
+            best = Clock::new(&base, costs, quarters).run(least).or(best);
         }
         last = Some(base);
     }
@@ -99,6 +97,8 @@ struct Rank {
     w: Vec<usize>,
     next_w: usize,
     free: u64,
+    /// What the computes take that have not begun.
+    left: u64,
     /// Micro-batches of the slice that have had F, B, W.
     slice: [usize; 3],
 }
@@ -108,6 +108,8 @@ struct Clock<'a> {
     costs: &'a OrderCosts,
     quarters: u64,
     head: HeadTree,
+    /// A rank's messages of the head behind computes, and the compute that each is behind.
+    leaving: Vec<Vec<((Compute, usize), usize)>>,
     waiting: Vec<Vec<usize>>,
     micro_batches: usize,
     ranks: Vec<Rank>,
@@ -117,6 +119,7 @@ struct Clock<'a> {
     arrival: Vec<u64>,
     /// Messages and ranks to look at, and when.
     agenda: BinaryHeap<Reverse<(u64, Event)>>,
+    /// The longest time that a rank takes at the least, as far as is known.
     makespan: u64,
 }
 
@@ -131,11 +134,16 @@ impl<'a> Clock<'a> {
             ..Rank::default()
         };
         let none = || vec![NEVER; base.cells() * micro_batches];
-        Clock {
+        let mut leaving = vec![Vec::new(); base.pp()];
+        for (at, edge) in head.edges.iter().enumerate() {
+            leaving[edge.from].extend(edge.after.map(|after| (after, at)));
+        }
+        let mut clock = Clock {
             ranks: base.ranks.iter().map(rank).collect(),
             ends: [none(), none()],
             arrival: vec![NEVER; head.edges.len() * micro_batches],
             agenda: (0..base.pp()).map(|rank| Reverse((0, Event::Rank(rank)))).collect(),
+            leaving,
             waiting: head.waiting(),
             base,
             costs,
@@ -143,12 +151,32 @@ impl<'a> Clock<'a> {
             head,
             micro_batches,
             makespan: 0,
+        };
+        for rank in 0..base.pp() {
+            let of_stages = base.ranks[rank].iter().flat_map(Action::computes);
+            let stages = of_stages.map(|task| clock.takes(rank, task)).sum::<u64>();
+            clock.ranks[rank].left = stages + clock.slice_takes(rank);
         }
+        clock
     }
 
-    /// The makespan, and the order.
-    fn run(mut self) -> (u64, Schedule) {
+    /// What the computes of a rank's slice take.
+    fn slice_takes(&self, rank: usize) -> u64 {
+        if !self.head.has(rank) {
+            return 0;
+        }
+        let kinds = [Compute::F, Compute::B, Compute::W];
+        let of = |micro_batch| kinds.map(|kind| Task { kind, stage: self.head.stage, micro_batch });
+        (0..self.micro_batches).flat_map(of).map(|task| self.takes(rank, task)).sum()
+    }
+
+    /// The makespan, and the order; none where it takes `least` or longer.
+    fn run(mut self, least: u64) -> Option<(u64, Schedule)> {
         while let Some(Reverse((now, event))) = self.agenda.pop() {
+            // A rank that waits is to be looked at for each thing that it waits for.
+            while self.agenda.peek() == Some(&Reverse((now, event))) {
+                self.agenda.pop();
+            }
             match event {
                 Event::Message(edge, micro_batch) => {
                     let at = self.may_leave(edge, micro_batch);
@@ -161,9 +189,12 @@ impl<'a> Clock<'a> {
                 Event::Rank(rank) if self.ranks[rank].free <= now => self.decide(rank, now),
                 Event::Rank(_) => {}
             }
+            if self.makespan >= least {
+                return None;
+            }
         }
         let ranks = self.ranks.into_iter().map(|rank| rank.order).collect();
-        (self.makespan, Schedule { ranks, ..self.base.clone() })
+        Some((self.makespan, Schedule { ranks, ..self.base.clone() }))
     }
 
     /// Starts what is best of what `rank` can do now.
@@ -291,7 +322,8 @@ impl<'a> Clock<'a> {
         let end = now + takes.max(1);
         self.ranks[rank].order.push(action);
         self.ranks[rank].free = end;
-        self.makespan = self.makespan.max(end);
+        self.ranks[rank].left -= takes;
+        self.makespan = self.makespan.max(end + self.ranks[rank].left);
         self.look_at(rank, end);
         for Task { kind, stage, micro_batch } in action.computes() {
             let which = match kind {
@@ -306,10 +338,9 @@ impl<'a> Clock<'a> {
             {
                 self.look_at(to, end.saturating_add(self.costs.send));
             }
-            let is_after = |edge: &Edge| edge.from == rank && edge.after == Some((kind, stage));
-            let edges = self.head.edges.iter().enumerate();
-            let mut after: Vec<usize> =
-                edges.filter(|(_, edge)| is_after(edge)).map(|(at, _)| at).collect();
+            let leaving = self.leaving[rank].iter();
+            let follows = leaving.filter(|(after, _)| *after == (kind, stage));
+            let mut after: Vec<usize> = follows.map(|(_, edge)| *edge).collect();
             while let Some(edge) = after.pop() {
                 let at = self.may_leave(edge, micro_batch);
                 if at != NEVER && self.arrival[edge * self.micro_batches + micro_batch] == NEVER {
