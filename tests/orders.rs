@@ -71,7 +71,7 @@ fn kept() -> Vec<Config> {
 /// `ZEROPP_ORDERS` says how many orders there are.
 #[test]
 fn copies_in_any_order_change_no_bit() {
-    let orders = std::env::var("ZEROPP_ORDERS").map_or(18, |n| n.parse().expect("a number"));
+    let orders = std::env::var("ZEROPP_ORDERS").map_or(12, |n| n.parse().expect("a number"));
     let folder = std::env::temp_dir().join("zeropp-orders");
     let references: Vec<(Config, Run)> = kept().into_iter().map(|c| (c.clone(), run(c))).collect();
     let mut copied = 0;

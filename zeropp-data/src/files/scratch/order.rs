@@ -13,7 +13,7 @@ use crate::rng::Rng;
 /// The seed of the orders; 0 is none, as copies were started.
 static SEED: AtomicU64 = AtomicU64::new(0);
 /// A copy begins so much later at most.
-const LATE_US: u64 = 1500;
+const LATE_US: u64 = 600;
 
 /// Files that this process opens from now on delay their copies, and swap those of which none
 /// writes where another one writes or reads, as `seed` says; with 0, no more. It is for tests: what
