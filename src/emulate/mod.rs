@@ -198,6 +198,10 @@ fn costs_of(
         let problem = "t_overlap: this executor overlaps no computation; leave it out";
         return Err(misfit(of, config, problem));
     }
+    if !costs.states.is_empty() {
+        let problem = "t_state_read, t_state_add: no states are copied here; leave them out";
+        return Err(misfit(of, config, problem));
+    }
     let micro_batches = resolved.config.micro_batches();
     check_sums(&costs, micro_batches).map_err(|e| misfit(of, config, &e.to_string()))?;
     Ok(costs)

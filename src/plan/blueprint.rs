@@ -278,7 +278,8 @@ impl Blueprint {
     /// What is known of a validation loss before the run: `batches` of it predict `tokens`.
     pub(crate) fn evaluation_plan(&self, batches: u64, tokens: u64) -> Option<EvaluationPlan> {
         let programs = self.evaluation.as_ref()?;
-        let simulated = programs.simulated(&self.times.costs).expect("verified, with these costs");
+        let costs = self.in_layers(&self.times.costs);
+        let simulated = programs.simulated(&costs).expect("verified, with these costs");
         // More micro-batches never take less of what forwards hold.
         let program = &programs.most;
         let held = predict_at_once(program, &self.all_bytes());
@@ -473,7 +474,15 @@ impl Blueprint {
     }
 
     fn simulated(&self, costs: &Costs) -> Timeline {
-        self.programs.simulated(costs).expect("the program is verified and the costs fit it")
+        let simulated = self.programs.simulated(&self.in_layers(costs));
+        simulated.expect("the program is verified and the costs fit it")
+    }
+
+    /// The same costs, of stages with the layers that they have.
+    fn in_layers(&self, costs: &Costs) -> Costs {
+        let stages: Vec<_> = (0..self.stages.len()).map(|stage| self.parts_of(stage)).collect();
+        let layers = self.parts.layer_shares(&stages, self.cut().pieces());
+        Costs { layers, ..costs.clone() }
     }
 
     /// Simulated time of a step's actions, ns.

@@ -58,6 +58,9 @@ impl ActionTimes {
         // The file's bytes may be in any unit; those of the model are known.
         costs.link = LinkCosts { latency_ns: message_ns(&costs), ..LinkCosts::default() };
         costs.memory = bytes.to_vec();
+        if config.optimizer_out.is_none() {
+            costs.states.clear();
+        }
         // The executor runs the two halves of an overlapped pair one after the other.
         costs.overlap_ns = None;
         let source = match table.measured() {

@@ -1,14 +1,14 @@
 //! W that run layer by layer, the reduction and the sum over the replicas of each layer behind
-//! them.
+//! them; F that wait for each layer as they come to it.
 
 use crate::common::{assert_same_bits, llama, run, tiny};
 use zeropp::config::{OptimizerSync, Precision, Recompute};
 use zeropp::pipeline::costs::Table;
-use zeropp::pipeline::ir::{Action, LayerRun, Schedule};
+use zeropp::pipeline::ir::{Action, Compute, LayerRun, Schedule};
 use zeropp::pipeline::lower::{LowerOptions, lower};
 use zeropp::pipeline::schedules::Shape;
 use zeropp::pipeline::simulate::{Costs, StageCosts};
-use zeropp::pipeline::timeline::Lane;
+use zeropp::pipeline::timeline::{Lane, Span};
 use zeropp::search::generate;
 use zeropp::{Config, emulate};
 
@@ -140,4 +140,39 @@ fn layers_are_executed_as_simulated() {
         );
         assert!(simulated < whole && quickest < whole, "{kind}: {quickest} {simulated} {whole}");
     }
+}
+
+/// Of six layers each is gathered in 10 ms and takes 5 of an F, which so begins at 35 and not at 60.
+#[test]
+fn an_f_waits_for_each_layer_as_simulated() {
+    let ms = |n: u64| n * 1_000_000;
+    let stage = StageCosts {
+        f_ns: ms(30),
+        b_ns: ms(10),
+        w_ns: ms(10),
+        all_gather_ns: ms(60),
+        ..StageCosts::default()
+    };
+    let costs = Costs { stages: vec![stage; 2], ..Costs::uniform(2, 1, 1, 1, 1000) };
+    let config = Config { warmup: Some(0), ..of("zb-h1", 1, &base()) };
+    let emulated = |blocks: usize| {
+        let mut table = Table::from(&costs);
+        table.set("blocks", vec![blocks; 2].into());
+        emulate(&config, &table, |_| ()).unwrap()
+    };
+    let [whole, layers] = [1, 6].map(emulated);
+    let first = |spans: &[Span]| {
+        let of = |action| spans.iter().find(|span| span.action == action).unwrap();
+        let f = of(Action::compute(Compute::F, 0, 0));
+        (f.start_ns, f.end_ns, of(Action::AllGather { stage: 0 }).end_ns)
+    };
+    assert_eq!(first(&whole.simulated.ranks[0].spans), (ms(60), ms(90), ms(60)));
+    assert_eq!(first(&layers.simulated.ranks[0].spans), (ms(35), ms(65), ms(60)));
+    for rank in layers.measured.ranks.iter().filter(|rank| rank.pp == 0) {
+        let (start, end, gathered) = first(&rank.spans);
+        println!("F of {start} to {end} ns, gathered at {gathered} ns");
+        assert!(end >= ms(65) && gathered >= ms(60) && gathered <= end && start < gathered);
+    }
+    let quickest = layers.steps.iter().map(|step| step.step_ns).min().unwrap();
+    assert!(quickest < whole.simulated_step_ns, "{quickest} ns");
 }

@@ -170,6 +170,7 @@ pub fn stage_bytes<'a>(
         layerwise: layerwise.flatten(),
         workspace: costs().map(|c| c.workspace_bytes).max().unwrap_or(0),
         weights: if alone && fp32 && is_here { 0 } else { elements * element },
+        in_layers: layers.clone().nth(1).is_some(),
         packed_forward: packed(|_| true),
         packed_backward: packed(|c| !c.gradients_in_forward),
         packed_in_forward: packed(|c| c.gradients_in_forward),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use zeropp_model::optimizer::{Cut, Shares};
 use zeropp_schedule::costs::BlockTimes;
 use zeropp_schedule::memory::StageBytes;
-use zeropp_schedule::simulate::StageCosts;
+use zeropp_schedule::simulate::{LayerShare, StageCosts};
 
 use crate::bytes::{LayerSizes, StageForm, StageState, Tied, stage_bytes};
 use crate::cut::{BlockGroups, GroupTimes};
@@ -105,6 +105,17 @@ impl Parts {
             parts.fold([0.0; 4], add)
         };
         stages.iter().enumerate().map(|one| self.estimate(stage(one))).collect()
+    }
+
+    /// What the parts of each of these stages have of its times, by operations and elements, of
+    /// buffers that so many ranks share.
+    pub fn layer_shares(&self, stages: &[Range<usize>], pieces: usize) -> Vec<Vec<LayerShare>> {
+        let share = |part: usize| {
+            let ([f, _, w, _], layer) = (self.flops(part, false), &self.layers[part]);
+            let (weights, gradient) = (layer.elements(pieces), layer.trained(pieces));
+            LayerShare { f: f as u64, w: w as u64, weights, gradient }
+        };
+        stages.iter().map(|stage| LayerShare::of_stage(stage.clone().map(share))).collect()
     }
 
     /// A time in proportion to the operations of F, B, W and R.

@@ -302,9 +302,10 @@ impl ModelCosts {
             false => 0,
         };
         costs.b_ns += again_ns;
-        let share = |layer: &LayerWork| LayerShare {
-            w: ns(layer.seconds(&job.machine)[2]),
-            gradient: layer.sizes.trained(pieces),
+        let share = |layer: &LayerWork| {
+            let [f, _, w, _] = layer.seconds(&job.machine).map(ns);
+            let (weights, gradient) = (layer.sizes.elements(pieces), layer.sizes.trained(pieces));
+            LayerShare { f, w, weights, gradient }
         };
         let layers = LayerShare::of_stage(layers.iter().map(share));
         Stage { costs, again_ns, layers, bytes, ..Stage::default() }

@@ -218,6 +218,25 @@ impl LayerRun {
     }
 }
 
+/// The micro-batch of the F that is the first to need what the AG at `at` gathers: it waits for
+/// each layer as it comes to it, if the head is not split. None where something else needs it
+/// first.
+pub fn first_forward(program: &[Action], at: usize) -> Option<usize> {
+    let Action::AllGather { stage } = *program.get(at)? else { return None };
+    let first = program[at + 1..].iter().find_map(|action| match *action {
+        Action::Free { stage: other } if other == stage => Some(None),
+        Action::Compute { kind, stage: other, micro_batch } => (other == stage
+            && kind.needs_weights())
+        .then_some(Some(micro_batch).filter(|_| kind == Compute::F)),
+        // Its two halves are one span.
+        Action::Overlap { forward, backward } if [forward.0, backward.0].contains(&stage) => {
+            Some(None)
+        }
+        _ => None,
+    });
+    first.flatten()
+}
+
 /// The number with which a backward of so many slices a sample comes, or the other way round.
 pub(crate) fn reversed_slices(micro_batch: usize, slices: usize) -> usize {
     let slice = micro_batch % slices;

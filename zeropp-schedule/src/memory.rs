@@ -29,10 +29,10 @@
 //!   step;
 //! * *communication*: a message from the posting of its receive to the action that takes it; what
 //!   a stage hands to another one of the same rank until that one takes it; what a split head has
-//!   to send on; the copy of the shard
-//!   that a gather of another precision sends, until the gathered weights are used or freed; what
-//!   a reduction gives, from its RS, or the W before it that run layer by layer, until it retires;
-//!   and what a reduction over replicas gives, until the optimizer.
+//!   to send on; the copy of the shard that a gather of another precision sends, until the
+//!   gathered weights are used or freed, or, where an F waits for each of a stage's layers, until
+//!   that ends; what a reduction gives, from its RS, or the W before it that run layer by layer,
+//!   until it retires; and what a reduction over replicas gives, until the optimizer.
 //!
 //! The paper's own count (ZeroPP §3.4) leaves out the prefetched stage, the last stage's gradient
 //! and the stash.
@@ -156,6 +156,8 @@ pub struct Ledger<'a> {
     summing: Option<usize>,
     /// Stages whose gather has not been waited for.
     gathering: Vec<bool>,
+    /// Which F wait for each layer of their stage as they come to it.
+    by_layer: Vec<bool>,
     /// What there is of each gathered stage packed: for forwards, for backwards, for the head's
     /// gradients in F. None where the stage is not gathered.
     packed: Vec<Option<[bool; 3]>>,
@@ -207,6 +209,11 @@ impl<'a> Ledger<'a> {
         }
         let units = places::units(program, &of_stage, &places);
         let runs = places::runs(program, &places);
+        let by_layer = match head {
+            // What others have sent is passed on while a rank waits, between computes.
+            Some(_) => vec![false; places.len()],
+            None => places::layerwise_forwards(program, &of_stage, &places),
+        };
         let count = of_stage.len();
         Ledger {
             own: count - usize::from(head.is_some()),
@@ -229,6 +236,7 @@ impl<'a> Ledger<'a> {
             running: None,
             summing: None,
             gathering: vec![false; count],
+            by_layer,
             packed: vec![None; count],
             stages,
             replica_reduced: 0,
@@ -307,7 +315,9 @@ impl<'a> Ledger<'a> {
     /// The start of a compute action: what it allocates, and the message it takes.
     pub fn start(&mut self, Task { kind, stage, micro_batch }: Task) {
         let bytes = self.bytes(stage, micro_batch);
-        if kind != Compute::W {
+        let place = self.places.of(stage, micro_batch);
+        let by_layer = kind == Compute::F && self.by_layer[place];
+        if kind != Compute::W && !by_layer {
             self.gathered(stage);
         }
         let takes = match kind {
@@ -315,7 +325,6 @@ impl<'a> Ledger<'a> {
             Compute::B | Compute::BW => Some(Message::Gradient),
             Compute::W | Compute::R => None,
         };
-        let place = self.places.of(stage, micro_batch);
         if !matches!(kind, Compute::F | Compute::W) {
             self.copied_in(stage, micro_batch);
         }
@@ -466,6 +475,9 @@ impl<'a> Ledger<'a> {
     /// The end of a compute action: B turns activation into stash, W drops the stash.
     pub fn end(&mut self, Task { kind, stage, micro_batch }: Task) {
         let bytes = self.bytes(stage, micro_batch);
+        if kind == Compute::F {
+            self.gathered(stage);
+        }
         if matches!(kind, Compute::F | Compute::R) {
             self.now.activation -= self.workspace(stage, bytes);
             if self.forward_only {

@@ -3,6 +3,7 @@
 //! Every `start_*` returns at once; the matching `finish_*` blocks. The executor calls them as the
 //! schedule's AG, free, RS and AR actions say.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
@@ -60,10 +61,18 @@ impl ShardOptions {
     }
 }
 
-/// Buffers on their way through a collective, and what counts those that go in and come out.
-struct CollectiveBuffers {
+/// A gather under way.
+struct Gathering {
+    /// Of each layer that has not been waited for, the first one first.
+    layers: VecDeque<LayerGather>,
+    /// Counts the copies of the shards that are sent.
+    _input: Option<Hold>,
+}
+
+/// A layer's buffers on their way, and room for them.
+struct LayerGather {
     parts: Vec<Pending<Tensor<1>>>,
-    holds: Vec<Hold>,
+    room: Option<Hold>,
 }
 
 /// The shards of one stage.
@@ -73,7 +82,7 @@ pub struct ShardedStage {
     groups: Groups,
     options: ShardOptions,
     pub(crate) meter: Arc<Meter>,
-    gathering: Option<CollectiveBuffers>,
+    gathering: Option<Gathering>,
     gathered_holds: Vec<Hold>,
     /// Whether a unit of this step has a gradient.
     begun: bool,
@@ -237,15 +246,12 @@ impl ShardedStage {
         // Until they are here, room for them; a cast of the shard is a copy, and, alone in its
         // group, the result. Alone and not cast, what is gathered is the parameters themselves,
         // where they are in memory.
+        let is_copy = !fp32 || is_out;
+        let room = |layer: &LayerShard| hold(MemoryKind::Gathered, layer.elements() * group.size());
         let own: usize = self.layers.iter().map(LayerShard::elements).sum();
-        let mut holds = Vec::new();
-        if !alone || (fp32 && is_out) {
-            holds.push(hold(MemoryKind::Gathered, own * group.size()));
-        }
-        if !fp32 || (!alone && is_out) {
-            let input = if alone { MemoryKind::Gathered } else { MemoryKind::Communication };
-            holds.push(hold(input, own));
-        }
+        let input = (!alone && is_copy).then(|| hold(MemoryKind::Communication, own));
+        let rooms: Vec<Option<Hold>> =
+            self.layers.iter().map(|layer| (!alone || is_copy).then(|| room(layer))).collect();
         let gather = |param: &Words| {
             if alone && fp32 && is_out {
                 return param.start_read(0..param.len()).pending();
@@ -259,8 +265,12 @@ impl ShardedStage {
             };
             group.all_gather(shard.cast(dtype))
         };
-        let parts = self.layers.iter().flat_map(buffers).map(gather).collect();
-        self.gathering = Some(CollectiveBuffers { parts, holds });
+        let of_layer = |(layer, room): (&LayerShard, Option<Hold>)| {
+            let parts = buffers(layer).map(gather).collect();
+            LayerGather { parts, room }
+        };
+        let layers = self.layers.iter().zip(rooms).map(of_layer).collect();
+        self.gathering = Some(Gathering { layers, _input: input });
     }
 
     /// Waits for the gather under way, if any, and puts the weights in place.
@@ -268,13 +278,29 @@ impl ShardedStage {
     /// # Errors
     /// The collective's error.
     pub fn finish_gather(&mut self) -> CommResult<()> {
-        let Some(CollectiveBuffers { parts, holds }) = self.gathering.take() else { return Ok(()) };
-        let parts = parts.into_iter().map(Pending::wait).collect::<CommResult<Vec<_>>>()?;
-        drop(holds);
-        let hold = |part: &Tensor<1>| self.meter.hold_tensor(MemoryKind::Gathered, part);
-        self.gathered_holds.extend(parts.iter().map(hold));
-        let mut parts = parts.into_iter();
-        for layer in &self.layers {
+        if let Some(last) = self.layers.len().checked_sub(1) {
+            self.gather_layer(last)?;
+        }
+        self.gathering = None;
+        Ok(())
+    }
+
+    /// Waits for a layer of the gather under way, if any, and those before it, and puts its weights
+    /// in place. What was sent counts until [`finish_gather`](Self::finish_gather).
+    ///
+    /// # Errors
+    /// The collective's error.
+    pub fn gather_layer(&mut self, layer: usize) -> CommResult<()> {
+        let Some(gathering) = &mut self.gathering else { return Ok(()) };
+        let left = self.layers.len() - layer;
+        while gathering.layers.len() >= left {
+            let at = self.layers.len() - gathering.layers.len();
+            let LayerGather { parts, room } = gathering.layers.pop_front().expect("one is left");
+            let parts = parts.into_iter().map(Pending::wait).collect::<CommResult<Vec<_>>>()?;
+            drop(room);
+            let hold = |part: &Tensor<1>| self.meter.hold_tensor(MemoryKind::Gathered, part);
+            self.gathered_holds.extend(parts.iter().map(hold));
+            let (layer, mut parts) = (&self.layers[at], parts.into_iter());
             let trained = match layer.trains() {
                 true => parts.next().expect("gathered"),
                 // No operation reads any of it.
@@ -288,7 +314,8 @@ impl ShardedStage {
 
     /// Whether [`finish_gather`](Self::finish_gather) would return at once.
     pub fn is_gathered(&mut self) -> bool {
-        self.gathering.iter_mut().flat_map(|gather| &mut gather.parts).all(Pending::is_done)
+        let layers = self.gathering.iter_mut().flat_map(|gather| &mut gather.layers);
+        layers.flat_map(|layer| &mut layer.parts).all(Pending::is_done)
     }
 
     /// Drops the gathered weights.

@@ -23,7 +23,7 @@ pub use output::open_output;
 pub use place::FilePlace;
 pub use regular::{is_named, open_regular, read_text};
 pub use room::{DiskRoom, room_in};
-pub use scratch::{ScratchCopy, ScratchFile, ScratchPlace, nameless};
+pub use scratch::{ScratchCopy, ScratchFile, ScratchPlace, copies_in_any_order, nameless};
 pub use toml_keys::toml_keys;
 pub use walk::{WalkError, files_below, is_hidden};
 pub use whole::write_whole;

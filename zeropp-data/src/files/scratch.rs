@@ -13,6 +13,12 @@ use std::time::Duration;
 
 use crate::threads::BackgroundThread;
 
+use order::AnyOrder;
+
+mod order;
+
+pub use order::copies_in_any_order;
+
 /// Between two questions whether a copy is done: a thread that has died is seen by then.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Files of this process so far: ranks have one each.
@@ -25,6 +31,8 @@ static OPENED: AtomicU64 = AtomicU64::new(0);
 pub struct ScratchFile {
     file: Arc<File>,
     thread: BackgroundThread,
+    /// Where a test asks for another order.
+    any_order: Option<Arc<AnyOrder>>,
     /// Places that are free, by their length.
     free: HashMap<u64, Vec<u64>>,
     end: u64,
@@ -74,7 +82,9 @@ impl ScratchFile {
     pub fn open(folder: &Path) -> io::Result<ScratchFile> {
         let file = nameless(folder)?;
         let thread = BackgroundThread::start("zeropp-copies")?;
-        Ok(ScratchFile { file: Arc::new(file), thread, free: HashMap::new(), end: 0 })
+        let any_order = AnyOrder::of_test(OPENED.load(Ordering::Relaxed)).map(Arc::new);
+        let (file, free) = (Arc::new(file), HashMap::new());
+        Ok(ScratchFile { file, thread, any_order, free, end: 0 })
     }
 
     /// Starts writing these blocks; they are dropped before the copy is done.
@@ -95,7 +105,7 @@ impl ScratchFile {
         blocks: Vec<B>,
     ) -> ScratchCopy<()> {
         let offsets: Vec<u64> = places.iter().map(|place| place.offset).collect();
-        self.copy(move |file| {
+        self.copy(places, true, move |file| {
             let mut all = blocks.into_iter().zip(offsets);
             all.try_for_each(|(block, offset)| file.write_all_at(block.as_ref(), offset))
         })
@@ -120,7 +130,7 @@ impl ScratchFile {
         mut blocks: Vec<B>,
     ) -> ScratchCopy<Vec<B>> {
         let offsets: Vec<u64> = places.iter().map(|place| place.offset).collect();
-        self.copy(move |file| {
+        self.copy(places, false, move |file| {
             for (block, offset) in blocks.iter_mut().zip(offsets) {
                 file.read_exact_at(block.as_mut(), offset)?;
             }
@@ -150,12 +160,22 @@ impl ScratchFile {
 
     fn copy<T: Send + 'static>(
         &self,
+        places: &[ScratchPlace],
+        writes: bool,
         body: impl FnOnce(&File) -> io::Result<T> + Send + 'static,
     ) -> ScratchCopy<T> {
         let (done, result) = channel();
         let file = self.file.clone();
         // Nobody may wait for it, where a run ends early.
-        self.thread.give(move || _ = done.send(body(&file)));
+        let copy = move |file: &File| _ = done.send(body(file));
+        match self.any_order.clone() {
+            None => self.thread.give(move || copy(&file)),
+            Some(order) => {
+                let at = places.iter().map(|at| at.offset..at.offset + at.len).collect();
+                order.start(at, writes, Box::new(copy));
+                self.thread.give(move || order.do_one(&file));
+            }
+        }
         ScratchCopy { result, done: None }
     }
 }
@@ -214,6 +234,43 @@ fn gone() -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// All that are independent are swapped in some order; a read of what is written before it
+    /// never sees what was there, nor one before a write what comes.
+    #[test]
+    fn in_any_order_copies_that_meet_keep_theirs() {
+        let mut orders = std::collections::HashSet::new();
+        for seed in 1..40 {
+            copies_in_any_order(seed);
+            let mut file = ScratchFile::open(&std::env::temp_dir()).unwrap();
+            copies_in_any_order(0);
+            let places: Vec<ScratchPlace> = (0..3).map(|_| file.place(100)).collect();
+            let (done, order) = channel();
+            let mut copies = Vec::new();
+            for round in 0..3u8 {
+                for (i, place) in places.iter().enumerate() {
+                    let at = std::slice::from_ref(place);
+                    drop(file.write_to(at, vec![vec![round; 100]]));
+                    let (done, offset) = (done.clone(), place.offset);
+                    copies.push(file.copy(at, false, move |file| {
+                        let mut byte = [9];
+                        file.read_exact_at(&mut byte, offset + 50)?;
+                        _ = done.send((byte[0], i));
+                        Ok(())
+                    }));
+                }
+            }
+            copies.into_iter().for_each(|copy| copy.wait().unwrap());
+            drop(done);
+            let order: Vec<_> = order.iter().collect();
+            for i in 0..3 {
+                let rounds = order.iter().filter(|(_, of)| *of == i).map(|(round, _)| *round);
+                assert_eq!(rounds.collect::<Vec<_>>(), [0, 1, 2], "seed {seed}: {order:?}");
+            }
+            orders.insert(order);
+        }
+        assert!(orders.len() > 30, "{} orders", orders.len());
+    }
 
     #[test]
     fn blocks_come_back_and_places_are_used_again() {

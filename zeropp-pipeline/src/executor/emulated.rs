@@ -20,6 +20,7 @@ use zeropp_zero3::StepOutcome;
 use self::stamps::{STAMP, encode, latest, own_place, tensor};
 use super::Worker;
 use super::error::StepError;
+use super::waits::LayerWaits;
 use crate::head::HeadTree;
 use crate::ir::{Compute, HeadMessage, Schedule};
 use crate::simulate::{CopyQueue, Costs, StageCosts};
@@ -34,7 +35,8 @@ pub use links::EmulatedLinks;
 /// A collective that the ZeRO-3 group has under way; they run one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EmulatedCollective {
-    Gather(usize),
+    /// Of a stage and a layer of it.
+    Gather(usize, usize),
     /// Of a stage and a layer of it.
     Reduce(usize, usize),
 }
@@ -63,8 +65,10 @@ pub struct EmulatedWorker {
     own_sums: Option<usize>,
     /// Collectives of the ZeRO-3 group whose end is not known yet, in order.
     queue: VecDeque<(EmulatedCollective, Pending<Tensor<1>>)>,
-    /// Ends of those that are known and not waited for yet.
-    ends: HashMap<usize, u64>,
+    /// Ends of gathers that are known and not waited for yet, by stage and layer.
+    ends: HashMap<(usize, usize), u64>,
+    /// Set while an F waits for each layer as it comes to it.
+    waits: Option<LayerWaits>,
     zero3_free: u64,
     copies: CopyQueue,
     reducing: HashMap<usize, EmulatedReduction>,
@@ -97,6 +101,7 @@ impl EmulatedWorker {
             own_sums,
             queue: VecDeque::new(),
             ends: HashMap::new(),
+            waits: None,
             zero3_free: 0,
             reducing: HashMap::new(),
             replicas: Vec::new(),
@@ -142,9 +147,11 @@ impl EmulatedWorker {
         while let Some((collective, pending)) = self.queue.pop_front() {
             let start = latest(self.clock.blocked(pending)?).max(self.zero3_free);
             match collective {
-                EmulatedCollective::Gather(stage) => {
-                    self.zero3_free = start + self.costs_of(stage).all_gather_ns;
-                    self.ends.insert(stage, self.zero3_free);
+                EmulatedCollective::Gather(stage, layer) => {
+                    let takes = self.costs_of(stage).all_gather_ns;
+                    let takes = self.costs.gather_of_layer(self.layers_at(stage), layer, takes);
+                    self.zero3_free = start + takes;
+                    self.ends.insert((stage, layer), self.zero3_free);
                 }
                 EmulatedCollective::Reduce(stage, layer) => {
                     let takes = self.costs_of(stage).reduce_scatter_ns;
@@ -169,6 +176,33 @@ impl EmulatedWorker {
         let have_begun = self.queue.iter_mut().take(at + 1).all(|(_, one)| one.is_done());
         // The first error is that of every wait which follows.
         have_begun && self.resolve(wanted).is_ok()
+    }
+
+    /// Waits for a layer of the gather under way, if any.
+    fn gather_layer(&mut self, stage: usize, layer: usize) -> CommResult<()> {
+        let gather = EmulatedCollective::Gather(stage, layer);
+        if self.queue.iter().any(|(c, _)| *c == gather) {
+            self.resolve(gather)?;
+        }
+        if let Some(end) = self.ends.remove(&(stage, layer)) {
+            self.clock.wait_until(end);
+        }
+        Ok(())
+    }
+
+    /// An F that waits for each layer as it comes to it.
+    fn forward_by_layer(
+        &mut self,
+        stage: usize,
+        micro_batch: usize,
+        waits: &mut LayerWaits,
+    ) -> CommResult<()> {
+        let whole = self.costs.stages[self.cell(stage) + micro_batch % self.slices].f_ns;
+        for layer in 0..self.layers(stage) {
+            waits.wait(|| self.gather_layer(stage, layer))?;
+            self.take(self.costs.f_of_layer(self.layers_at(stage), layer, whole));
+        }
+        Ok(())
     }
 
     /// The place of the shares of a stage's layers.
@@ -210,7 +244,13 @@ impl Worker for EmulatedWorker {
         micro_batch: usize,
         _: Option<Tensor<1>>,
     ) -> Result<Option<Tensor<1>>, StepError> {
-        self.compute(Compute::F, stage, micro_batch);
+        match self.waits.take() {
+            Some(mut waits) => {
+                self.forward_by_layer(stage, micro_batch, &mut waits)?;
+                self.waits = Some(waits);
+            }
+            None => self.compute(Compute::F, stage, micro_batch),
+        }
         // A split head takes the last stage's output.
         let is_taken = stage + 1 < self.stages || self.own_sums.is_some();
         Ok(is_taken.then(|| self.message()))
@@ -298,28 +338,32 @@ impl Worker for EmulatedWorker {
     }
 
     fn start_gather(&mut self, stage: usize) {
-        let stamp = tensor(encode(self.clock.now()).to_vec());
-        self.queue
-            .push_back((EmulatedCollective::Gather(stage), self.groups.zero3.all_gather(stamp)));
+        for layer in 0..self.layers(stage) {
+            let stamp = tensor(encode(self.clock.now()).to_vec());
+            let gather = EmulatedCollective::Gather(stage, layer);
+            self.queue.push_back((gather, self.groups.zero3.all_gather(stamp)));
+        }
     }
 
     fn finish_gather(&mut self, stage: usize) -> CommResult<()> {
-        let gather = EmulatedCollective::Gather(stage);
-        if self.queue.iter().any(|(c, _)| *c == gather) {
-            self.resolve(gather)?;
-        }
-        if let Some(end) = self.ends.remove(&stage) {
-            self.clock.wait_until(end);
-        }
-        Ok(())
+        (0..self.layers(stage)).try_for_each(|layer| self.gather_layer(stage, layer))
+    }
+
+    fn wait_by_layer(&mut self, waits: LayerWaits) {
+        self.waits = Some(waits);
+    }
+
+    fn take_waits(&mut self) -> Option<LayerWaits> {
+        self.waits.take()
     }
 
     /// When it is done depends on the times that all ranks started it: those that have said it.
     fn is_gathered(&mut self, stage: usize) -> bool {
-        let gather = EmulatedCollective::Gather(stage);
+        let last = self.layers(stage) - 1;
+        let gather = EmulatedCollective::Gather(stage, last);
         let is_queued = self.queue.iter().any(|(c, _)| *c == gather);
         let is_known = !is_queued || self.has_begun(gather);
-        is_known && self.ends.get(&stage).is_none_or(|end| self.clock.has_come(*end))
+        is_known && self.ends.get(&(stage, last)).is_none_or(|end| self.clock.has_come(*end))
     }
 
     fn look_again_after(&mut self, pause: Duration) {

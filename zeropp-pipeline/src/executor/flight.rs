@@ -1,6 +1,6 @@
 //! What is under way within a step, between ranks and between the computes of one.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 
 use burn::tensor::Tensor;
@@ -51,6 +51,8 @@ pub(crate) struct Flight {
     pub(crate) local: HashMap<Key, (Tensor<1>, Option<Hold>)>,
     pub(crate) sends: Vec<Pending<()>>,
     pub(crate) gathers: HashMap<usize, usize>,
+    /// F that wait for each layer of their stage as they come to it: stages and micro-batches.
+    pub(crate) by_layer: HashSet<(usize, usize)>,
     pub(crate) reduces: Vec<(usize, usize)>,
     /// W that have run layer by layer, with the reduction behind them.
     pub(crate) run: Option<RunByLayer>,

@@ -1,10 +1,40 @@
-//! W that run layer by layer, each layer's reduction behind them.
+//! W that run layer by layer, each layer's reduction behind them; F that wait for each layer as
+//! they come to it.
 
-use super::flight::{Flight, RunByLayer};
-use super::{Executor, Worker};
-use crate::ir::{Action, LayerRun};
+use super::flight::{Flight, RunByLayer, RunningOperation};
+use super::{Executor, LayerWaits, Worker};
+use crate::ir::{Action, LayerRun, first_forward};
 
 impl<W: Worker> Executor<W> {
+    /// Starts a gather.
+    pub(super) fn gather(&mut self, f: &mut Flight, stage: usize, span: usize) {
+        self.worker.start_gather(stage);
+        f.sent_bytes += self.worker.gather_bytes(stage);
+        f.gathers.insert(stage, span);
+        f.running.push((RunningOperation::Gather(stage), span));
+        // A split head's messages are passed on while the rank waits, and not inside of an F.
+        let has_layers = self.head.is_none() && self.worker.layers(stage) > 1;
+        if has_layers && let Some(first) = first_forward(&self.program, span) {
+            f.by_layer.insert((stage, first));
+        }
+    }
+
+    /// The waits of an F for each layer, from now on the worker's.
+    pub(super) fn wait_by_layer(&mut self, stage: usize) {
+        let layers = self.worker.layers(stage);
+        self.worker.wait_by_layer(LayerWaits::new(&self.status, self.world_rank, layers));
+    }
+
+    /// The F at `span` has waited for the layers: it is told as one that waits before it begins.
+    pub(super) fn has_waited(&mut self, f: &mut Flight, stage: usize, span: usize) {
+        let Some(waits) = self.worker.take_waits() else { return };
+        let (waited_ns, end) = waits.ended();
+        f.spans[span].start_ns += waited_ns;
+        if let Some(gather) = f.gathers.remove(&stage) {
+            f.end_running(gather, end.saturating_duration_since(self.epoch).as_nanos() as u64);
+        }
+    }
+
     /// Where the action at `at` is a W that runs layer by layer with those behind it, runs all of
     /// them, or says when it has run. None where it is none.
     pub(super) fn run_by_layer(&mut self, f: &mut Flight, at: usize) -> Option<(u64, u64)> {

@@ -16,6 +16,7 @@ mod not_finite;
 mod record;
 mod status;
 mod tokens;
+mod waits;
 mod worker;
 
 use std::sync::Arc;
@@ -33,6 +34,7 @@ pub use not_finite::{NotFinite, Value};
 pub use record::{Redone, StepRecord};
 pub use status::StatusBoard;
 pub use tokens::{TokenSource, Tokens};
+pub use waits::LayerWaits;
 pub use worker::Worker;
 
 use self::flight::{Flight, IncomingTensor, RunningOperation};
@@ -265,10 +267,7 @@ impl<W: Worker> Executor<W> {
                 false
             }
             Action::AllGather { stage } => {
-                self.worker.start_gather(stage);
-                f.sent_bytes += self.worker.gather_bytes(stage);
-                f.gathers.insert(stage, span);
-                f.running.push((RunningOperation::Gather(stage), span));
+                self.gather(f, stage, span);
                 false
             }
             Action::Free { stage } => {
@@ -381,7 +380,10 @@ impl<W: Worker> Executor<W> {
             if kind != Compute::F && kind != Compute::W {
                 self.copied_in(f, stage, micro_batch)?;
             }
-            if kind != Compute::W {
+            let by_layer = kind == Compute::F && f.by_layer.remove(&(stage, micro_batch));
+            if by_layer {
+                self.wait_by_layer(stage);
+            } else if kind != Compute::W {
                 self.pass_on_until(f, |this, _| this.worker.is_gathered(stage))?;
                 self.worker.finish_gather(stage)?;
                 if let Some(gather) = f.gathers.remove(&stage) {
@@ -394,9 +396,12 @@ impl<W: Worker> Executor<W> {
                 f.spans[span].start_ns = self.now();
                 begun = true;
             }
-            self.status.set_computing(self.world_rank, true);
+            if !by_layer {
+                self.status.set_computing(self.world_rank, true);
+            }
             let output = self.computed(task, input);
             self.status.set_computing(self.world_rank, false);
+            self.has_waited(f, stage, span);
             self.hand_on(f, task, output?)?;
         }
         Ok(())

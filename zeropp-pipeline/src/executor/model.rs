@@ -28,6 +28,7 @@ use super::error::StepError;
 use super::graph::{Graph, StageOutput};
 use super::not_finite::{NotFinite, NotFiniteSearch, Value};
 use super::tokens::TokenSource;
+use super::waits::LayerWaits;
 
 /// The facts that a worker needs besides its stages.
 #[derive(Clone)]
@@ -101,6 +102,8 @@ pub struct ModelWorker {
     /// The figures of the step's routers, by stage.
     routers: BTreeMap<usize, StageRouters>,
     offload: copies::Offload,
+    /// Set while an F waits for each layer as it comes to it.
+    waits: Option<LayerWaits>,
     /// Set while forwards alone are run: their tokens, and the batch.
     evaluated: Option<(TokenSource, u64)>,
     /// Set while a step is run again to find what was not finite first.
@@ -142,6 +145,7 @@ impl ModelWorker {
             losses: Vec::new(),
             loss_of_sample: 0.0,
             offload: copies::Offload::default(),
+            waits: None,
             routers,
             evaluated: None,
             search: None,
@@ -257,9 +261,18 @@ impl ModelWorker {
         &mut self.sharded[at]
     }
 
+    /// Waits for a layer's weights, if they are still being gathered.
+    fn have_layer(&mut self, stage: usize, layer: usize) -> CommResult<()> {
+        let at = self.stages[&stage].shards;
+        match &mut self.waits {
+            Some(waits) => waits.wait(|| self.sharded[at].gather_layer(layer)),
+            None => Ok(()),
+        }
+    }
+
     /// Runs the layers `range` of the stage. Tracked if `leaf` or token are.
     fn run_layers(
-        &self,
+        &mut self,
         stage: usize,
         micro_batch: usize,
         range: Range<usize>,
@@ -267,9 +280,10 @@ impl ModelWorker {
         op: &OpCx,
         output_wanted: bool,
     ) -> Result<StageOutput, StepError> {
-        let (this, (source, step)) = (&self.stages[&stage], self.source());
         let mut x = x;
         for i in range.clone() {
+            self.have_layer(stage, i)?;
+            let (this, (source, step)) = (&self.stages[&stage], self.source());
             let (part, weights) = (&this.parts[i], this.weights[i].clone());
             let output_wanted = output_wanted || i + 1 < range.end;
             let slice = op.slice.as_ref().map(|slice| slice.at_layer(i));

@@ -7,6 +7,7 @@ use zeropp_comm::CommResult;
 use zeropp_zero3::StepOutcome;
 
 use super::error::StepError;
+use super::waits::LayerWaits;
 use crate::ir::HeadMessage;
 
 /// The stages of one rank. The executor calls it in the order of the program; every message is a
@@ -120,6 +121,10 @@ pub trait Worker {
     /// # Errors
     /// The collective's error.
     fn finish_gather(&mut self, stage: usize) -> CommResult<()>;
+    /// The next F waits for each layer of its stage as it comes to it, and not before it begins.
+    fn wait_by_layer(&mut self, waits: LayerWaits);
+    /// What it has waited.
+    fn take_waits(&mut self) -> Option<LayerWaits>;
     /// Whether the gather under way would be finished at once; false where that is not known.
     fn is_gathered(&mut self, stage: usize) -> bool;
     /// Drops the gathered weights.

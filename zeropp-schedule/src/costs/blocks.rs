@@ -8,8 +8,11 @@ use super::{CostsError, Table};
 pub(super) const KEY: &str = "blocks";
 /// Computes, in the order of a block's times: F, B, W, R.
 const COMPUTES: [&str; 4] = ["t_f", "t_b", "t_w", "t_r"];
-/// Collectives, which take about as long as a stage is large.
-const COLLECTIVES: [&str; 3] = ["t_gather", "t_reduce", "t_replica_reduce"];
+/// Collectives and copies of states, which take about as long as a stage is large.
+const COLLECTIVES: [&str; 5] =
+    ["t_gather", "t_reduce", "t_replica_reduce", "t_state_read", "t_state_add"];
+/// What each layer of a stage has of its times.
+const LAYERS: &str = "layers";
 
 /// F, B, W and R of one block with what belongs to it, as the embedding does to the first: in µs,
 /// or as weights, of which proportions alone count.
@@ -81,6 +84,7 @@ impl Table {
         };
         let mut recut = self.clone();
         recut.keys.remove(KEY);
+        recut.keys.remove(LAYERS);
         // Bytes of other stages; a run knows those of its own.
         recut.keys.retain(|key, value| !(key.starts_with("mem_") && value.is_array()));
         let sums = |of_block: &dyn Fn(usize) -> f64| -> Value {

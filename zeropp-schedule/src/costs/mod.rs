@@ -55,7 +55,7 @@ pub use slices::{
 pub use split_head::with_slices;
 
 /// Keys that have an entry for every stage; one number stands for all stages.
-const PER_STAGE: [&str; 14] = [
+const PER_STAGE: [&str; 16] = [
     "t_f",
     "t_b",
     "t_w",
@@ -63,6 +63,8 @@ const PER_STAGE: [&str; 14] = [
     "t_gather",
     "t_reduce",
     "t_replica_reduce",
+    "t_state_read",
+    "t_state_add",
     "mem_f",
     "mem_b",
     "mem_w",
@@ -75,8 +77,6 @@ const PER_STAGE: [&str; 14] = [
 const NEEDED: [&str; 3] = ["t_f", "t_b", "t_w"];
 /// Bandwidths from which collectives' times follow where they are not given.
 const BANDWIDTHS: [&str; 2] = ["zero3_bytes_per_s", "replica_bytes_per_s"];
-/// The most layers of a stage by which its reductions are told apart: a file may say any number.
-const LAYERS_MAX: usize = 1024;
 /// Says what was measured, in a file that a run wrote.
 const MEASURED: &str = "measured";
 /// Actions of a schedule for each stage and micro-batch: F, B, W, R, two sends, two receives, and
@@ -236,9 +236,10 @@ impl Table {
         let costs = json::check_costs(&Value::Object(keys), stages);
         let costs = costs.map_err(|e| CostsError(e.to_string()))?;
         let mut costs = costs.for_simulator(stages);
-        if let Some(blocks) = blocks.filter(|blocks| blocks.len() == stages) {
-            let alike = simulate::LayerShare { w: 1, gradient: 1 };
-            let layers = |n: &usize| std::iter::repeat_n(alike, (*n).min(LAYERS_MAX));
+        let of_blocks = blocks.filter(|blocks| blocks.len() == stages);
+        if let (Some(blocks), []) = (of_blocks, &costs.layers[..]) {
+            let alike = simulate::LayerShare { f: 1, w: 1, weights: 1, gradient: 1 };
+            let layers = |n: &usize| std::iter::repeat_n(alike, (*n).min(json::LAYERS_MAX));
             let layers = blocks.iter().map(layers);
             costs.layers = layers.map(simulate::LayerShare::of_stage).collect();
         }

@@ -25,6 +25,7 @@ use crate::{
 mod costs;
 
 pub use costs::JsonCosts;
+pub(crate) use costs::LAYERS_MAX;
 
 /// A schedule with what is known about it.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,7 +1,7 @@
 //! Where the stages and micro-batches of one rank are in its lists.
 
 use super::StageBytes;
-use crate::ir::{Action, Compute, LayerRun, Task};
+use crate::ir::{Action, Compute, LayerRun, Task, first_forward};
 
 /// Stages that are not the rank's.
 const NONE: usize = usize::MAX;
@@ -90,4 +90,23 @@ pub(super) fn runs(program: &[Action], places: &MicroBatchSlots) -> Vec<Option<b
         at += run.count;
     }
     begins
+}
+
+/// Which F wait for each layer of their stage as they come to it.
+pub(super) fn layerwise_forwards(
+    program: &[Action],
+    stages: &[StageBytes],
+    places: &MicroBatchSlots,
+) -> Vec<bool> {
+    let mut wait = vec![false; places.len()];
+    for (at, action) in program.iter().enumerate() {
+        if let Action::AllGather { stage } = *action
+            && stages[stage].in_layers
+            && stages[stage].gather_input > 0
+            && let Some(micro_batch) = first_forward(program, at)
+        {
+            wait[places.of(stage, micro_batch)] = true;
+        }
+    }
+    wait
 }

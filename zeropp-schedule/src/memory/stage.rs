@@ -28,6 +28,8 @@ pub struct StageBytes {
     pub layerwise: Option<LayerwiseBytes>,
     /// The whole gathered weights.
     pub weights: u64,
+    /// Whether they are of several layers, for each of which the first F can wait by itself.
+    pub in_layers: bool,
     /// Copies of them as the products of a forward read them; 0 where none is kept.
     pub packed_forward: u64,
     /// The same for the products of a backward.

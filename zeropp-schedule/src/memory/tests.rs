@@ -15,6 +15,7 @@ const BYTES: StageBytes = StageBytes {
     context: 0,
     context_gradient: 0,
     weights: 100,
+    in_layers: false,
     packed_forward: 0,
     packed_backward: 0,
     packed_in_forward: 0,

@@ -186,13 +186,7 @@ impl<'a> SimulatedRank<'a> {
                     }
                     (self.clock, self.clock)
                 }
-                Action::AllGather { stage } => {
-                    let cell = world.schedule.cost_entry(self.rank, stage, 0);
-                    let read = self.read_shard(world.costs.states.get(cell));
-                    let end = self.zero3(read, world.costs.stages[cell].all_gather_ns);
-                    self.stages[stage].0 = end.1;
-                    end
-                }
+                Action::AllGather { stage } => self.gather(world, stage),
                 Action::ReduceScatter { stage } => self.reduce(world, stage),
                 Action::ReplicaReduce { stage } => self.sum(world, stage),
                 Action::Retire { stage } => {
@@ -290,6 +284,26 @@ impl<'a> SimulatedRank<'a> {
             }
         }
         Ok((start, end))
+    }
+
+    /// Queues a gather. An F that waits for each layer as it comes to it is told as one that waits
+    /// before it begins, for as long.
+    fn gather(&mut self, world: &SimulationState, stage: usize) -> (u64, u64) {
+        let entry = world.schedule.cost_entry(self.rank, stage, 0);
+        let read = self.read_shard(world.costs.states.get(entry));
+        let takes = world.costs.stages[entry].all_gather_ns;
+        let (start, end) = self.zero3(read, takes);
+        let cell = world.schedule.cell(self.rank, stage);
+        let has_layers = takes > 0 && world.head.is_none() && world.costs.layers_of(cell) > 1;
+        let first = has_layers.then(|| ir::first_forward(self.program, self.spans.len()));
+        self.stages[stage].0 = match first.flatten() {
+            Some(micro_batch) => {
+                let entry = world.schedule.cost_entry(self.rank, stage, micro_batch);
+                start + world.costs.layers_ahead(cell, world.costs.stages[entry].f_ns, takes)
+            }
+            None => end,
+        };
+        (start, end)
     }
 
     /// Sends now: the start of the transfer and the arrival.

@@ -5,8 +5,12 @@ use super::Costs;
 /// What a layer and those before it have of their stage, in any units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerShare {
+    /// Of F.
+    pub f: u64,
     /// Of W.
     pub w: u64,
+    /// Of gathers: bytes of their weights.
+    pub weights: u64,
     /// Of reductions and of sums over the replicas: bytes of their gradients.
     pub gradient: u64,
 }
@@ -15,8 +19,14 @@ impl LayerShare {
     /// Those of a stage's layers, in their order, which have these by themselves.
     pub fn of_stage(layers: impl IntoIterator<Item = LayerShare>) -> Vec<LayerShare> {
         let add = |sum: &mut LayerShare, layer: LayerShare| {
-            sum.w = sum.w.saturating_add(layer.w);
-            sum.gradient = sum.gradient.saturating_add(layer.gradient);
+            for (sum, of) in [
+                (&mut sum.f, layer.f),
+                (&mut sum.w, layer.w),
+                (&mut sum.weights, layer.weights),
+                (&mut sum.gradient, layer.gradient),
+            ] {
+                *sum = sum.saturating_add(of);
+            }
             Some(*sum)
         };
         layers.into_iter().scan(LayerShare::default(), add).collect()
@@ -27,6 +37,28 @@ impl Costs {
     /// Layers of the stage that has the costs at `cell`, 1 or more.
     pub fn layers_of(&self, cell: usize) -> usize {
         self.layers.get(cell).map_or(1, |layers| layers.len().max(1))
+    }
+
+    /// What a layer has of an F of its stage that takes `ns`.
+    pub fn f_of_layer(&self, cell: usize, layer: usize, ns: u64) -> u64 {
+        self.share(cell, layer, ns, |share| share.f)
+    }
+
+    /// What a layer has of a gather of its stage that takes `ns`.
+    pub fn gather_of_layer(&self, cell: usize, layer: usize, ns: u64) -> u64 {
+        self.share(cell, layer, ns, |share| share.weights)
+    }
+
+    /// When an F of `f_ns` can begin so as to wait for no layer, of a gather that begins at 0 and
+    /// takes `gather_ns`, the first layer first.
+    pub(super) fn layers_ahead(&self, cell: usize, f_ns: u64, gather_ns: u64) -> u64 {
+        let (mut gathered, mut computed, mut begin) = (0, 0, 0u64);
+        for layer in 0..self.layers_of(cell) {
+            gathered += self.gather_of_layer(cell, layer, gather_ns);
+            begin = begin.max(gathered.saturating_sub(computed));
+            computed += self.f_of_layer(cell, layer, f_ns);
+        }
+        begin
     }
 
     /// What a layer has of a W of its stage that takes `ns`.
@@ -58,7 +90,7 @@ impl Costs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ir::{Action, Compute, LayerRun, Schedule};
+    use crate::ir::{Action, Compute, LayerRun, Schedule, first_forward};
     use crate::lower::{LowerOptions, lower};
     use crate::simulate::{StageCosts, simulate};
 
@@ -90,7 +122,7 @@ mod tests {
             replica_reduce_ns: 6,
             ..StageCosts::default()
         };
-        let layer = LayerShare { w: 1, gradient: 1 };
+        let layer = LayerShare { w: 1, gradient: 1, ..LayerShare::default() };
         let whole = Costs { stages: vec![stage], ..Costs::uniform(1, 0, 0, 0, 0) };
         let layers = vec![LayerShare::of_stage([layer; 2])];
         // The last layer's W until 14, its reduction until 18, its sum until 21; the other's until
@@ -133,9 +165,45 @@ mod tests {
         }
     }
 
+    /// The embedding is gathered by 2 and the block by 8, which the F comes to after 1 of its 10.
+    #[test]
+    fn an_f_waits_for_each_layer_as_it_comes_to_it() {
+        let program = lower(&two_left(), &LowerOptions::default());
+        let stage = StageCosts { f_ns: 10, b_ns: 1, all_gather_ns: 8, ..StageCosts::default() };
+        let layer = |f, weights| LayerShare { f, weights, ..LayerShare::default() };
+        let begin = |layers: &[LayerShare]| {
+            let layers = vec![LayerShare::of_stage(layers.iter().copied())];
+            let costs = Costs { layers, stages: vec![stage], ..Costs::uniform(1, 0, 0, 0, 0) };
+            let timeline = simulate(&program, &costs).unwrap();
+            let span = |action: Action| {
+                let spans = &timeline.ranks[0].spans;
+                let span = spans.iter().find(|span| span.action == action).unwrap();
+                (span.start_ns, span.end_ns)
+            };
+            assert_eq!(span(Action::AllGather { stage: 0 }), (0, 8));
+            let first = span(Action::compute(Compute::F, 0, 0));
+            assert_eq!(span(Action::compute(Compute::F, 0, 1)).0, first.1);
+            assert_eq!(first.1, first.0 + 10, "it waits before it begins");
+            first.0
+        };
+        assert_eq!(begin(&[]), 8);
+        assert_eq!(begin(&[layer(1, 1), layer(9, 3)]), 7);
+        assert_eq!(begin(&[layer(9, 1), layer(1, 3)]), 2);
+        assert_eq!(begin(&[layer(1, 1), layer(1, 1), layer(1, 1), layer(1, 1)]), 2);
+        let mut first = program.ranks[0].clone();
+        assert_eq!(first_forward(&first, 0), Some(0));
+        assert_eq!(first_forward(&first, 1), None, "no gather");
+        first.retain(|action| *action != Action::compute(Compute::F, 0, 0));
+        assert_eq!(first_forward(&first, 0), Some(1));
+        first.retain(|action| *action != Action::compute(Compute::F, 0, 1));
+        assert_eq!(first_forward(&first, 0), None, "a B needs it first");
+        first.truncate(1);
+        assert_eq!(first_forward(&first, 0), None, "nothing needs it");
+    }
+
     #[test]
     fn shares_of_layers_sum_to_the_whole() {
-        let share = |(w, gradient): (u64, u64)| LayerShare { w, gradient };
+        let share = |(w, gradient): (u64, u64)| LayerShare { w, gradient, ..LayerShare::default() };
         let layers = LayerShare::of_stage([(3, 9), (3, 9), (1, 0)].map(share));
         let costs = Costs { layers: vec![layers, Vec::new()], ..Costs::default() };
         assert_eq!([0, 1, 7].map(|cell| costs.layers_of(cell)), [3, 1, 1]);

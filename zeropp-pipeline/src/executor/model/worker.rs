@@ -12,6 +12,7 @@ use zeropp_zero3::{ShardedStage, StepOutcome};
 use super::{ModelWorker, flat};
 use crate::executor::Worker;
 use crate::executor::error::StepError;
+use crate::executor::waits::LayerWaits;
 use crate::ir::HeadMessage;
 
 impl Worker for ModelWorker {
@@ -46,6 +47,9 @@ impl Worker for ModelWorker {
             self.build(stage, micro_batch, whole, input, true)?
         };
         self.end_forward(stage, micro_batch);
+        if self.waits.is_some() {
+            self.shard(stage).finish_gather()?;
+        }
         Ok(self.deliver(stage, micro_batch, output))
     }
 
@@ -167,6 +171,14 @@ impl Worker for ModelWorker {
 
     fn finish_gather(&mut self, stage: usize) -> CommResult<()> {
         self.shard(stage).finish_gather()
+    }
+
+    fn wait_by_layer(&mut self, waits: LayerWaits) {
+        self.waits = Some(waits);
+    }
+
+    fn take_waits(&mut self) -> Option<LayerWaits> {
+        self.waits.take()
     }
 
     fn is_gathered(&mut self, stage: usize) -> bool {

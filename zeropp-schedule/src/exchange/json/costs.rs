@@ -6,7 +6,7 @@ use super::micros;
 use crate::{
     ir::HeadMessage,
     memory::{HeadBytes, StageBytes},
-    simulate::{self, LinkCosts, StageCosts},
+    simulate::{self, LayerShare, LinkCosts, StageCosts, StateCopies},
 };
 
 /// Costs of one micro-batch. Times are µs, fractions allowed, down to the nanosecond; memory is in
@@ -32,6 +32,19 @@ pub struct JsonCosts {
     /// Sum of a stage's gradient shard over the replicas.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub t_replica_reduce: Vec<f64>,
+    /// Of each stage's layers what they have of F, W, gathers and reductions, in any unit, from
+    /// which their times follow; missing: a stage is one layer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<Vec<[u64; 4]>>,
+    /// Read of a stage's shard before each gather, where states are out.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub t_state_read: Vec<f64>,
+    /// Write of its reduced gradient, or read of the sum before.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub t_state_add: Vec<f64>,
+    /// Whether a rank computes nothing while it reads a shard.
+    #[serde(skip_serializing_if = "is_false")]
+    pub state_waits: bool,
     /// Latency of one message from rank to rank.
     pub t_comm: f64,
     /// Bandwidth of one link; missing: infinite.
@@ -44,6 +57,9 @@ pub struct JsonCosts {
     /// missing: infinite.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file_bytes_per_s: Option<u64>,
+    /// Whether copies out and in go beside each other, at that rate each.
+    #[serde(skip_serializing_if = "is_false")]
+    pub copies_apart: bool,
     /// An overlapped F and BW; missing: one after the other.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub t_overlap: Option<f64>,
@@ -75,6 +91,9 @@ pub struct JsonCosts {
     pub mem_head: Option<[u64; 4]>,
 }
 
+/// The most layers of a stage by which its times are told apart: a file may say any number.
+pub(crate) const LAYERS_MAX: usize = 1024;
+
 /// The longest time a file may give: 10⁹ µs is a quarter of an hour for one action, and far from
 /// what nanoseconds in 64 bits can hold.
 const TIME_MAX: f64 = 1e9;
@@ -90,6 +109,10 @@ impl JsonCosts {
             if !list.iter().all(|t| (0.0..=TIME_MAX).contains(t)) {
                 return Some((name, format!("a time is 0 to {TIME_MAX} µs")));
             }
+        }
+        if self.layers.len() > stages || self.layers.iter().any(|of| of.len() > LAYERS_MAX) {
+            let works = format!("a list for each {each}, of {LAYERS_MAX} layers at most, or none");
+            return Some(("layers", works));
         }
         let single = [("t_comm", self.t_comm), ("t_step", self.t_step)];
         for (name, t) in single.into_iter().chain(self.t_overlap.map(|t| ("t_overlap", t))) {
@@ -134,7 +157,7 @@ impl JsonCosts {
         }
     }
 
-    fn times(&self) -> [(&'static str, &Vec<f64>); 7] {
+    fn times(&self) -> [(&'static str, &Vec<f64>); 9] {
         [
             ("t_f", &self.t_f),
             ("t_b", &self.t_b),
@@ -143,6 +166,8 @@ impl JsonCosts {
             ("t_gather", &self.t_gather),
             ("t_reduce", &self.t_reduce),
             ("t_replica_reduce", &self.t_replica_reduce),
+            ("t_state_read", &self.t_state_read),
+            ("t_state_add", &self.t_state_add),
         ]
     }
 
@@ -183,6 +208,17 @@ impl JsonCosts {
             }),
             ..StageBytes::default()
         };
+        let layer = |[f, w, weights, gradient]: &[u64; 4]| {
+            let [f, w, weights, gradient] = [*f, *w, *weights, *gradient];
+            LayerShare { f, w, weights, gradient }
+        };
+        let layers = self.layers.iter().map(|of| LayerShare::of_stage(of.iter().map(layer)));
+        let state = |s: usize| StateCopies {
+            read_ns: nanos(at(&self.t_state_read, s)),
+            add_ns: nanos(at(&self.t_state_add, s)),
+            waits: self.state_waits,
+        };
+        let are_out = !self.t_state_read.is_empty() || !self.t_state_add.is_empty();
         simulate::Costs {
             stages: (0..stages).map(stage).collect(),
             memory: (0..stages).map(memory).collect(),
@@ -192,9 +228,9 @@ impl JsonCosts {
                 parallel_max: self.links,
             },
             file_bytes_per_s: self.file_bytes_per_s,
-            layers: Vec::new(),
-            copies_apart: false,
-            states: Vec::new(),
+            layers: layers.collect(),
+            copies_apart: self.copies_apart,
+            states: (0..if are_out { stages } else { 0 }).map(state).collect(),
             overlap_ns: self.t_overlap.map(nanos),
             step_ns: nanos(self.t_step),
         }
@@ -214,6 +250,11 @@ impl From<&simulate::Costs> for JsonCosts {
             t_gather: times(|s| s.all_gather_ns),
             t_reduce: times(|s| s.reduce_scatter_ns),
             t_replica_reduce: times(|s| s.replica_reduce_ns),
+            layers: costs.layers.iter().map(|of| own_shares(of)).collect(),
+            t_state_read: costs.states.iter().map(|of| micros(of.read_ns)).collect(),
+            t_state_add: costs.states.iter().map(|of| micros(of.add_ns)).collect(),
+            state_waits: costs.states.iter().any(|of| of.waits),
+            copies_apart: costs.copies_apart,
             t_comm: micros(costs.link.latency_ns),
             bytes_per_s: costs.link.bytes_per_s,
             links: costs.link.parallel_max,
@@ -235,6 +276,23 @@ impl From<&simulate::Costs> for JsonCosts {
                 .map(|head| HeadMessage::ALL.map(|message| head.of(message))),
         }
     }
+}
+
+/// What each layer has by itself.
+fn own_shares(layers: &[LayerShare]) -> Vec<[u64; 4]> {
+    let sum = |of: &LayerShare| [of.f, of.w, of.weights, of.gradient];
+    let mut before = [0; 4];
+    let own = |layer: &LayerShare| {
+        let whole = sum(layer);
+        let own = std::array::from_fn(|i| whole[i].saturating_sub(before[i]));
+        before = whole;
+        own
+    };
+    layers.iter().map(own).collect()
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// A stage's entry; an empty list is 0 everywhere.

@@ -2,8 +2,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
+    costs::{ALONE, Table},
     exchange::samples::any_schedule,
+    lower::{LowerOptions, OptimizerSync, lower},
     memory::StageBytes,
+    schedules::{Shape, generate},
     simulate::{self, StageCosts},
 };
 
@@ -186,9 +189,20 @@ fn any_stage() -> impl Strategy<Value = (StageCosts, StageBytes)> {
 fn any_simulator_costs(stages: usize) -> impl Strategy<Value = simulate::Costs> {
     let link = (0u64..1_000_000, prop::option::of(1u64..1 << 40), prop::option::of(1usize..9));
     let others = (prop::option::of(1u64..1 << 40), prop::option::of(0u64..1_000_000));
-    (prop::collection::vec(any_stage(), stages), link, others, 0u64..1_000_000).prop_map(
-        |(all, link, (file_bytes_per_s, overlap_ns), step_ns)| {
+    let share = prop::array::uniform4(0u64..1 << 60)
+        .prop_map(|[f, w, weights, gradient]| simulate::LayerShare { f, w, weights, gradient });
+    let of_stage = prop::collection::vec(share, 0..5).prop_map(simulate::LayerShare::of_stage);
+    let layers = prop_oneof![Just(0), Just(stages)]
+        .prop_flat_map(move |n| prop::collection::vec(of_stage.clone(), n));
+    let states = (any::<bool>(), any::<bool>(), prop::array::uniform2(0u64..1_000_000));
+    let costs = (prop::collection::vec(any_stage(), stages), link, others, 0u64..1_000_000);
+    (costs, layers, states, any::<bool>()).prop_map(
+        move |((all, link, others, step_ns), layers, states, copies_apart)| {
+            let (file_bytes_per_s, overlap_ns) = others;
             let (latency_ns, bytes_per_s, parallel_max) = link;
+            let (out, waits, [read_ns, add_ns]) = states;
+            let state = simulate::StateCopies { read_ns, add_ns, waits };
+            let states = vec![state; if out { stages } else { 0 }];
             let (stages, memory) = all.into_iter().unzip();
             let link = simulate::LinkCosts { latency_ns, bytes_per_s, parallel_max };
             simulate::Costs {
@@ -196,9 +210,9 @@ fn any_simulator_costs(stages: usize) -> impl Strategy<Value = simulate::Costs> 
                 memory,
                 link,
                 file_bytes_per_s,
-                layers: Vec::new(),
-                copies_apart: false,
-                states: Vec::new(),
+                layers,
+                copies_apart,
+                states,
                 overlap_ns,
                 step_ns,
             }
@@ -251,6 +265,28 @@ proptest! {
         let file = JsonCosts::from(&costs);
         prop_assert_eq!(file.fault(costs.stages.len(), ""), None);
         prop_assert_eq!(file.for_simulator(costs.stages.len()), costs);
+    }
+
+    /// A file of costs, as a run writes it, and a schedule's JSON.
+    #[test]
+    fn what_is_read_again_simulates_the_same(
+        costs in any_simulator_costs(4), recompute: bool, late: bool,
+    ) {
+        let shape = Shape { pp: 2, virtual_stages: 2, micro_batches: 6, unit: 3 };
+        let sync = if late { OptimizerSync::Late } else { OptimizerSync::Barrier };
+        let options = LowerOptions { recompute, sync, replicas: true, ..LowerOptions::default() };
+        let schedule = lower(&generate("zeropp", &shape).unwrap(), &options);
+        let timeline = simulate::simulate(&schedule, &costs).unwrap();
+        let mut file = Vec::new();
+        crate::costs::write(&costs, "a run", None, &mut file).unwrap();
+        let table = Table::from_json(&String::from_utf8(file).unwrap()).unwrap();
+        let again = table.of(4, ALONE, None).unwrap();
+        prop_assert_eq!(&simulate::simulate(&schedule, &again).unwrap(), &timeline);
+        let document =
+            Document { schedule, costs: Some(JsonCosts::from(&costs)), measures: None };
+        let read = read(&text(&document)).unwrap();
+        let again = read.costs.unwrap().for_simulator(4);
+        prop_assert_eq!(&simulate::simulate(&read.schedule, &again).unwrap(), &timeline);
     }
 
     #[test]
