@@ -175,7 +175,13 @@ impl Config {
             (device, _) => {
                 let devices = [DeviceKind::Cpu, DeviceKind::Cuda];
                 let there_is = devices.contains(&device);
-                return self.check_file_of(field, folder, "activations are not copied out", None, there_is);
+                return self.check_file_of(
+                    field,
+                    folder,
+                    "activations are not copied out",
+                    None,
+                    there_is,
+                );
             }
         };
         Err(ConfigError::value(field, folder.display(), problem, help))

@@ -33,9 +33,8 @@ fn pinned_here(bp: &Blueprint) -> Option<(usize, u64, Option<Room>)> {
 
 /// Whether that is more than there is, where it is looked at.
 pub(crate) fn is_short(bp: &Blueprint) -> bool {
-    let is_more = |(_, all, room): (usize, u64, Option<Room>)| {
-        room.is_some_and(|room| all > room.bytes)
-    };
+    let is_more =
+        |(_, all, room): (usize, u64, Option<Room>)| room.is_some_and(|room| all > room.bytes);
     !bp.config.no_memory_check && pinned_here(bp).is_some_and(is_more)
 }
 

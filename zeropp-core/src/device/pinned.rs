@@ -29,7 +29,10 @@ pub(super) struct Run {
 /// Address in one, address in the other, and bytes of each piece in which blocks lie one behind the
 /// other in `runs`.
 #[cfg(any(feature = "cuda", test))]
-pub(super) fn pieces(blocks: impl Iterator<Item = Run>, runs: &[Run]) -> Vec<(usize, usize, usize)> {
+pub(super) fn pieces(
+    blocks: impl Iterator<Item = Run>,
+    runs: &[Run],
+) -> Vec<(usize, usize, usize)> {
     let mut pieces = Vec::new();
     let (mut runs, mut run) = (runs.iter(), Run { address: 0, bytes: 0 });
     for mut block in blocks {

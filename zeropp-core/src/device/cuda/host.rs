@@ -21,8 +21,8 @@ use cubecl_server::stream::failed_writing;
 use cudarc::driver::{result, sys};
 use parking_lot::Mutex;
 
-use super::block::{Extent, GpuBlock};
 use super::super::pinned::{Run, page_bytes, pieces, pinned_bytes, runs};
+use super::block::{Extent, GpuBlock};
 use super::{CudaServer, follow, mark, record, server, wait, words};
 
 /// The pinned memory of one rank, and its two queues of copies.
@@ -61,7 +61,9 @@ pub(crate) struct HostParcel {
 }
 
 /// The copy that CubeCL's thread has begun last.
+#[derive(Default)]
 enum UnderWay {
+    #[default]
     None,
     /// Until this event is reached the memory is held where it is.
     Until(usize, Box<dyn Any + Send>),
@@ -209,12 +211,6 @@ impl Drop for HostParcel {
     }
 }
 
-impl Default for UnderWay {
-    fn default() -> Self {
-        UnderWay::None
-    }
-}
-
 /// Begins a copy in `queue`, on CubeCL's thread, behind what the rank's queue has by now.
 fn begin(
     server: &mut CudaServer,
@@ -226,10 +222,9 @@ fn begin(
 ) -> Result<UnderWay, String> {
     let held = blocks.iter().map(|block| server.get_resource(block.clone(), stream));
     let held: Vec<_> = held.collect::<Result<_, _>>().map_err(|e| format!("{e:?}"))?;
-    let device = held.iter().map(|block| Run {
-        address: block.resource().ptr as usize,
-        bytes: block.resource().size,
-    });
+    let device = held
+        .iter()
+        .map(|block| Run { address: block.resource().ptr as usize, bytes: block.resource().size });
     let pieces = pieces(device, runs);
     let queue = queue as sys::CUstream;
     let before = mark(server, stream)?;
