@@ -138,9 +138,9 @@ unsafe impl Accelerator for CudaAccelerator {
     fn join(&self, _: &Tensor<1>, event: Arc<Event>) -> DeviceResult<()> {
         let stream = StreamId::current();
         server(&self.cubecl).submit(move |server: &mut CudaServer| {
-            // SAFETY: the event is alive, and of this GPU. A server that cannot find the queue fails
-            // the caller's next operation on it; another error is one of the context, which every
-            // later call reports as well.
+            // SAFETY: the event lives, and is of this GPU. A server that cannot find the queue
+            // fails the caller's next operation on it; another error is one of the context, which
+            // every later call reports as well.
             let _ = unsafe { follow(server, stream, event.raw() as _) };
         });
         Ok(())

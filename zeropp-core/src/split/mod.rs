@@ -17,6 +17,7 @@ mod queue;
 mod recording;
 mod router;
 mod slot;
+mod storage;
 mod tape;
 mod vjp;
 mod weight;

@@ -9,7 +9,7 @@ use burn::backend::autodiff::NodeId;
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
-use super::away::{Storage, View};
+use super::storage::{Storage, View};
 use super::vjp;
 use crate::meter::{Hold, MemoryKind, Meter};
 

@@ -61,7 +61,7 @@ pub trait Worker {
     /// OUT: starts copying what the F of a micro-batch has kept out of memory.
     ///
     /// # Errors
-    /// What the system says, such as that there is no memory for it.
+    /// What the system says.
     fn start_out(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError>;
     /// GONE: waits for that, here or on the device, and gives its memory back.
     ///
@@ -75,8 +75,7 @@ pub trait Worker {
     /// # Errors
     /// What the system says.
     fn finish_in(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError>;
-    /// Whether the copy of a micro-batch that is under way would be finished at once, also where
-    /// the device waits; false where that is not known.
+    /// Whether the copy under way would be finished at once, also as the device waits for it.
     fn is_copied(&mut self, stage: usize, micro_batch: usize) -> bool;
 
     /// Tokens of a micro-batch, where the head is split.

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 
 use super::super::pinned::{Run, page_bytes, pieces, pinned_bytes, runs};
 use super::block::{Extent, GpuBlock};
-use super::{CudaServer, follow, mark, record, server, wait, words};
+use super::queue::{CudaServer, follow, mark, record, server, wait, words};
 
 /// The pinned memory of one rank, and its two queues of copies.
 pub struct HostLane(Arc<Lane>);
@@ -102,7 +102,7 @@ impl HostLane {
         Ok(HostLane(Arc::new(Lane { device, cubecl, out, back, pages })))
     }
 
-    /// Starts copying these blocks out, behind what was asked of the GPU so far. They are held until
+    /// Starts copying these blocks out, behind what was asked of the GPU before. They are held till
     /// [`settle`](HostParcel::settle).
     ///
     /// # Errors

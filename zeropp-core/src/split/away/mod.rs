@@ -4,7 +4,6 @@
 //! one storage are views of one again.
 
 mod place;
-mod storage;
 
 use std::collections::HashMap;
 use std::io;
@@ -14,8 +13,8 @@ use parking_lot::Mutex;
 
 pub use self::place::AwayPlace;
 use self::place::Parcel;
-pub(super) use self::storage::{Storage, View};
 use super::slot::{Leaving, Saved};
+use super::storage::{Storage, View};
 use crate::meter::{Hold, MemoryKind, Meter};
 
 /// Handles to what one forward keeps, without keeping it. A clone is a handle to the same.

@@ -8,8 +8,8 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 use zeropp_data::files::{ScratchCopy, ScratchFile, ScratchPlace};
 
-use super::storage::Storage;
 use crate::cpu_tensor::CpuBlock;
+use crate::split::storage::Storage;
 
 /// What carries storages out of memory and back, each copy behind the one that was started before
 /// it in the same direction.
