@@ -26,7 +26,7 @@ use super::block::{Extent, GpuBlock};
 use super::queue::{CudaServer, follow, mark, record, server, wait, words};
 
 /// The pinned memory of one rank, and its two queues of copies.
-pub struct HostLane(Arc<Lane>);
+pub(crate) struct HostLane(Arc<Lane>);
 
 struct Lane {
     device: Device,
@@ -83,7 +83,7 @@ impl HostLane {
     ///
     /// # Errors
     /// The driver's words; a device that is no NVIDIA GPU.
-    pub fn open(device: &Device, bytes: u64, parcels: usize) -> io::Result<HostLane> {
+    pub(crate) fn open(device: &Device, bytes: u64, parcels: usize) -> io::Result<HostLane> {
         let DispatchDevice::Cube(CubeDevice::Cuda(cubecl)) = device.as_dispatch() else {
             return Err(io::Error::other("there is no pinned memory for this device"));
         };

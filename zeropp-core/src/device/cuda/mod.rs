@@ -8,7 +8,6 @@ mod host;
 mod queue;
 
 pub(crate) use block::{GpuBlock, GpuView};
-pub use host::HostLane;
-pub(crate) use host::HostParcel;
+pub(crate) use host::{HostLane, HostParcel};
 pub(crate) use queue::queue_of;
 pub use queue::{CudaServer, follow, mark, record, server, wait, words};

@@ -9,6 +9,8 @@ use parking_lot::Mutex;
 use zeropp_data::files::{ScratchCopy, ScratchFile, ScratchPlace};
 
 use crate::cpu_tensor::CpuBlock;
+#[cfg(feature = "cuda")]
+use crate::device::cuda::{GpuBlock, HostLane, HostParcel};
 use crate::split::storage::Storage;
 
 /// What carries storages out of memory and back, each copy behind the one that was started before
@@ -55,7 +57,7 @@ impl AwayPlace {
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
     pub fn host(device: &Device, bytes: u64, parcels: usize) -> io::Result<AwayPlace> {
         #[cfg(feature = "cuda")]
-        return Ok(AwayPlace(Box::new(host::HostCarrier::open(device, bytes, parcels)?)));
+        return Ok(AwayPlace(Box::new(HostLane::open(device, bytes, parcels)?)));
         #[cfg(not(feature = "cuda"))]
         Err(io::Error::other("this build has no NVIDIA GPUs"))
     }
@@ -138,62 +140,51 @@ impl Drop for FileParcel {
 }
 
 #[cfg(feature = "cuda")]
-mod host {
-    use super::{Carrier, Device, Parcel, Storage, io};
-    use crate::device::cuda::{GpuBlock, HostLane, HostParcel};
+struct OnHost {
+    parcel: HostParcel,
+    /// Memory that is being filled.
+    coming: Vec<GpuBlock>,
+}
 
-    pub(super) struct HostCarrier(HostLane);
-
-    struct OnHost {
-        parcel: HostParcel,
-        /// Memory that is being filled.
-        coming: Vec<GpuBlock>,
+#[cfg(feature = "cuda")]
+impl Carrier for HostLane {
+    fn takes(&self, storage: &Storage) -> bool {
+        matches!(storage, Storage::Gpu(_))
     }
 
-    impl HostCarrier {
-        pub(super) fn open(device: &Device, bytes: u64, parcels: usize) -> io::Result<HostCarrier> {
-            HostLane::open(device, bytes, parcels).map(HostCarrier)
-        }
+    fn start_out(&mut self, storages: Vec<Storage>) -> io::Result<Box<dyn Parcel>> {
+        let blocks = storages.into_iter().filter_map(|storage| match storage {
+            Storage::Gpu(block) => Some(block),
+            Storage::Cpu(_) => None,
+        });
+        let parcel = self.copy_out(&blocks.collect::<Vec<_>>())?;
+        Ok(Box::new(OnHost { parcel, coming: Vec::new() }))
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Parcel for OnHost {
+    fn bytes(&self) -> u64 {
+        self.parcel.bytes()
     }
 
-    impl Carrier for HostCarrier {
-        fn takes(&self, storage: &Storage) -> bool {
-            matches!(storage, Storage::Gpu(_))
-        }
-
-        fn start_out(&mut self, storages: Vec<Storage>) -> io::Result<Box<dyn Parcel>> {
-            let blocks = storages.into_iter().filter_map(|storage| match storage {
-                Storage::Gpu(block) => Some(block),
-                Storage::Cpu(_) => None,
-            });
-            let parcel = self.0.copy_out(&blocks.collect::<Vec<_>>())?;
-            Ok(Box::new(OnHost { parcel, coming: Vec::new() }))
-        }
+    /// The GPU waits.
+    fn is_copied(&mut self) -> bool {
+        true
     }
 
-    impl Parcel for OnHost {
-        fn bytes(&self) -> u64 {
-            self.parcel.bytes()
-        }
+    fn finish_out(&mut self) -> io::Result<()> {
+        self.parcel.settle();
+        self.parcel.check()
+    }
 
-        /// The GPU waits.
-        fn is_copied(&mut self) -> bool {
-            true
-        }
+    fn start_in(&mut self) {
+        self.coming = self.parcel.copy_back();
+    }
 
-        fn finish_out(&mut self) -> io::Result<()> {
-            self.parcel.settle();
-            self.parcel.check()
-        }
-
-        fn start_in(&mut self) {
-            self.coming = self.parcel.copy_back();
-        }
-
-        fn finish_in(&mut self) -> io::Result<Vec<Storage>> {
-            self.parcel.settle();
-            self.parcel.check()?;
-            Ok(std::mem::take(&mut self.coming).into_iter().map(Storage::Gpu).collect())
-        }
+    fn finish_in(&mut self) -> io::Result<Vec<Storage>> {
+        self.parcel.settle();
+        self.parcel.check()?;
+        Ok(std::mem::take(&mut self.coming).into_iter().map(Storage::Gpu).collect())
     }
 }
