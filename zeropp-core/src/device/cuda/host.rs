@@ -222,9 +222,10 @@ fn begin(
 ) -> Result<UnderWay, String> {
     let held = blocks.iter().map(|block| server.get_resource(block.clone(), stream));
     let held: Vec<_> = held.collect::<Result<_, _>>().map_err(|e| format!("{e:?}"))?;
-    let device = held
-        .iter()
-        .map(|block| Run { address: block.resource().ptr as usize, bytes: block.resource().size });
+    let device = held.iter().zip(blocks).map(|(held, block)| Run {
+        address: held.resource().ptr as usize,
+        bytes: block.size_in_used(),
+    });
     let pieces = pieces(device, runs);
     let queue = queue as sys::CUstream;
     let before = mark(server, stream)?;
