@@ -201,6 +201,27 @@ def uploads_are_tokens(zeropp, folder):
         raise Failed(f"uploads of a step, by bytes: {dict(got)}")
 
 
+HELD = "--layers 8 --micro-batches 8 --unit 8"
+
+
+def on_the_host(zeropp, folder, gpus, words, **environment):
+    """Activations that go to pinned memory of the host and come back change no digit, and ranks
+    hold less."""
+    words = [*HELD.split(), *words.split()]
+    recompute = words.pop() if words[-1] in ("selective", "full") else "none"
+
+    def held(out):
+        steps = on_cuda(zeropp, [*words, "--recompute", f"{recompute}{out}"], folder, gpus,
+                        **(environment if out else {}))
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        return steps, [line for line in lines if "loss" in line][-1]["peak_bytes"]
+    (wanted, kept), (got, out) = held(""), held(":out=host")
+    if got != wanted:
+        raise Failed(f"{got} instead of {wanted}")
+    if not (0 < out["host_activation"] and out["activation"] < 0.75 * kept["activation"]):
+        raise Failed(f"peaks: {out} instead of {kept}")
+
+
 def orders(zeropp, folder, count, words):
     """Streams that are late by chance change no digit: no wait is missing."""
     layout = words.split()
@@ -235,6 +256,18 @@ def main():
                  lambda: exchanged(zeropp, folder, gpus, words))
         case("nccl, a run that loses a process", lambda: recovered(zeropp, folder))
         case("uploads of a step are its tokens", lambda: uploads_are_tokens(zeropp, folder))
+        for gpus, words in (
+                (1, "--virtual 4"), (2, "--pp 2 --virtual 4"),
+                (2, "--pp 2 --virtual 4 --precision bf16 selective"),
+                (2, "--pp 2 --virtual 4 full"),
+                (4, "--engine nccl --pp 2 --zero3 2 --virtual 4")):
+            case(f"activations on the host, {words} on {gpus}",
+                 lambda: on_the_host(zeropp, folder, gpus, words))
+        words = "--engine nccl --pp 2 --zero3 2 --virtual 4"
+        for seed in range(1, count + 1):
+            case(f"activations on the host, order {seed}", lambda: on_the_host(
+                zeropp, folder, 4, words, CUDA_ON_CPU_DELAY_US="3000",
+                CUDA_ON_CPU_SEED=str(seed)))
         for words in ("--engine nccl --pp 2 --zero3 2", "--zero3 2 --dp 2 --zero1"):
             case(f"{count} orders of the streams, {words}",
                  lambda: orders(zeropp, folder, count, words))

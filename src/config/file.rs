@@ -6,7 +6,7 @@ use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
 use super::model::is_path;
-use super::{Config, ConfigError, OPTIONS, OptionInfo, OptionKind, foreign, lists, values};
+use super::{Config, ConfigError, HOST, OPTIONS, OptionInfo, OptionKind, foreign, lists, values};
 use zeropp_core::files::{escaped, escaped_line, read_text};
 
 /// Largest configuration file, in bytes.
@@ -45,7 +45,8 @@ impl Config {
                 continue;
             }
             // An empty path stays one, and not the folder.
-            if let Some(folder) = path.parent().filter(|_| is_relative_path(value)) {
+            let is_host = option.key == "recompute-out" && value == HOST;
+            if let Some(folder) = path.parent().filter(|_| !is_host && is_relative_path(value)) {
                 let joined = folder.join(value).into_os_string().into_string();
                 let joined = joined.map_err(|path| not_utf8(option.key, &path)).map_err(in_file)?;
                 from_here.insert(option.key.into(), joined.into());

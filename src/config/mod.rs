@@ -59,6 +59,8 @@ use zeropp_pipeline::schedules::{Kind, StagesPerRank, StepForm, default_unit};
 
 /// The value of `head-split` that leaves it to the run.
 const AUTO: &str = "auto";
+/// The value of `recompute:out` that stands for memory of a GPU's host.
+pub(crate) const HOST: &str = "host";
 
 /// The settings that follow from others where they are not given.
 impl Config {
@@ -154,6 +156,16 @@ impl Config {
             let round = if rounds { self.pp.max(1) } else { 1 };
             two_units.checked_next_multiple_of(round).unwrap_or(two_units)
         })
+    }
+
+    /// Whether activations are copied out to memory of the host, and not to files.
+    pub(crate) fn copies_to_host(&self) -> bool {
+        self.recompute_out.as_deref() == Some(Path::new(HOST))
+    }
+
+    /// The folder whose files activations are copied out to.
+    pub(crate) fn out_folder(&self) -> Option<&Path> {
+        self.recompute_out.as_deref().filter(|_| !self.copies_to_host())
     }
 
     /// How many micro-batches of each unit have their activations copied out of memory.

@@ -113,14 +113,15 @@ options! {
         /// that there is can be used up: `zeropp plan` finds the number.
         "recompute-first" "N" recompute_first: Option<usize> = None, Program Kept
             => "recompute:first";
-        /// A folder for a file of each rank that activations are copied out to, and in again
-        /// before the backward. Default: none are.
+        /// Where activations are copied out to, and in again before the backward: on CPUs a folder
+        /// for a file of each rank, on CUDA `host`. Default: nowhere.
         ///
         /// What the forward keeps, less what `recompute` makes again, leaves memory while other
-        /// stages compute, wherever there is time for both copies; no bit depends on it. A fast
-        /// local disk is wanted: it is written and read once a step for all that goes out. The
-        /// file has no name and goes with the process. With `auto` only as many micro-batches go
-        /// out as memory wants, before whole stages are computed again. On CPUs only.
+        /// stages compute, wherever there is time for both copies; no bit depends on it. `host` is
+        /// memory of the machine that a rank pins at its start. A folder wants a fast local disk:
+        /// it is written and read once a step for all that goes out. The file has no name and goes
+        /// with the process. With `auto` only as many micro-batches go out as memory wants, before
+        /// whole stages are computed again.
         "recompute-out" "DIR" recompute_out: Option<PathBuf> = None, Given Left
             => "recompute:out";
         /// How many micro-batches of each unit are copied out, spread evenly over the unit, so that

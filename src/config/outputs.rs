@@ -93,7 +93,7 @@ impl Config {
             ("copies", self.copies.as_deref()),
             ("flight-dir", flight),
             ("tensorboard", events),
-            ("recompute:out", self.recompute_out.as_deref()),
+            ("recompute:out", self.out_folder()),
             ("optimizer:out", states),
         ])
     }

@@ -54,6 +54,9 @@ fn paths_of_a_file_count_from_its_folder() {
     assert_eq!(as_given, (Some(Path::new("-")), Some(Path::new(""))), "no paths in the folder");
     assert_eq!(config.flight_dir.as_deref(), Some(Path::new("")));
     assert_eq!(config.file, Some(path.clone()));
+    fs::write(&path, "recompute-out = 'host'\noptimizer-out = 'host'").unwrap();
+    let config = Config::load(&path).unwrap();
+    assert_eq!((config.recompute_out, config.optimizer_out), (Some("host".into()), at("host")));
     // What a file does not say, its folder does not change; flags count from where one is.
     fs::write(&path, "schedule = 'zb-v'").unwrap();
     let config = Config::load(&path).unwrap();

@@ -264,10 +264,15 @@ fn copies_out_of_memory_are_refused_beside_what_there_is_not_yet() {
     let (device, slices) = (beside("device = 'wgpu'"), beside("slices = 2\nseq = 512"));
     let reschedule = beside("pp = 2\nreschedule = 'auto'\nschedule = 'zeropp'");
     let (none, experts) = (beside("recompute-out-batches = 0"), beside("model = 'mixtral'"));
+    let (cuda, host) = (beside("device = 'cuda'"), "recompute-out = 'host'");
+    let host_of_wgpu = format!("{host}\ndevice = 'wgpu'");
     refused(&[
-        ("recompute-out-batches = 2", "recompute:out-batches = 2: says how much goes to a folder"),
+        ("recompute-out-batches = 2", "recompute:out-batches = 2: says how much goes out, and not"),
         (&none, "recompute:out-batches = 0: copies nothing out; use 1 or more"),
         (&device, "recompute:out = /nowhere: activations are not copied out with device = wgpu"),
+        (&host_of_wgpu, "recompute:out = host: activations are not copied out with device = wgpu"),
+        (&cuda, "recompute:out = /nowhere: GPUs copy to pinned memory of their host; use host"),
+        (host, "recompute:out = host: ranks on CPUs have no other memory; name a folder"),
         (
             &slices,
             "schedule:slices = 2: runs cannot do it with recompute:out = /nowhere yet; use 1",

@@ -159,34 +159,53 @@ impl Config {
         let field = "recompute:out";
         let Some(folder) = &self.recompute_out else {
             let Some(batches) = self.recompute_out_batches else { return Ok(()) };
-            let problem = "says how much goes to a folder, and none is named";
-            let help = "name one with recompute:out, or leave it out";
+            let problem = "says how much goes out, and not where to";
+            let help = "say that with recompute:out, or leave it out";
             return Err(ConfigError::value("recompute:out-batches", batches, problem, help));
         };
         check(self.recompute_out_batches != Some(0), || {
             let help = "use 1 or more, or leave recompute:out out";
             ConfigError::value("recompute:out-batches", 0, "copies nothing out", help)
         })?;
-        self.check_file_of(field, folder, "activations are not copied out", None)
+        let (problem, help) = match (self.device, self.copies_to_host()) {
+            (DeviceKind::Cuda, false) => ("GPUs copy to pinned memory of their host", "use host"),
+            (DeviceKind::Cpu, true) => {
+                ("ranks on CPUs have no other memory", "name a folder; ./host is one")
+            }
+            (device, _) => {
+                let devices = [DeviceKind::Cpu, DeviceKind::Cuda];
+                let there_is = devices.contains(&device);
+                return self.check_file_of(
+                    field,
+                    folder,
+                    "activations are not copied out",
+                    None,
+                    there_is,
+                );
+            }
+        };
+        Err(ConfigError::value(field, folder.display(), problem, help))
     }
 
     /// What is in a file of its own between its uses: what there is not beside it.
     fn check_optimizer_out(&self) -> Checked {
         let Some(folder) = &self.optimizer_out else { return Ok(()) };
         let late = (self.optimizer_sync == OptimizerSync::Late).then_some(self.optimizer_sync);
-        self.check_file_of("optimizer:out", folder, "states are not in a file", late)
+        let there_is = self.device == DeviceKind::Cpu;
+        self.check_file_of("optimizer:out", folder, "states are not in a file", late, there_is)
     }
 
-    /// What there is not beside a rank's file yet, of which `what` is said.
+    /// What there is not beside what a rank has out yet, of which `what` is said; whether there is
+    /// its device is said.
     fn check_file_of(
         &self,
         field: &'static str,
         folder: &Path,
         what: &str,
         late: Option<OptimizerSync>,
+        there_is: bool,
     ) -> Checked {
-        let device =
-            (self.device != DeviceKind::Cpu).then(|| ("device", self.device.to_string(), "cpu"));
+        let device = (!there_is).then(|| ("device", self.device.to_string(), "cpu"));
         let reschedule =
             self.asked_reschedule().map(|asked| ("reschedule", asked.to_string(), "off"));
         let late = late.map(|sync| ("optimizer-sync", sync.to_string(), "barrier"));
@@ -453,7 +472,7 @@ impl Config {
             ("save", self.save.as_ref()),
             ("flight-dir", self.flight_dir.as_ref()),
             ("tensorboard", self.tensorboard.as_ref()),
-            ("recompute:out", self.recompute_out.as_ref()),
+            ("recompute:out", self.recompute_out.as_ref().filter(|_| !self.copies_to_host())),
             ("optimizer:out", self.optimizer_out.as_ref()),
         ] {
             let Some(folder) = folder else { continue };

@@ -44,7 +44,7 @@ impl FileRate {
 /// A folder where files cannot be written or read, or threads that are refused.
 pub(super) fn measure(config: &Config, ranks: usize) -> Result<Option<FileRate>, Error> {
     let states = config.optimizer_out.as_deref().map(|folder| ("optimizer:out", folder));
-    let activations = config.recompute_out.as_deref().map(|folder| ("recompute:out", folder));
+    let activations = config.out_folder().map(|folder| ("recompute:out", folder));
     let Some((field, folder)) = states.or(activations) else { return Ok(None) };
     let failed = |e: io::Error| -> Error {
         let help = "name a folder that may be written to, with room for 256 MiB";

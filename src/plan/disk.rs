@@ -19,11 +19,11 @@ struct OutFolder<'a> {
 }
 
 fn folders(config: &Config) -> impl Iterator<Item = OutFolder<'_>> {
-    let activations = ("recompute:out", &config.recompute_out, MemoryKind::HostActivation);
-    let states = ("optimizer:out", &config.optimizer_out, MemoryKind::HostState);
-    [activations, states].into_iter().filter_map(|(field, folder, kind)| {
-        Some(OutFolder { field, folder: folder.as_deref()?, kind })
-    })
+    let activations = ("recompute:out", config.out_folder(), MemoryKind::HostActivation);
+    let states = ("optimizer:out", config.optimizer_out.as_deref(), MemoryKind::HostState);
+    [activations, states]
+        .into_iter()
+        .filter_map(|(field, folder, kind)| Some(OutFolder { field, folder: folder?, kind }))
 }
 
 /// Refuses a run whose ranks on this machine are predicted to put more out of memory than the disks

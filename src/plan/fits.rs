@@ -10,7 +10,7 @@ use crate::Error;
 use crate::config::{Config, DeviceKind};
 use crate::plan::blueprint::Blueprint;
 use crate::plan::memory::{needed, tightest};
-use crate::plan::{changes, disk, split};
+use crate::plan::{changes, disk, host, split};
 use crate::refusal::TooLittleMemory;
 
 /// How long is looked for more: a schedule of many actions takes a while to predict for.
@@ -23,6 +23,7 @@ const TIME: Duration = Duration::from_secs(5);
 /// [`Error::Memory`], with what would fit; the folder with too little room.
 pub(crate) fn check(bp: &Blueprint) -> Result<(), Error> {
     disk::check(&bp.needs())?;
+    host::check(bp)?;
     if bp.config.no_memory_check {
         return Ok(());
     }

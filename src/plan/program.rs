@@ -264,7 +264,7 @@ pub(crate) fn check_program(config: &Config, program: &Schedule) -> Result<(), E
     }
     if config.recompute_out.is_none() && !copied_out(program).is_empty() {
         let problem = format!("the program in {} copies activations out", config.schedule);
-        let help = "name a folder for them with recompute:out=DIR, or another file";
+        let help = "say where to with recompute:out=DIR, or use another file";
         return Err(ConfigError::value("schedule", &config.schedule, problem, help).into());
     }
     let whole = stages_with_r(program);

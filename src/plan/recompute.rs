@@ -8,7 +8,7 @@ use crate::Error;
 use crate::config::{Config, Recompute};
 use crate::own::CustomParts;
 use crate::plan::blueprint::Blueprint;
-use crate::plan::{memory, slice_number};
+use crate::plan::{host, memory, slice_number};
 
 /// The run, with `recompute = auto` with the least recomputation that fits; where none does, with
 /// all that there is. With a folder for that, activations are copied out before stages are computed
@@ -21,6 +21,12 @@ pub(crate) fn planned(
     model: Model,
     own: &CustomParts,
 ) -> Result<Blueprint, Error> {
+    let mut planned = with_least(config, model, own)?;
+    planned.plan.notes.extend(host::predicted(&planned));
+    Ok(planned)
+}
+
+fn with_least(config: &Config, model: Model, own: &CustomParts) -> Result<Blueprint, Error> {
     if config.recompute != Recompute::Auto {
         return slice_number::planned(config, model, own);
     }
@@ -105,5 +111,9 @@ fn with_copies(
             _ => fewer = batches,
         }
     }
-    Ok(least)
+    // Beyond what the host has too little is out in any case: then stages are computed again.
+    match host::is_short(&least) {
+        true => without_copies(&Config { recompute_out: None, ..config.clone() }, made),
+        false => Ok(least),
+    }
 }

@@ -8,9 +8,9 @@ use burn::tensor::Device;
 use zeropp_checkpoint::Plateau;
 use zeropp_comm::groups::Groups;
 use zeropp_core::data::Sampler;
-use zeropp_core::files::ScratchFile;
 use zeropp_core::layer::Part;
 use zeropp_core::meter::Meter;
+use zeropp_core::split::AwayPlace;
 use zeropp_pipeline::executor::{Executor, Instruments, ModelWorker, WorkerOptions};
 use zeropp_pipeline::ir::Schedule;
 use zeropp_plan::recompute::{Recomputed, copied_out, redone};
@@ -24,6 +24,7 @@ use crate::checkpoint::patience::Patience;
 use crate::checkpoint::resume::Resumed;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
+use crate::plan::host;
 use crate::run::evaluation::Evaluator;
 use crate::run::recut::Leaving;
 use crate::run::shared::RunShared;
@@ -165,7 +166,7 @@ fn executor(
     };
     let tokens = tokens::training(shared, device, groups, sampler, scored);
     let worker = ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
-    let worker = copying_out(worker, schedule, config.recompute_out.as_deref())?;
+    let worker = copying_out(worker, schedule, bp, bench)?;
     Ok(Executor::new(
         schedule,
         groups.pipeline.clone(),
@@ -175,16 +176,26 @@ fn executor(
     ))
 }
 
-/// The worker with a file in `folder` for what its program copies out of memory, if it does.
+/// The worker with a place for what its program copies out of memory, if it does.
 fn copying_out(
     worker: ModelWorker,
     program: &Schedule,
-    folder: Option<&Path>,
+    bp: &Blueprint,
+    bench: &Bench,
 ) -> Result<ModelWorker, RankError> {
     let out = copied_out(program);
-    let Some(folder) = folder.filter(|_| !out.is_empty()) else { return Ok(worker) };
-    let file = ScratchFile::open(folder).map_err(|e| no_file("recompute:out", folder, &e))?;
-    Ok(worker.copying_out(out, file))
+    let Some(to) = bp.config.recompute_out.as_deref().filter(|_| !out.is_empty()) else {
+        return Ok(worker);
+    };
+    let (bytes, parcels) = host::out_of(bp, bench.groups.coords);
+    let place = match bp.config.out_folder() {
+        Some(folder) => AwayPlace::file(folder).map_err(|e| no_file("recompute:out", folder, &e)),
+        None => AwayPlace::host(&bench.device, bytes, parcels).map_err(|error| {
+            let (to, help) = (to.display(), "let less go out with recompute:out-batches");
+            RankError::Program(format!("recompute:out = {to}: {error}; {help}"))
+        }),
+    };
+    Ok(worker.copying_out(out, place?))
 }
 
 /// How this rank holds its stages.

@@ -5,6 +5,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod copies;
 mod hand_over;
 mod kernels;
 mod products;

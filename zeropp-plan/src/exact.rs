@@ -141,6 +141,8 @@ pub struct Planned {
     /// Whether it has something on a host, which no run can have today.
     #[serde(skip)]
     pub on_host: bool,
+    /// Whether states are of that, which runs cannot have there yet.
+    pub states_on_host: bool,
     /// Seconds of a step.
     pub step_s: f64,
     /// Idle share of all ranks from the first to the last compute.
@@ -311,10 +313,12 @@ impl<'a> Simulation<'a> {
             may_split_head: self.job.run_may_split_head(self.layout),
             out_to: match &self.job.fixed.out {
                 Some(OutPlace::File(folder)) => Some(folder.clone()),
-                _ => None,
+                Some(OutPlace::Host) => Some("host".into()),
+                None => None,
             },
             on_host: self.layout.out > 0 && self.job.fixed.out == Some(OutPlace::Host)
                 || self.job.fixed.states == Some(OutPlace::Host),
+            states_on_host: self.job.fixed.states == Some(OutPlace::Host),
             step_s,
             bubble: (1.0 - work / computed).max(0.0),
             memory: held.iter().map(|rank| rank.at_once).collect(),

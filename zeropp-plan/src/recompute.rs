@@ -111,6 +111,21 @@ pub fn redone(program: &Schedule) -> HashSet<(usize, usize)> {
     computes.filter(|t| t.kind == Compute::R).map(|t| (t.stage, t.micro_batch)).collect()
 }
 
+/// Stages and micro-batches that a rank's program has out at once, at most.
+pub fn most_out(program: &[Action]) -> usize {
+    let (mut out, mut most) = (HashSet::new(), 0);
+    for action in program {
+        if let Action::Out { stage, micro_batch } = *action {
+            out.insert((stage, micro_batch));
+            most = most.max(out.len());
+        }
+        for task in action.computes().filter(|task| task.kind != Compute::F) {
+            out.remove(&(task.stage, task.micro_batch));
+        }
+    }
+    most
+}
+
 /// The stages and micro-batches of which a program copies what F keeps out of memory.
 pub fn copied_out(program: &Schedule) -> HashSet<(usize, usize)> {
     let actions = program.ranks.iter().flatten();

@@ -217,13 +217,16 @@ fn put_out(plan: &LayoutPlan) -> Option<String> {
     let held = is_ahead(&first).then(|| {
         format!(" 1 puts {} of each rank on the host.", in_words(first.planned.outside()))
     });
-    (!those.is_empty()).then(|| {
-        format!(
-            "Runs on GPUs cannot put activations or states out yet: {} are predictions alone, no \
-             GPU has copied so, and commands, which leave it out, hold more.{}",
-            those.join(", "),
-            held.unwrap_or_default()
-        )
+    let (those, held) = (those.join(", "), held.unwrap_or_default());
+    (!those.is_empty()).then(|| match first.planned.states_on_host {
+        true => format!(
+            "Runs on GPUs cannot put states out yet: {those} are predictions alone, and commands, \
+             which keep states, hold more.{held}"
+        ),
+        false => format!(
+            "Of {those} activations go out to pinned memory of the host, which runs do and no GPU \
+             has done yet.{held}"
+        ),
     })
 }
 

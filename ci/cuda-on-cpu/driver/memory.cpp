@@ -222,6 +222,7 @@ API int cuMemFreeAsync(Address at, Queue *stream) {
 API int cuMemAllocHost_v2(void **at, size_t bytes) {
     void *start = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (start == MAP_FAILED) return OUT_OF_MEMORY;
+    if (!settings().count_only) memset(start, 0xff, bytes); // as new memory of a device
     *at = start;
     std::lock_guard<std::mutex> guard(pinned_lock);
     pinned[(Address)start] = bytes;

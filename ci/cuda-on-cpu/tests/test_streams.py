@@ -26,7 +26,7 @@ class Streams(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.device = Device()
-        cls.other = cls.device.new_stream()
+        cls.other, cls.third = cls.device.new_stream(), cls.device.new_stream()
         cls.fill = cls.device.kernel(FILL)
 
     def write(self, at, value, stream):
@@ -65,6 +65,42 @@ class Streams(unittest.TestCase):
             d.wait()
             wrong += d.down(copy, "I", N) != [1] * N
         self.assertGreater(wrong, 0)
+
+    def out_and_back(self, *waits):
+        """A stream writes, others copy out to pinned memory and back into room that the first has
+        used, which then reads; whether that is what was written. Of four waits these are there."""
+        d = self.device
+        at, room, host, size = d.room(4 * N), d.room(4 * N), POINTER(), ctypes.c_size_t(4 * N)
+        call("cuMemHostAlloc", ctypes.byref(host), size, 1)
+
+        def follows(waiting, other, name):
+            if name in waits:
+                done = event()
+                call("cuEventRecord", done, other)
+                call("cuStreamWaitEvent", waiting, done, 0)
+        self.write(at, 5, d.stream)
+        follows(self.other, d.stream, "written")
+        call("cuMemcpyDtoHAsync_v2", host, at, size, self.other)
+        follows(d.stream, self.other, "out")
+        self.write(at, 6, d.stream)
+        self.write(room, 7, d.stream)
+        follows(self.third, d.stream, "used")
+        call("cuMemcpyHtoDAsync_v2", room, host, size, self.third)
+        follows(d.stream, self.third, "back")
+        got = d.down(room, "I", N)
+        [d.wait(stream) for stream in (self.other, self.third)]
+        # What came too early has gone by now.
+        got = [got, d.down(room, "I", N)]
+        [call("cuMemFree_v2", memory) for memory in (at, room)]
+        call("cuMemFreeHost", host)
+        return got == [[5] * N] * 2
+
+    def test_copies_out_and_back_want_four_waits(self):
+        waits = ["written", "out", "used", "back"]
+        self.assertTrue(all(self.out_and_back(*waits) for _ in range(ORDERS)))
+        for wait in waits:
+            rest = [other for other in waits if other != wait]
+            self.assertFalse(all(self.out_and_back(*rest) for _ in range(ORDERS)), wait)
 
     def test_an_event_counts_as_done_only_when_it_is(self):
         d = self.device

@@ -17,7 +17,7 @@ use cubecl::cuda::CudaDevice;
 use cubecl_environment::stream::StreamId;
 use cubecl_server::server::{BufferBinding, ServerStorage};
 use cudarc::driver::{DriverError, result, sys};
-use zeropp_core::device::cuda::{CudaServer, queue_of, server};
+use zeropp_core::device::cuda::{CudaServer, follow, mark, record, server, wait, words};
 
 use super::{Accelerator, DeviceResult, Event, OnPinned, Pinned, RawEvent, RawStream};
 
@@ -68,16 +68,6 @@ fn resolve(tensor: Tensor<1>, device: &Device) -> DeviceResult<BufferBinding> {
     Ok(into_contiguous(tensor).handle.binding())
 }
 
-/// Marks the point that the queue of `stream` has reached.
-fn mark(server: &mut CudaServer, stream: StreamId) -> DeviceResult<RawEvent> {
-    let queue = queue_of(server, stream)?;
-    let event =
-        result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(words)?;
-    // SAFETY: both are alive, and the context is current on CubeCL's thread.
-    unsafe { result::event::record(event, queue) }.map_err(words)?;
-    Ok(event as RawEvent)
-}
-
 // SAFETY: the resources in `keep` hold the blocks where they are, and the event is recorded on the
 // queue of the thread that made the tensors, after all work on them.
 unsafe impl Accelerator for CudaAccelerator {
@@ -105,7 +95,7 @@ unsafe impl Accelerator for CudaAccelerator {
                     blocks.into_iter().map(|block| server.get_resource(block, stream)).collect();
                 let held = held.map_err(|e| format!("{e:?}"))?;
                 let addresses = held.iter().map(|block| block.resource().ptr as usize).collect();
-                let ready = mark(server, stream)?;
+                let ready = mark(server, stream)? as RawEvent;
                 Ok(Pinned { addresses, ready, keep: Box::new(held) })
             };
             then(pin());
@@ -123,17 +113,13 @@ unsafe impl Accelerator for CudaAccelerator {
     }
 
     fn wait(&self, stream: RawStream, event: RawEvent) -> DeviceResult<()> {
-        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both are alive, and `enter` made the context current.
-        unsafe { result::stream::wait_event(stream as _, event as _, flags) }.map_err(words)
+        unsafe { wait(stream as _, event as _) }
     }
 
     fn record(&self, stream: RawStream) -> DeviceResult<RawEvent> {
-        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
-        let event = result::event::create(flags).map_err(words)?;
-        // SAFETY: both are alive, and `enter` made the context current.
-        unsafe { result::event::record(event, stream as _) }.map_err(words)?;
-        Ok(event as RawEvent)
+        // SAFETY: the queue is alive, and `enter` made the context current.
+        unsafe { record(stream as _) }.map(|event| event as RawEvent)
     }
 
     fn is_done(&self, event: RawEvent) -> DeviceResult<bool> {
@@ -152,12 +138,10 @@ unsafe impl Accelerator for CudaAccelerator {
     fn join(&self, _: &Tensor<1>, event: Arc<Event>) -> DeviceResult<()> {
         let stream = StreamId::current();
         server(&self.cubecl).submit(move |server: &mut CudaServer| {
-            // A server that cannot find the queue fails the caller's next operation on it.
-            let Ok(queue) = queue_of(server, stream) else { return };
-            let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-            // SAFETY: both are alive, and the context is current on CubeCL's thread. An error here
-            // is one of the context, which every later call reports as well.
-            let _ = unsafe { result::stream::wait_event(queue, event.raw() as _, flags) };
+            // SAFETY: the event lives, and is of this GPU. A server that cannot find the queue
+            // fails the caller's next operation on it; another error is one of the context, which
+            // every later call reports as well.
+            let _ = unsafe { follow(server, stream, event.raw() as _) };
         });
         Ok(())
     }
@@ -171,8 +155,4 @@ unsafe impl Accelerator for CudaAccelerator {
         // SAFETY: the last use, with no work left.
         let _ = unsafe { result::stream::destroy(stream as _) };
     }
-}
-
-fn words(error: DriverError) -> String {
-    format!("CUDA: {error:?}")
 }

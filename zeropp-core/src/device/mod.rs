@@ -8,6 +8,7 @@ pub mod cuda;
 mod gpus;
 mod hand_over;
 mod library_search;
+mod pinned;
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 mod preflight;
 mod room;
@@ -16,6 +17,7 @@ mod wait;
 pub use gpus::Gpu;
 pub use hand_over::{copy, hand_over, on, take_over, take_to_read};
 pub use library_search::LibrarySearch;
+pub use pinned::pinned_bytes;
 pub use room::{Room, RoomSource};
 pub use wait::wait_for;
 

@@ -17,11 +17,12 @@ mod queue;
 mod recording;
 mod router;
 mod slot;
+mod storage;
 mod tape;
 mod vjp;
 mod weight;
 
-pub use away::{AwayTensors, Vault};
+pub use away::{AwayPlace, AwayTensors, Vault};
 pub use context::{SampleContext, SliceCx};
 pub use dropout::{Dropout, DropoutPlace};
 pub use masks::{Documents, Masks, NOT_SCORED};

@@ -9,8 +9,8 @@ use burn::backend::autodiff::NodeId;
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
+use super::storage::{Storage, View};
 use super::vjp;
-use crate::cpu_tensor::{CpuBlock, CpuView};
 use crate::meter::{Hold, MemoryKind, Meter};
 
 /// A handle to a tensor kept for later, which the rank's meter counts while it is there. A clone is
@@ -21,7 +21,7 @@ pub struct Saved<const D: usize>(pub(super) Arc<Mutex<Slot<D>>>);
 pub(super) enum Slot<const D: usize> {
     Here(Tensor<D>, Hold),
     /// The tensor's bytes are out of memory.
-    Away(CpuView),
+    Away(View),
     /// The tensor is made when it is first asked for.
     Due(Box<dyn FnOnce() -> Tensor<D> + Send>, Arc<Meter>),
     /// While it is made.
@@ -75,33 +75,32 @@ const AWAY: &str = "a kept tensor is wanted while it is out of memory";
 
 /// A kept tensor of any shape that can leave memory and come back.
 pub(super) trait Leaving: Send + Sync {
-    /// The storage that it is of, if it is here.
-    fn block(&self) -> Option<CpuBlock>;
-    /// Drops the tensor, which is here.
-    fn leave(&self);
-    /// Makes it again of its storage's bytes, as an activation.
-    fn come_back(&self, block: &CpuBlock, meter: &Arc<Meter>);
+    /// The storage that it is of, and what it is of that, if it is here.
+    fn storage(&self) -> Option<(Storage, View)>;
+    /// Drops the tensor, which is here, and is that of its storage.
+    fn leave(&self, view: View);
+    /// Makes it again of its storage, as an activation.
+    fn come_back(&self, storage: &Storage, meter: &Arc<Meter>);
 }
 
 impl<const D: usize> Leaving for Mutex<Slot<D>> {
-    fn block(&self) -> Option<CpuBlock> {
+    fn storage(&self) -> Option<(Storage, View)> {
         let Slot::Here(tensor, _) = &*self.lock() else { return None };
-        Some(CpuBlock::of(tensor)?.0)
+        Storage::of(tensor)
     }
 
-    fn leave(&self) {
+    fn leave(&self, view: View) {
         let mut slot = self.lock();
-        let Slot::Here(tensor, _) = &*slot else { return };
-        if let Some((_, view)) = CpuBlock::of(tensor) {
+        if let Slot::Here(..) = &*slot {
             *slot = Slot::Away(view);
         }
     }
 
-    fn come_back(&self, block: &CpuBlock, meter: &Arc<Meter>) {
+    fn come_back(&self, storage: &Storage, meter: &Arc<Meter>) {
         let mut slot = self.lock();
         *slot = match std::mem::replace(&mut *slot, Slot::Making) {
             Slot::Away(view) => {
-                let tensor = block.tensor(view);
+                let tensor = storage.tensor(view);
                 let hold = meter.hold_tensor(MemoryKind::Activation, &tensor);
                 Slot::Here(tensor, hold)
             }

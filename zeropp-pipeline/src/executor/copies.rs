@@ -14,7 +14,7 @@ impl<W: Worker> Executor<W> {
     ) -> Result<bool, StepError> {
         match action {
             Action::Out { stage, micro_batch } => {
-                self.worker.start_out(stage, micro_batch);
+                self.worker.start_out(stage, micro_batch)?;
                 self.copy_begun(f, (stage, micro_batch), span);
                 Ok(false)
             }

@@ -289,8 +289,9 @@ impl Worker for EmulatedWorker {
         STAMP
     }
 
-    fn start_out(&mut self, stage: usize, micro_batch: usize) {
-        self.copies.start((stage, micro_batch), self.clock.now());
+    fn start_out(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError> {
+        self.start_in(stage, micro_batch);
+        Ok(())
     }
 
     fn finish_out(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError> {
@@ -299,7 +300,7 @@ impl Worker for EmulatedWorker {
     }
 
     fn start_in(&mut self, stage: usize, micro_batch: usize) {
-        self.start_out(stage, micro_batch);
+        self.copies.start((stage, micro_batch), self.clock.now());
     }
 
     fn finish_in(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError> {

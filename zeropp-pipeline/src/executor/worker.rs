@@ -60,8 +60,11 @@ pub trait Worker {
     fn weight_of_layer(&mut self, stage: usize, micro_batch: usize, layer: usize);
 
     /// OUT: starts copying what the F of a micro-batch has kept out of memory.
-    fn start_out(&mut self, stage: usize, micro_batch: usize);
-    /// GONE: waits for that, and gives its memory back.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn start_out(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError>;
+    /// GONE: waits for that, here or on the device, and gives its memory back.
     ///
     /// # Errors
     /// What the system says, such as that the disk is full.
@@ -73,8 +76,7 @@ pub trait Worker {
     /// # Errors
     /// What the system says.
     fn finish_in(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError>;
-    /// Whether the copy of a micro-batch that is under way would be finished at once; false where
-    /// that is not known.
+    /// Whether the copy under way would be finished at once, also as the device waits for it.
     fn is_copied(&mut self, stage: usize, micro_batch: usize) -> bool;
 
     /// Tokens of a micro-batch, where the head is split.

@@ -3,9 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::tensor::Tensor;
-use zeropp_core::files::ScratchFile;
 use zeropp_core::meter::MemoryKind;
-use zeropp_core::split::{AwayTensors, Saved, Vault};
+use zeropp_core::split::{AwayPlace, AwayTensors, Saved, Vault};
 
 use super::super::error::StepError;
 use super::ModelWorker;
@@ -16,19 +15,19 @@ pub(super) struct Offload {
     /// Stages and micro-batches that the program copies out.
     out: HashSet<(usize, usize)>,
     /// Where to; none where nothing is.
-    file: Option<ScratchFile>,
+    place: Option<AwayPlace>,
     /// What the forwards have kept that are to be copied out.
     vaults: HashMap<(usize, usize), Vault>,
     away: HashMap<(usize, usize), AwayTensors>,
 }
 
-const NO_FILE: &str = "a worker whose program copies activations out has a file for them";
+const NO_PLACE: &str = "a worker whose program copies activations out has a place for them";
 
 impl ModelWorker {
-    /// The same, which copies what the forwards of these stages and micro-batches keep to `file`
+    /// The same, which copies what the forwards of these stages and micro-batches keep to `place`
     /// where its program says so.
-    pub fn copying_out(mut self, out: HashSet<(usize, usize)>, file: ScratchFile) -> Self {
-        self.offload = Offload { out, file: Some(file), ..Offload::default() };
+    pub fn copying_out(mut self, out: HashSet<(usize, usize)>, place: AwayPlace) -> Self {
+        self.offload = Offload { out, place: Some(place), ..Offload::default() };
         self
     }
 
@@ -52,11 +51,12 @@ impl ModelWorker {
         self.offload.vaults.get(&at)
     }
 
-    pub(super) fn copy_out(&mut self, at: (usize, usize)) {
-        let Offload { file, vaults, away, .. } = &mut self.offload;
+    pub(super) fn copy_out(&mut self, at: (usize, usize)) -> Result<(), StepError> {
+        let Offload { place, vaults, away, .. } = &mut self.offload;
         let vault = vaults.remove(&at).expect("a copy out follows its F");
-        let file = file.as_mut().expect(NO_FILE);
-        away.insert(at, AwayTensors::start_out(vault, file, &self.meter));
+        let place = place.as_mut().expect(NO_PLACE);
+        away.insert(at, AwayTensors::start_out(vault, place, &self.meter)?);
+        Ok(())
     }
 
     pub(super) fn drop_copied(&mut self, at: (usize, usize)) -> Result<(), StepError> {
@@ -64,15 +64,12 @@ impl ModelWorker {
     }
 
     pub(super) fn copy_in(&mut self, at: (usize, usize)) {
-        let Offload { file, away, .. } = &mut self.offload;
-        let away = away.get_mut(&at).expect("a copy in follows one out");
-        away.start_in(file.as_mut().expect(NO_FILE));
+        self.away(at).start_in();
     }
 
     pub(super) fn have_copied(&mut self, at: (usize, usize)) -> Result<(), StepError> {
-        let Offload { file, away, .. } = &mut self.offload;
-        let away = away.remove(&at).expect("a copy in follows one out");
-        Ok(away.finish_in(file.as_mut().expect(NO_FILE))?)
+        let away = self.offload.away.remove(&at).expect("a copy in follows one out");
+        Ok(away.finish_in()?)
     }
 
     pub(super) fn away(&mut self, at: (usize, usize)) -> &mut AwayTensors {
@@ -81,10 +78,7 @@ impl ModelWorker {
 
     /// What was copied out in forwards that are dropped is not wanted.
     pub(super) fn forget_copies(&mut self) {
-        let Offload { file, vaults, away, .. } = &mut self.offload;
-        vaults.clear();
-        for (_, away) in away.drain() {
-            away.forget(file.as_mut().expect(NO_FILE));
-        }
+        self.offload.vaults.clear();
+        self.offload.away.clear();
     }
 }

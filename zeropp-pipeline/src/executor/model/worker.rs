@@ -107,8 +107,8 @@ impl Worker for ModelWorker {
         self.look_for_not_finite(stage, micro_batch, &grads);
     }
 
-    fn start_out(&mut self, stage: usize, micro_batch: usize) {
-        self.copy_out((stage, micro_batch));
+    fn start_out(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError> {
+        self.copy_out((stage, micro_batch))
     }
 
     fn finish_out(&mut self, stage: usize, micro_batch: usize) -> Result<(), StepError> {

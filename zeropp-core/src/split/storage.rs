@@ -1,0 +1,68 @@
+//! The bytes behind tensors, on whatever device they are.
+
+use burn::tensor::Tensor;
+
+use crate::cpu_tensor::{CpuBlock, CpuView};
+#[cfg(feature = "cuda")]
+use crate::device::cuda::{GpuBlock, GpuView};
+
+/// The storage behind one tensor or several.
+pub(crate) enum Storage {
+    Cpu(CpuBlock),
+    #[cfg(feature = "cuda")]
+    Gpu(GpuBlock),
+}
+
+/// A tensor without its storage.
+pub(crate) enum View {
+    Cpu(CpuView),
+    #[cfg(feature = "cuda")]
+    Gpu(Box<GpuView>),
+}
+
+impl Storage {
+    /// Of a plain tensor, and what it is of that; none on devices whose storages are not known.
+    pub(crate) fn of<const D: usize>(t: &Tensor<D>) -> Option<(Storage, View)> {
+        if let Some((block, view)) = CpuBlock::of(t) {
+            return Some((Storage::Cpu(block), View::Cpu(view)));
+        }
+        #[cfg(feature = "cuda")]
+        if let Some((block, view)) = GpuBlock::of(t) {
+            return Some((Storage::Gpu(block), View::Gpu(Box::new(view))));
+        }
+        None
+    }
+
+    /// The same for two of one device that are one.
+    pub(crate) fn id(&self) -> usize {
+        match self {
+            Storage::Cpu(block) => block.id(),
+            #[cfg(feature = "cuda")]
+            Storage::Gpu(block) => block.id(),
+        }
+    }
+
+    /// Has also what `other` knows of the same storage.
+    pub(crate) fn join(&mut self, other: &Storage) {
+        match (self, other) {
+            #[cfg(feature = "cuda")]
+            (Storage::Gpu(block), Storage::Gpu(other)) => block.join(other),
+            // All of it in any case.
+            _ => {}
+        }
+    }
+
+    /// The tensor that `view` is of it.
+    ///
+    /// # Panics
+    /// Panics if that is a view of another device's.
+    pub(crate) fn tensor<const D: usize>(&self, view: View) -> Tensor<D> {
+        match (self, view) {
+            (Storage::Cpu(block), View::Cpu(view)) => block.tensor(view),
+            #[cfg(feature = "cuda")]
+            (Storage::Gpu(block), View::Gpu(view)) => block.tensor(*view),
+            #[cfg(feature = "cuda")]
+            _ => unreachable!("what went out of a device comes back to it"),
+        }
+    }
+}
