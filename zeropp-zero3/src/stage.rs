@@ -259,6 +259,7 @@ impl ShardedStage {
             };
             group.all_gather(shard.cast(dtype))
         };
+        group.together(self.layers.iter().flat_map(buffers).count());
         let parts = self.layers.iter().flat_map(buffers).map(gather).collect();
         self.gathering = Some(CollectiveBuffers { parts, holds });
     }
