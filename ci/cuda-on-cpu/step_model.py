@@ -3,6 +3,7 @@
 zeropp trains at real shapes on the emulator, which executes some blocks of each launch
 (CUDA_ON_CPU_BLOCKS) and says what all of them read, write and multiply. A run of one layer is taken
 from a run of two, and one of one micro-batch from one of two: what is left is a layer's F, B and W.
+A step is one unit, so that gathers, and sums over units, are not a micro-batch's.
 Times are these counts at the rates below, launch by launch. The environment is that of
 ci/cuda-on-cpu/run. With --check the launches of a layer are held against LIMITS, for the
 models there; nothing is executed then."""
