@@ -31,6 +31,17 @@ pub(super) fn part_of(t: &CubeTensor, part: Range<usize>) -> CubeTensor {
     CubeTensor::new(t.client.clone(), handle, meta, t.device.clone(), t.dtype)
 }
 
+/// The `columns` of a contiguous matrix from `start` on, where they are.
+#[cfg(feature = "cuda")]
+pub(super) fn columns_of(t: &CubeTensor, start: usize, columns: usize) -> CubeTensor {
+    let (rows, width) = (t.meta.shape()[0], t.meta.shape()[1]);
+    let bytes = |elements: usize| (elements * t.dtype.size()) as u64;
+    let handle = t.handle.clone().offset_start(bytes(start));
+    let handle = handle.offset_end(bytes(width - start - columns));
+    let meta = Metadata::new([rows, columns], [width, 1]);
+    CubeTensor::new(t.client.clone(), handle, meta, t.device.clone(), t.dtype)
+}
+
 /// `first` is where the part begins, in vectors.
 #[cube(launch_unchecked)]
 fn part_kernel<F: Float, N: Size>(
@@ -88,6 +99,9 @@ trait Parts: Backend {
 
     #[fusion(meta = part_spec)]
     fn view_part(flat: FloatTensor<Self>, part: Range<usize>) -> FloatTensor<Self>;
+
+    #[fusion(meta = columns_spec)]
+    fn view_columns(x: FloatTensor<Self>, columns: Range<usize>) -> FloatTensor<Self>;
 }
 
 impl Parts for CubeBackend {
@@ -107,10 +121,23 @@ impl Parts for CubeBackend {
         }
         slice(flat, &[part])
     }
+
+    fn view_columns(x: FloatTensor<Self>, columns: Range<usize>) -> FloatTensor<Self> {
+        #[cfg(feature = "cuda")]
+        if matches!(x.device, CubeDevice::Cuda(_)) {
+            return columns_of(&into_contiguous(x), columns.start, columns.len());
+        }
+        let rows = x.meta.shape()[0];
+        slice(x, &[0..rows, columns])
+    }
 }
 
 fn part_spec(flat: &TensorSpec, part: &Range<usize>) -> TensorSpec {
     TensorSpec::new(Shape::new([part.len()]), flat.dtype)
+}
+
+fn columns_spec(x: &TensorSpec, columns: &Range<usize>) -> TensorSpec {
+    TensorSpec::new(Shape::new([x.shape[0], columns.len()]), x.dtype)
 }
 
 /// fp32 `sum: [n]` with the elements of `part`, of any float type, from `start` on: added to what
@@ -129,4 +156,10 @@ pub(crate) fn add_to_part(sum: Plain<1>, part: Plain<1>, start: usize, begun: bo
 pub(crate) fn view_part(flat: Plain<1>, part: Range<usize>) -> Plain<1> {
     assert!(part.end <= flat.dims()[0], "{part:?} of {:?}", flat.dims());
     Plain::from_dispatch(<Dispatch as Parts>::view_part(flat.into_dispatch(), part))
+}
+
+/// Some columns of `x: [n, h]`: as [`view_part`], for products, which ask no more than it.
+pub(crate) fn view_columns(x: Plain<2>, columns: Range<usize>) -> Plain<2> {
+    assert!(columns.end <= x.dims()[1], "{columns:?} of {:?}", x.dims());
+    Plain::from_dispatch(<Dispatch as Parts>::view_columns(x.into_dispatch(), columns))
 }

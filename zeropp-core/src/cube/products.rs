@@ -10,12 +10,10 @@ use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
 use burn_cubecl::kernel::{into_contiguous, slice};
 use burn_cubecl::ops::numeric::add;
 use burn_cubecl::tensor::CubeTensor;
-#[cfg(feature = "cuda")]
-use cubecl::zspace::metadata::Metadata;
 
-#[cfg(feature = "cuda")]
-use super::part::part_of;
 use super::part::{self, to_change};
+#[cfg(feature = "cuda")]
+use super::part::{columns_of, part_of};
 #[cfg(feature = "cuda")]
 use crate::blas;
 
@@ -154,17 +152,6 @@ impl Products for CubeBackend {
         }
         Self::float_slice_assign(out, &at.map(Slice::from), product)
     }
-}
-
-/// The `columns` of a contiguous matrix from `start` on, where they are.
-#[cfg(feature = "cuda")]
-fn columns_of(t: &CubeTensor, start: usize, columns: usize) -> CubeTensor {
-    let (rows, width) = (t.meta.shape()[0], t.meta.shape()[1]);
-    let bytes = |elements: usize| (elements * t.dtype.size()) as u64;
-    let handle = t.handle.clone().offset_start(bytes(start));
-    let handle = handle.offset_end(bytes(width - start - columns));
-    let meta = Metadata::new([rows, columns], [width, 1]);
-    CubeTensor::new(t.client.clone(), handle, meta, t.device.clone(), t.dtype)
 }
 
 fn product_of(x: &TensorSpec, y: &TensorSpec, dtype: &DType, _by: &Maker) -> TensorSpec {

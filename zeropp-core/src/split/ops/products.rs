@@ -114,6 +114,15 @@ fn place(start: usize, add: bool) -> PlaceOfProduct {
     PlaceOfProduct { start, add, tf32: TF32.get() }
 }
 
+/// The columns of `x: [n, h]` from `start` on, `[n, columns]`: a factor of a product.
+pub(super) fn columns_of(x: &Tensor<2>, start: usize, columns: usize) -> Tensor<2> {
+    #[cfg(feature = "cube")]
+    if on_gpu(x) {
+        return cube::view_columns(x.clone(), start..start + columns);
+    }
+    x.clone().narrow(1, start, columns)
+}
+
 /// x·y of all `ys` side by side, `[i, Σ j]` for `x: [i, k]`, `y: [k, j]`. A library writes each to
 /// its columns; else the factors are put side by side first.
 pub(super) fn products_side_by_side(x: Tensor<2>, ys: Vec<Tensor<2>>) -> Tensor<2> {
@@ -141,7 +150,7 @@ pub(super) fn sum_of_products(xs: Tensor<2>, ys: Vec<Tensor<2>>) -> Tensor<2> {
         let (mut sum, mut start) = (None, 0);
         for y in ys {
             let columns = y.dims()[1];
-            let (x, y) = (xs.clone().narrow(1, start, columns), y.transpose());
+            let (x, y) = (columns_of(&xs, start, columns), y.transpose());
             sum = Some(match sum {
                 Some(sum) => cube::product_to_columns(sum, x, y, place(0, true)),
                 None => matmul(x, y),

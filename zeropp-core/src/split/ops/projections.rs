@@ -262,8 +262,9 @@ impl ProjectionMaps {
                 .for_each(|(start, map)| self.add_halves(*start, map, x, dy, grads));
         }
         let (x, dy) = (rows(x), rows(dy));
-        let own =
-            |start: &usize, map: &Projection| dy.clone().narrow(1, *start, map.weight.shape()[1]);
+        let own = |start: &usize, map: &Projection| {
+            products::columns_of(&dy, *start, map.weight.shape()[1])
+        };
         for (start, map) in self.maps.iter().filter(|(_, map)| map.weight.trains()) {
             let (x, dy) = (x.clone().transpose(), own(start, map));
             products::add_gradient(grads, map.weight.slot(), x, dy);
