@@ -16,7 +16,7 @@ use zeropp_core::adamw::{AdamWElements, adamw};
 use zeropp_core::kernels::adamw::{AdamWScalars, adamw as adamw_on_cpu};
 use zeropp_core::meter::Meter;
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
-use zeropp_core::split::ops::{self, Projection, Rotation, Turns};
+use zeropp_core::split::ops::{self, HeadNorms, Projection, Rotation, Turns};
 use zeropp_core::split::{Documents, Grads, LayerWeights, Masks, OpCx, WQueue, seed_backward};
 use zeropp_core::squares::block_squares;
 
@@ -130,6 +130,22 @@ fn norms_of_rows_of_any_shape() {
         });
         compare(&format!("layer norm {n} × {h}"), [&x, &dy], &weights, &masks, |x, w, cx| {
             ops::layer_norm(x, &w.weight("w0"), &w.weight("w1"), 1e-5, cx)
+        });
+    }
+}
+
+#[test]
+fn heads_of_queries_and_keys_are_normed_and_values_pass() {
+    for (n, heads, groups, d) in [(1, 1, 1, 8), (5, 3, 1, 6), (33, 4, 2, 64), (9, 2, 2, 300)] {
+        let width = (heads + 2 * groups) * d;
+        let mut rng = Random((n * width) as u64);
+        let (x, dy) = (Data::new(&mut rng, [1, n, width]), Data::new(&mut rng, [1, n, width]));
+        let weights = [(rng.normals(d), vec![d]), (rng.normals(d), vec![d])];
+        let what = format!("{heads} and {groups} heads of {d}");
+        compare(&what, [&x, &dy], &weights, &Masks::default(), |x, w, cx| {
+            let norms =
+                HeadNorms { heads, groups, q: w.weight("w0"), k: w.weight("w1"), eps: 1e-5 };
+            ops::head_norm(x, &norms, None, cx)
         });
     }
 }

@@ -39,6 +39,9 @@ pub trait Communicator: Send + Sync {
     fn all_reduce(&self, buffer: Tensor<1>) -> Pending<Tensor<1>>;
     /// Every rank gets `root`'s buffer; the others pass one of the same length and type.
     fn broadcast(&self, root: usize, buffer: Tensor<1>) -> Pending<Tensor<1>>;
+    /// Says that the next `n` of these belong together: all ranks say the same, and the engine may
+    /// begin them in one call of its library.
+    fn together(&self, _n: usize) {}
     /// Every rank gets every rank's bytes, in rank order. For small things: norms, flags, names.
     fn exchange(&self, bytes: Vec<u8>) -> Pending<AllBytes>;
     /// Rank `root` gets every rank's bytes, in rank order; the others get none, once all are here.

@@ -63,6 +63,8 @@ pub(crate) trait Front: Send + Sync {
 
     /// A collective on a buffer in a group of several ranks.
     fn on_buffer(&self, call: Signature, buffer: Tensor<1>) -> Pending<Tensor<1>>;
+    /// As [`Communicator::together`], in a group of several ranks.
+    fn begin_together(&self, _n: usize) {}
     /// A collective on small data.
     fn on_bytes(&self, call: Signature, bytes: Vec<u8>) -> Pending<AllBytes>;
     /// Sends to a place of the group.
@@ -164,6 +166,12 @@ impl<F: Front> Communicator for F {
 
     fn broadcast(&self, root: usize, buffer: Tensor<1>) -> Pending<Tensor<1>> {
         on_buffer(self, Operation::Broadcast, buffer, Some(root))
+    }
+
+    fn together(&self, n: usize) {
+        if self.member().size > 1 && n > 1 {
+            self.begin_together(n);
+        }
     }
 
     fn exchange(&self, bytes: Vec<u8>) -> Pending<AllBytes> {

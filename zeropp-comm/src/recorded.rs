@@ -210,6 +210,10 @@ impl Communicator for RecordedCommunicator {
         self.tracked(call, || self.inner.broadcast(root, buffer))
     }
 
+    fn together(&self, n: usize) {
+        self.inner.together(n);
+    }
+
     fn exchange(&self, bytes: Vec<u8>) -> Pending<AllBytes> {
         let call = Call {
             buffer: Some((DType::U8.name(), bytes.len())),

@@ -25,6 +25,10 @@ mod reducing;
 
 use reducing::Reducing;
 
+/// Bytes of gathered weights beyond which a layer of its own call costs little, and can be used
+/// sooner: what a node's links carry in about as long as a call of NCCL takes.
+const CALL_BYTES: usize = 32 << 20;
+
 /// How stages are held.
 #[derive(Clone)]
 pub struct ShardOptions {
@@ -265,12 +269,29 @@ impl ShardedStage {
             };
             group.all_gather(shard.cast(dtype))
         };
-        let of_layer = |(layer, room): (&LayerShard, Option<Hold>)| {
+        let of_layer = |((layer, room), call): ((&LayerShard, Option<Hold>), usize)| {
+            group.together(call);
             let parts = buffers(layer).map(gather).collect();
             LayerGather { parts, room }
         };
-        let layers = self.layers.iter().zip(rooms).map(of_layer).collect();
+        let calls = self.gather_calls();
+        let layers = self.layers.iter().zip(rooms).zip(calls).map(of_layer).collect();
         self.gathering = Some(Gathering { layers, _input: input });
+    }
+
+    /// How many buffers are gathered in one call from each layer on: small layers go together, and
+    /// 0 stands for one that an earlier layer's call has.
+    fn gather_calls(&self) -> Vec<usize> {
+        let mut calls = vec![0; self.layers.len()];
+        let (mut first, mut bytes) = (0, 0);
+        for (at, layer) in self.layers.iter().enumerate() {
+            if bytes >= CALL_BYTES {
+                (first, bytes) = (at, 0);
+            }
+            calls[first] += buffers(layer).count();
+            bytes += layer.elements() * self.groups.zero3.size() * self.options.compute.size();
+        }
+        calls
     }
 
     /// Waits for the gather under way, if any, and puts the weights in place.

@@ -1,6 +1,7 @@
 // Modules, launches and tensor maps.
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <unistd.h>
@@ -67,15 +68,24 @@ bool is_executed(const Launch &l) {
 // lists of tokens, says how long others walk.
 constexpr uint64_t WHOLE = 16384;
 
-void execute(const Launch &l) {
+// What a launch did.
+struct Did { double instructions, flop; Traffic::Bytes bytes; };
+
+// What a sampled launch is told apart by: all but where its memory is.
+std::string sizes_of(const Launch &l) {
+    const ptx::Kernel &kernel = *l.function->kernel;
+    std::string key;
+    auto add = [&](const auto &x) { key.append((const char *)&x, sizeof x); };
+    add(l.function->kernel);
+    for (unsigned n : {l.grid.x, l.grid.y, l.grid.z, l.block.x, l.block.y, l.block.z}) add(n);
+    for (auto [offset, size] : kernel.params)
+        if (size != sizeof(Address)) key.append((const char *)l.params.get() + offset, size);
+    return key;
+}
+
+Did sampled(const Launch &l, bool whole) {
     ptx::Kernel &kernel = *l.function->kernel;
-    auto launch = [&](const ptx::Sample *sample) {
-        ptx::launch(kernel, *l.function->module, l.grid, l.block, l.shared, l.params.get(), l.seed,
-                    sample);
-    };
-    if (!settings().blocks) return launch(nullptr);
     uint64_t blocks = l.grid.all();
-    bool whole = blocks * l.block.all() <= WHOLE;
     Traffic all(kernel, l.params.get());
     traffic = &all;
     uint64_t instructions = 0, flop = 0, ran = 0;
@@ -85,14 +95,37 @@ void execute(const Launch &l) {
         ran++;
         all.end_block();
     }};
-    launch(&sample);
+    ptx::launch(kernel, *l.function->module, l.grid, l.block, l.shared, l.params.get(), l.seed,
+                &sample);
     traffic = nullptr;
     double each = (double)blocks / ran;
-    auto [read, written, asked] = all.bytes(each);
+    return {instructions * each, flop * each, all.bytes(each)};
+}
+
+void execute(const Launch &l) {
+    ptx::Kernel &kernel = *l.function->kernel;
+    if (!settings().blocks)
+        return ptx::launch(kernel, *l.function->module, l.grid, l.block, l.shared, l.params.get(),
+                           l.seed, nullptr);
+    uint64_t threads = l.grid.all() * l.block.all();
+    bool whole = threads <= WHOLE;
+    // A model's layers and micro-batches launch the same again and again: one of each is sampled.
+    static std::mutex &lock = *new std::mutex;
+    static auto &known = *new std::map<std::string, Did>;
+    std::string key = sizes_of(l);
+    std::unique_lock<std::mutex> guard(lock);
+    auto found = known.find(key);
+    if (whole || found == known.end()) {
+        guard.unlock();
+        Did did = sampled(l, whole);
+        guard.lock();
+        found = known.insert_or_assign(key, did).first;
+    }
+    auto [instructions, flop, bytes] = found->second;
     log_line("did %d s%d %s warps %lu instructions %.0f flop %.0f read %.0f written %.0f "
              "asked %.0f", l.device, l.stream, kernel.name.c_str(),
-             blocks * ((l.block.all() + 31) / 32), instructions * each, flop * each, read, written,
-             asked);
+             l.grid.all() * ((l.block.all() + 31) / 32), instructions, flop, bytes.read,
+             bytes.written, bytes.asked);
 }
 
 void run(void *argument) {

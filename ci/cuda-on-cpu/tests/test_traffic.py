@@ -23,6 +23,7 @@ lines = d.kernel('''
     ret;
 }''', "lines")
 d.launch(lines, [d.room(128), d.room(1024 * 128)], grid=1024)
+d.launch(lines, [d.room(128), d.room(4)], grid=1024)
 wait = "cp.async.wait_all;"
 d.launch(d.kernel(MMA.replace("WAIT", wait)), [d.room(2048), d.room(1024), d.room(512)], grid=1024)
 d.wait()
@@ -42,12 +43,17 @@ class Traffic(unittest.TestCase):
 
     def test_what_blocks_share_is_moved_once_and_what_is_their_own_each_time(self):
         for blocks in (1024, 5):
-            lines, _ = self.did(blocks)
+            lines, _, _ = self.did(blocks)
             self.assertEqual((lines["warps"], lines["flop"], lines["read"]), (1024, 0, 128))
             self.assertEqual((lines["written"], lines["asked"]), (1024 * 128, 2 * 1024 * 128))
 
+    def test_of_launches_that_differ_in_their_places_one_is_executed(self):
+        # The second one's memory would be too small.
+        lines, again, _ = self.did(5)
+        self.assertEqual(lines, again)
+
     def test_products_of_tensor_cores_are_counted(self):
-        _, product = self.did(5)
+        *_, product = self.did(5)
         self.assertEqual(product["flop"], 1024 * 2 * 16 * 8 * 64)
         self.assertEqual((product["read"], product["written"]), (2048 + 1024, 512))
         self.assertEqual(product["asked"], 1024 * (2048 + 1024 + 512))

@@ -43,11 +43,19 @@ pub(super) struct Channel {
     pub(super) waiting: BTreeMap<u64, (Signature, Arc<Slot>)>,
     /// Collectives that this rank has called.
     pub(super) called: u64,
+    /// How many of the next ones, on buffers, are one call of NCCL.
+    pub(super) together: usize,
 }
 
 impl Channel {
     pub(super) fn new(group: Arc<Group>) -> Channel {
-        Channel { group, exchanges: BTreeMap::new(), waiting: BTreeMap::new(), called: 0 }
+        Channel {
+            group,
+            exchanges: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            called: 0,
+            together: 0,
+        }
     }
 }
 
@@ -218,6 +226,9 @@ impl NcclDriver {
 
     fn receive(&mut self, news: NcclEvent) {
         match news {
+            NcclEvent::Together(group, n) => {
+                self.channels.get_mut(&group).expect("a member's group").together = n;
+            }
             NcclEvent::Pinned(..) if self.failed_at.is_some() => {}
             NcclEvent::Pinned(job, pinned) => drop(self.pinned.insert(job, pinned)),
             NcclEvent::Frame(from, frame) => self.read(from, frame),
@@ -344,7 +355,7 @@ impl NcclDriver {
             let operation = format!("{}: {signature}", members.name);
             let label = Label { operation, sequence: tag };
             let slot = Arc::default();
-            self.push(group, route, NcclWork { job, transfer, count, label, slot });
+            self.push(group, route, NcclWork { job, transfer, count, label, slot, more: false });
         }
         self.links.send(members.members[to], &NcclFrame::Envelope(envelope));
     }

@@ -58,6 +58,8 @@ pub(super) enum Received {
 
 /// An event from the device or from another rank, for the communication thread.
 pub(super) enum NcclEvent {
+    /// The next so many collectives of a group, on buffers, are one call of NCCL.
+    Together(u64, usize),
     /// The buffers of a job are pinned, or cannot be.
     Pinned(u64, DeviceResult<Pinned>),
     /// A frame from a world rank.
@@ -164,6 +166,11 @@ impl Engine for NcclEngine {
                 false => sum.cast(kind),
             })
         })
+    }
+
+    fn together(shared: &Shared, group: u64, n: usize) {
+        // The communication thread has ended if the channel is closed.
+        let _ = shared.commands.send(Command::Engine(NcclEvent::Together(group, n)));
     }
 
     fn payload(shared: &Shared, buffer: Tensor<1>, to_itself: bool) -> Body {

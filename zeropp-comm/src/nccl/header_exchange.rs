@@ -46,8 +46,16 @@ impl NcclDriver {
         let group = channel.group.clone();
         channel.called = sequence + 1;
         let mut brought = Vec::new();
+        let mut more = false;
+        if let Input::Buffer(_) = input {
+            channel.together = channel.together.saturating_sub(1);
+            more = channel.together > 0;
+        }
         match input {
             Input::Buffer(InputBuffer::Empty) => {
+                if !more && let Some(lane) = self.lanes.get_mut(&(id, Route::All)) {
+                    lane.end_of_call();
+                }
                 slot.put(Ok(Output::Buffer(Received::Issued(None))))
             }
             Input::Bytes(own) => {
@@ -63,7 +71,7 @@ impl NcclDriver {
                 }
                 let operation = format!("{}: {signature}", group.name);
                 let label = Label { operation, sequence };
-                let work = NcclWork { job, transfer, count, label, slot: slot.clone() };
+                let work = NcclWork { job, transfer, count, label, slot: slot.clone(), more };
                 self.push(id, Route::All, work);
                 if self.failed_at.is_some() {
                     return slot.fail(self.error());

@@ -18,6 +18,15 @@ pub(super) struct NcclWork {
     pub(super) count: usize,
     pub(super) label: Label,
     pub(super) slot: Arc<Slot>,
+    /// Whether the operation after it is of the same call.
+    pub(super) more: bool,
+}
+
+impl NcclWork {
+    /// Its description in an error.
+    fn operation(&self) -> String {
+        self.label.operation.clone()
+    }
 }
 
 /// The description of an operation in an error.
@@ -64,8 +73,8 @@ pub(super) struct NcclQueue {
     /// Whether the communicator has been ready once.
     started: bool,
     queue: VecDeque<NcclWork>,
-    /// The operation that NCCL is still issuing in the background.
-    issuing: Option<(NcclWork, Pinned)>,
+    /// The operations of one call that NCCL is still issuing in the background.
+    issuing: Vec<(NcclWork, Pinned)>,
     in_progress: VecDeque<DeviceOperation>,
 }
 
@@ -78,7 +87,7 @@ impl NcclQueue {
             comm: None,
             started: false,
             queue: VecDeque::new(),
-            issuing: None,
+            issuing: Vec::new(),
             in_progress: VecDeque::new(),
         })
     }
@@ -105,9 +114,14 @@ impl NcclQueue {
         self.queue.push_back(work);
     }
 
+    /// Lets the call that the last operation is of end with it.
+    pub(super) fn end_of_call(&mut self) {
+        self.queue.back_mut().iter_mut().for_each(|work| work.more = false);
+    }
+
     /// Whether NCCL does something in the background that must be polled.
     pub(super) fn is_starting(&self) -> bool {
-        self.comm.is_some() && (!self.started || self.issuing.is_some())
+        self.comm.is_some() && (!self.started || !self.issuing.is_empty())
     }
 
     /// Whether an operation is on the device.
@@ -117,7 +131,7 @@ impl NcclQueue {
 
     /// Whether nothing is under way.
     pub(super) fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.issuing.is_none() && self.in_progress.is_empty()
+        self.queue.is_empty() && self.issuing.is_empty() && self.in_progress.is_empty()
     }
 
     /// Sequence number of the first operation that has not begun.
@@ -132,47 +146,69 @@ impl NcclQueue {
     pub(super) fn poll(&mut self) -> Result<(), LaneError> {
         self.finish()?;
         let Some(comm) = &self.comm else { return Ok(()) };
-        let busy = !self.started || self.issuing.is_some() || !self.in_progress.is_empty();
+        let busy = !self.started || !self.issuing.is_empty() || !self.in_progress.is_empty();
         if busy && !comm.is_ready().map_err(|e| LaneError::Nccl(e, self.doing()))? {
             return Ok(());
         }
         self.started = true;
-        if self.issuing.is_some() { self.fly() } else { Ok(()) }
+        self.fly()
     }
 
-    /// Issues `job`, which is the first that waits here, once its buffers are pinned. Whether NCCL
-    /// has taken it: until then it must be asked for again.
+    /// Issues `job`, which is the first that waits here, and what is of the same call, once their
+    /// buffers are pinned. Whether NCCL has taken it: until then it must be asked for again.
     pub(super) fn issue(&mut self, job: u64, pinned: &mut PinnedJobs) -> Result<bool, LaneError> {
-        if let Some((work, _)) = &self.issuing {
+        if let Some((work, _)) = self.issuing.first() {
             assert_eq!(work.job, job, "turns come one after the other");
             return Ok(false);
         }
         if self.queue.front().is_none_or(|work| work.job != job) {
-            // `poll` has seen that NCCL has taken it.
+            // `poll` has seen that NCCL has taken it, or it was of the call before.
             return Ok(true);
         }
-        let Some(comm) = self.comm.as_ref().filter(|_| self.started) else { return Ok(false) };
-        let Some(pins) = pinned.remove(&job) else { return Ok(false) };
-        let operation = self.queue[0].label.operation.clone();
-        let pins = pins.map_err(|text| LaneError::Device(text, operation.clone()))?;
-        let work = self.queue.pop_front().expect("looked at above");
-        // From here on it is under way: where something fails, `abort` finds it there.
-        let (work, pins) = self.issuing.insert((work, pins));
-        self.accelerator
-            .wait(self.stream, pins.ready)
-            .map_err(|text| LaneError::Device(text, operation.clone()))?;
-        let (first, last) = (pins.addresses.first(), pins.addresses.last());
-        let (source, target) = (*first.expect("a buffer"), *last.expect("a buffer"));
-        // SAFETY: the stream is this lane's, of the device that the communicator was started
-        // on. The buffers were made for this transfer, and `pins` keeps them there until the
-        // event after the operation.
-        unsafe { comm.issue(work.transfer, source, target, work.count, self.stream) }
-            .map_err(|e| LaneError::Nccl(e, operation.clone()))?;
-        if !comm.is_ready().map_err(|e| LaneError::Nccl(e, operation))? {
+        let Some(last) = self.queue.iter().position(|work| !work.more) else { return Ok(false) };
+        let all_pinned = self.queue.iter().take(last + 1).all(|w| pinned.contains_key(&w.job));
+        if self.comm.is_none() || !self.started || !all_pinned {
             return Ok(false);
         }
+        for _ in 0..=last {
+            let pins = pinned.remove(&self.queue[0].job).expect("looked at above");
+            let pins = pins.map_err(|text| LaneError::Device(text, self.queue[0].operation()))?;
+            // From here on it is under way: where something fails, `abort` finds it there.
+            self.issuing.push((self.queue.pop_front().expect("looked at above"), pins));
+        }
+        self.call()?;
         self.fly()?;
-        Ok(true)
+        Ok(self.issuing.is_empty())
+    }
+
+    /// Issues the operations of a call.
+    fn call(&self) -> Result<(), LaneError> {
+        let comm = self.comm.as_ref().expect("started");
+        for (work, pins) in &self.issuing {
+            let waits = self.accelerator.wait(self.stream, pins.ready);
+            waits.map_err(|text| LaneError::Device(text, work.operation()))?;
+        }
+        let of_call = |e| LaneError::Nccl(e, self.issuing[0].0.operation());
+        let grouped = self.issuing.len() > 1;
+        if grouped {
+            comm.begin_group().map_err(of_call)?;
+        }
+        let issue = |(work, pins): &(NcclWork, Pinned)| {
+            let (first, last) = (pins.addresses.first(), pins.addresses.last());
+            let (source, target) = (*first.expect("a buffer"), *last.expect("a buffer"));
+            // SAFETY: the stream is this lane's, of the device that the communicator was started
+            // on. The buffers were made for this transfer, and `pins` keeps them there until the
+            // event after the operation.
+            unsafe { comm.issue(work.transfer, source, target, work.count, self.stream) }
+                .map_err(|e| LaneError::Nccl(e, work.operation()))
+        };
+        let issued = self.issuing.iter().try_for_each(issue);
+        if grouped {
+            // Also after an error: else NCCL would wait for more.
+            let ended = comm.end_group().map_err(of_call);
+            return issued.and(ended);
+        }
+        issued
     }
 
     /// Whether the operation with this number in its group's sequence waits to be issued.
@@ -183,28 +219,35 @@ impl NcclQueue {
     /// The operation that an error of the communicator most likely belongs to.
     fn doing(&self) -> String {
         let in_progress = self.in_progress.front().map(|f| &f.label);
-        let label = in_progress.or(self.issuing.as_ref().map(|(work, _)| &work.label));
+        let label = in_progress.or(self.issuing.first().map(|(work, _)| &work.label));
         let label = label.or(self.queue.front().map(|work| &work.label));
         label.map_or("starting a communicator".into(), |label| label.operation.clone())
     }
 
-    /// Marks the point after the operation that has been issued, and wakes its waiter.
+    /// Marks the point after the operations that are being issued, once NCCL has taken them, and
+    /// wakes their waiters.
     fn fly(&mut self) -> Result<(), LaneError> {
-        let Some((work, _)) = &self.issuing else { return Ok(()) };
+        let (Some((work, _)), Some(comm)) = (self.issuing.first(), &self.comm) else {
+            return Ok(());
+        };
+        let operation = work.operation();
+        if !comm.is_ready().map_err(|e| LaneError::Nccl(e, operation.clone()))? {
+            return Ok(());
+        }
         let raw = self.accelerator.record(self.stream);
-        let raw = raw.map_err(|text| LaneError::Device(text, work.label.operation.clone()))?;
-        let (work, pins) = self.issuing.take().expect("looked at above");
+        let raw = raw.map_err(|text| LaneError::Device(text, operation))?;
         let done = Arc::new(Event::new(self.accelerator.clone(), raw));
-        let ready = Event::new(self.accelerator.clone(), pins.ready);
-        self.in_progress.push_back(DeviceOperation {
-            label: work.label,
-            _pinned: pins.keep,
-            ready,
-            done: done.clone(),
-            issued: Moment::now(),
-            begun: None,
-        });
-        work.slot.put(Ok(Output::Buffer(Received::Issued(Some(done)))));
+        for (work, pins) in self.issuing.drain(..) {
+            self.in_progress.push_back(DeviceOperation {
+                label: work.label,
+                _pinned: pins.keep,
+                ready: Event::new(self.accelerator.clone(), pins.ready),
+                done: done.clone(),
+                issued: Moment::now(),
+                begun: None,
+            });
+            work.slot.put(Ok(Output::Buffer(Received::Issued(Some(done.clone())))));
+        }
         Ok(())
     }
 
@@ -246,7 +289,7 @@ impl NcclQueue {
     pub(super) fn abort(&mut self, fail: impl Fn(&Slot)) {
         let waiting = self.queue.drain(..).map(|work| work.slot);
         waiting.for_each(|slot| fail(&slot));
-        if let Some((work, pins)) = self.issuing.take() {
+        for (work, pins) in self.issuing.drain(..) {
             fail(&work.slot);
             // It may still be on the device, so its buffers are never freed.
             std::mem::forget(pins.keep);

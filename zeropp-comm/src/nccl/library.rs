@@ -110,6 +110,8 @@ library_functions! {
         fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> c_int;
     broadcast = "ncclBroadcast":
         fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> c_int;
+    begin_group = "ncclGroupStart": fn() -> c_int;
+    end_group = "ncclGroupEnd": fn() -> c_int;
     send = "ncclSend": fn(*const c_void, usize, c_int, c_int, RawComm, *mut c_void) -> c_int;
     recv = "ncclRecv": fn(*mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> c_int;
 }
@@ -298,6 +300,20 @@ impl NcclComm {
             }
         };
         self.nccl.check(call, code, self.raw)
+    }
+
+    /// Begins a group: what is issued until its end is one call, as all ranks make it.
+    pub(super) fn begin_group(&self) -> Result<(), NcclError> {
+        // SAFETY: the function takes nothing.
+        let code = unsafe { (self.nccl.functions.begin_group)() };
+        self.nccl.check("ncclGroupStart", code, self.raw)
+    }
+
+    /// Ends it. The call goes on in the background, as a single operation does.
+    pub(super) fn end_group(&self) -> Result<(), NcclError> {
+        // SAFETY: the function takes nothing, and ends the group that this thread has begun.
+        let code = unsafe { (self.nccl.functions.end_group)() };
+        self.nccl.check("ncclGroupEnd", code, self.raw)
     }
 
     /// Starts to end a communicator in good order: it is over once [`is_ready`](Self::is_ready).

@@ -101,7 +101,7 @@ impl NcclDriver {
             let (transfer, count) = (NcclTransfer::Recv { from: 0 }, len * kind.size());
             let operation = format!("{}: {}", members.name, Operation::Recv);
             let (label, slot) = (Label { operation, sequence: tag }, issued.clone());
-            self.push(group, route, NcclWork { job, transfer, count, label, slot });
+            self.push(group, route, NcclWork { job, transfer, count, label, slot, more: false });
         }
         let tensor = hand_over(tensor);
         let met = self.mail.deliver(address, IncomingMessage { signature, tensor, issued });

@@ -130,6 +130,10 @@ impl<E: Engine> Front for ProgressCommunicator<E> {
         E::exchangeable(bytes, self.group.size())
     }
 
+    fn begin_together(&self, n: usize) {
+        E::together(self.shared(), self.group.id, n);
+    }
+
     fn on_buffer(&self, call: Signature, buffer: Tensor<1>) -> Pending<Tensor<1>> {
         E::collective(self, call, buffer)
     }

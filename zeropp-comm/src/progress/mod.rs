@@ -68,6 +68,9 @@ pub(super) trait Engine: Sized + Send + Sync + 'static {
         buffer: Tensor<1>,
     ) -> Pending<Tensor<1>>;
 
+    /// As [`Communicator::together`](crate::Communicator::together), in a group of several ranks.
+    fn together(_shared: &Shared<Self>, _group: u64, _n: usize) {}
+
     /// Gets a buffer ready to be sent, to this rank itself or to another.
     fn payload(shared: &Shared<Self>, buffer: Tensor<1>, to_itself: bool) -> Self::Payload;
 

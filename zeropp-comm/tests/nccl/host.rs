@@ -28,6 +28,13 @@ macro_rules! functions {
         unsafe { (self.ctas_max)(size as c_int) }
     }
 
+    /// Calls so far of communicators of `size` ranks.
+    #[allow(dead_code, reason = "not every test file asks")]
+    pub(crate) fn calls(&self, size: usize) -> c_int {
+        // SAFETY: only looks.
+        unsafe { (self.calls)(size as c_int) }
+    }
+
             fn load(file: PathBuf) -> Pretend {
                 // SAFETY: the library was built from the source beside this file.
                 let library = unsafe { Library::new(&file) }.expect("the built library loads");
@@ -56,6 +63,7 @@ functions! {
     event_free = "pretendEventFree": fn(usize);
     late_work = "pretendLateWork": fn(usize, *mut c_void, usize, c_long);
     ctas_max = "pretendCtasMax": fn(c_int) -> c_int;
+    calls = "pretendCalls": fn(c_int) -> c_int;
 }
 
 impl Pretend {

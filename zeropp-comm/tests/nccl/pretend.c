@@ -4,7 +4,8 @@
  *
  * It is as strict as NCCL is unforgiving. Calls return at once and go on in the background, also
  * the first operation on a communicator; a call meanwhile, or from another thread, is an error.
- * Sums take f32 only, and run in an order of their own. Ranks that call different operations hang.
+ * Sums take f32 only, and run in an order of their own. Ranks that call different operations hang,
+ * and ranks that make groups of different ones.
  * On queues that keep one order, a rank's operations of all communicators run one after the other
  * as they were issued, and a message is sent once it has been received: the strictest that NCCL
  * may be, so ranks that issue their common operations in different orders hang, too.
@@ -248,8 +249,9 @@ typedef struct {
     size_t count;
     Order *order; /* NULL on queues that keep no order */
     uint64_t ticket;
+    int place, of; /* in its group */
 } Op;
-typedef struct { int64_t kind, type, peer; uint64_t count; } Head;
+typedef struct { int64_t kind, type, peer; uint64_t count; int32_t place, of; } Head;
 
 /* One direction of a transfer: a head, then the bytes. */
 typedef struct { Pipe *pipe; Head head; char *data; size_t bytes, moved; int heads; } Part;
@@ -314,7 +316,8 @@ static void run(Op *op) {
     size_t bytes = op->count * width(op->type);
     Part out[64], in[64];
     int outs = 0, ins = 0;
-    Head head = {op->kind, op->type, op->kind == Broadcast ? op->peer : 0, op->count};
+    Head head = {op->kind, op->type, op->kind == Broadcast ? op->peer : 0, op->count, op->place,
+                 op->of};
     char *space = NULL;
 #define OUT(rank, address, size) \
     out[outs++] = (Part){pipe_to(c, me, rank), head, (char *)(address), size, 0, 0}
@@ -398,14 +401,57 @@ static void perform(void *arg) {
     free(op);
 }
 
+/* The operations of one call, all of one communicator. */
+typedef struct { int count; Op *ops[256]; } Call;
+
 static void *connect_first(void *arg) {
-    Op *op = arg;
-    Comm *c = op->comm;
+    Call *call = arg;
+    Comm *c = call->ops[0]->comm;
     nap(1000);
-    enqueue(op->stream, perform, op);
+    for (int i = 0; i < call->count; i++) enqueue(call->ops[i]->stream, perform, call->ops[i]);
+    free(call);
     atomic_store(&c->state, Success);
     return NULL;
 }
+
+/* Calls so far in which a communicator of so many ranks took part. */
+static atomic_int calls[64];
+int pretendCalls(int size) { return atomic_load(&calls[size]); }
+
+static int begin(Call *call) {
+    Comm *c = call->ops[0]->comm;
+    if (c->size < 64) atomic_fetch_add(&calls[c->size], 1);
+    for (int i = 0; i < call->count; i++) {
+        Op *op = call->ops[i];
+        op->place = i;
+        op->of = call->count;
+        atomic_fetch_add(&c->running, 1);
+        int fail = atomic_exchange(&op->stream->fail, 0);
+        if (fail) {
+            /* The operation never ends by itself, and the communicator says why. */
+            atomic_store(&c->state, fail);
+            atomic_fetch_sub(&c->running, i + 1);
+            return Success;
+        }
+        if (!atomic_load(&op->stream->one_order)) continue;
+        /* Never freed: the rank's thread may end before its last operation. */
+        if (!own_order) own_order = calloc(1, sizeof *own_order);
+        op->order = own_order;
+        op->ticket = own_order->issued++;
+    }
+    if (atomic_exchange(&c->connected, 1)) {
+        for (int i = 0; i < call->count; i++) enqueue(call->ops[i]->stream, perform, call->ops[i]);
+        free(call);
+        return Success;
+    }
+    atomic_store(&c->state, InProgress);
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, connect_first, call)) return SystemError;
+    pthread_detach(thread);
+    return InProgress;
+}
+
+static _Thread_local Call *group; /* between start and end */
 
 static int start(Op given) {
     Comm *c = given.comm;
@@ -414,55 +460,53 @@ static int start(Op given) {
     if (given.peer < 0 || given.peer >= c->size || !given.stream) return InvalidArgument;
     int sums = given.kind == ReduceScatter || given.kind == AllReduce;
     if (sums ? given.type != 7 : given.type != 1) return InvalidArgument;
+    Call *call = group ? group : calloc(1, sizeof *call);
+    /* NCCL takes groups of several communicators, which nobody makes here. */
+    if (call->count == 256 || (call->count && call->ops[0]->comm != c)) return InvalidUsage;
     Op *op = malloc(sizeof *op);
     *op = given;
-    atomic_fetch_add(&c->running, 1);
-    int fail = atomic_exchange(&given.stream->fail, 0);
-    if (fail) {
-        /* The operation never ends by itself, and the communicator says why. */
-        atomic_store(&c->state, fail);
-        atomic_fetch_sub(&c->running, 1);
-        return Success;
-    }
-    if (atomic_load(&given.stream->one_order)) {
-        /* Never freed: the rank's thread may end before its last operation. */
-        if (!own_order) own_order = calloc(1, sizeof *own_order);
-        op->order = own_order;
-        op->ticket = own_order->issued++;
-    }
-    if (atomic_exchange(&c->connected, 1)) {
-        enqueue(op->stream, perform, op);
-        return Success;
-    }
-    atomic_store(&c->state, InProgress);
-    pthread_t thread;
-    if (pthread_create(&thread, NULL, connect_first, op)) return SystemError;
-    pthread_detach(thread);
-    return InProgress;
+    call->ops[call->count++] = op;
+    return group ? Success : begin(call);
+}
+
+int ncclGroupStart(void) {
+    if (group) return InvalidUsage;
+    group = calloc(1, sizeof *group);
+    return Success;
+}
+
+int ncclGroupEnd(void) {
+    Call *call = group;
+    group = NULL;
+    if (!call) return InvalidUsage;
+    if (call->count) return begin(call);
+    free(call);
+    return Success;
 }
 
 int ncclAllGather(const void *from, void *to, size_t count, int type, Comm *c, Stream *s) {
-    return start((Op){c, s, AllGather, type, 0, from, to, count, NULL, 0});
+    return start((Op){c, s, AllGather, type, 0, from, to, count, NULL, 0, 0, 1});
 }
 int ncclReduceScatter(
     const void *from, void *to, size_t count, int type, int op, Comm *c, Stream *s
 ) {
     if (op) return InvalidArgument;
-    return start((Op){c, s, ReduceScatter, type, 0, from, to, count, NULL, 0});
+    return start((Op){c, s, ReduceScatter, type, 0, from, to, count, NULL, 0, 0, 1});
 }
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, Comm *c, Stream *s) {
-    return op ? InvalidArgument : start((Op){c, s, AllReduce, type, 0, from, to, count, NULL, 0});
+    if (op) return InvalidArgument;
+    return start((Op){c, s, AllReduce, type, 0, from, to, count, NULL, 0, 0, 1});
 }
 int ncclBroadcast(
     const void *from, void *to, size_t count, int type, int root, Comm *c, Stream *s
 ) {
-    return start((Op){c, s, Broadcast, type, root, from, to, count, NULL, 0});
+    return start((Op){c, s, Broadcast, type, root, from, to, count, NULL, 0, 0, 1});
 }
 #ifndef NO_SEND
 int ncclSend(const void *from, size_t count, int type, int peer, Comm *c, Stream *s) {
-    return start((Op){c, s, Send, type, peer, from, NULL, count, NULL, 0});
+    return start((Op){c, s, Send, type, peer, from, NULL, count, NULL, 0, 0, 1});
 }
 #endif
 int ncclRecv(void *to, size_t count, int type, int peer, Comm *c, Stream *s) {
-    return start((Op){c, s, Recv, type, peer, NULL, to, count, NULL, 0});
+    return start((Op){c, s, Recv, type, peer, NULL, to, count, NULL, 0, 0, 1});
 }

@@ -288,14 +288,18 @@ fn operations_and_bytes_are_counted_as_by_the_threads_engine() {
 #[derive(Clone, Debug)]
 enum Step {
     Collective(usize, usize),
+    /// Collectives that are one call.
+    Together(Vec<(usize, usize)>),
     /// From, to, tag, length.
     Message(usize, usize, u64, usize),
     Exchange(usize),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let collective = || (0usize..4, 0usize..3000).prop_map(|(kind, len)| (kind, len / 500 * 1500));
     let step = prop_oneof![
         (0usize..4, 0usize..3000).prop_map(|(kind, len)| Step::Collective(kind, len * 3)),
+        proptest::collection::vec(collective(), 1..5).prop_map(Step::Together),
         (0usize..3, 0usize..3, 0u64..3, 0usize..9000)
             .prop_map(|(from, to, tag, len)| Step::Message(from, to, tag, len)),
         (0usize..2000).prop_map(Step::Exchange),
@@ -303,35 +307,46 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..30)
 }
 
+type Check = Box<dyn FnOnce()>;
+
+/// Issues collective number `i`; what waits for it and checks it.
+fn collective(all: &Group, i: usize, kind: usize, len: usize) -> Check {
+    let of = move |r: usize| input(i as u64, r, len);
+    let me = all.rank();
+    let mine = tensor(&of(me), DType::F32);
+    let pending = match kind {
+        0 => all.all_gather(mine),
+        1 => all.reduce_scatter(mine),
+        2 => all.all_reduce(mine),
+        _ => all.broadcast(i % 3, mine),
+    };
+    Box::new(move || {
+        let got = pending.wait().unwrap();
+        let inputs: Vec<Vec<f32>> = (0..3).map(of).collect();
+        match kind {
+            0 => same("all_gather", got, &inputs.concat(), DType::F32),
+            1 => {
+                let part = me * len / 3..(me + 1) * len / 3;
+                sum("reduce_scatter", got, &inputs, part, DType::F32);
+            }
+            2 => sum("all_reduce", got, &inputs, 0..len, DType::F32),
+            _ => same("broadcast", got, &inputs[i % 3], DType::F32),
+        }
+    })
+}
+
 /// Issues everything, then waits in an order of the rank's own.
 fn run(all: &Group, steps: &[Step], order: u64) {
-    type Check = Box<dyn FnOnce()>;
     let me = all.rank();
     let mut waits: Vec<Check> = Vec::new();
     for (i, step) in steps.iter().enumerate() {
         let of = move |r: usize, len: usize| input(i as u64, r, len);
         match *step {
-            Step::Collective(kind, len) => {
-                let mine = tensor(&of(me, len), DType::F32);
-                let pending = match kind {
-                    0 => all.all_gather(mine),
-                    1 => all.reduce_scatter(mine),
-                    2 => all.all_reduce(mine),
-                    _ => all.broadcast(i % 3, mine),
-                };
-                waits.push(Box::new(move || {
-                    let got = pending.wait().unwrap();
-                    let inputs: Vec<Vec<f32>> = (0..3).map(|r| of(r, len)).collect();
-                    match kind {
-                        0 => same("all_gather", got, &inputs.concat(), DType::F32),
-                        1 => {
-                            let part = me * len / 3..(me + 1) * len / 3;
-                            sum("reduce_scatter", got, &inputs, part, DType::F32);
-                        }
-                        2 => sum("all_reduce", got, &inputs, 0..len, DType::F32),
-                        _ => same("broadcast", got, &inputs[i % 3], DType::F32),
-                    }
-                }));
+            Step::Collective(kind, len) => waits.push(collective(all, i, kind, len)),
+            Step::Together(ref several) => {
+                all.together(several.len());
+                let each = several.iter().map(|(kind, len)| collective(all, i, *kind, *len));
+                waits.extend(each);
             }
             Step::Message(from, to, tag, len) => {
                 if from == me {
@@ -376,6 +391,31 @@ proptest! {
             run(&all, &steps, order);
         });
     }
+}
+
+#[test]
+fn collectives_that_belong_together_are_one_call() {
+    let (size, n) = (5, 7);
+    let calls = || Pretend::get().calls(size);
+    let before = calls();
+    on_ranks(size, patient(), |all, device| {
+        device.late_us.store(100, Ordering::Relaxed);
+        for round in 0..2 {
+            all.together(n);
+            let parts: Vec<_> = (0..n)
+                .map(|i| all.all_gather(tensor(&input(round, i + all.rank(), 30 * i), DType::F32)))
+                .collect();
+            for (i, part) in parts.into_iter().enumerate() {
+                let whole: Vec<Vec<f32>> =
+                    (0..size).map(|rank| input(round, i + rank, 30 * i)).collect();
+                same("together", part.wait().unwrap(), &whole.concat(), DType::F32);
+            }
+            // What follows is a call of its own.
+            let sum = all.all_reduce(tensor(&[1.0], DType::F32)).wait().unwrap();
+            same("alone", sum, &[size as f32], DType::F32);
+        }
+    });
+    assert_eq!((calls() - before) as usize, size * 4);
 }
 
 #[test]

@@ -115,15 +115,9 @@ pub(crate) fn product(
     queue(gpu, &device, [x, y], bias, &d, How { add: false, tf32 }).then_some(d)
 }
 
-/// Adds x·y to the fp32 elements of `sum`, in place, for `x: [m, k]`, `y: [k, n]` of one type, and
-/// m·n elements that follow each other; false where nothing was done, as for [`product`].
-pub(crate) fn add_product(sum: &CubeTensor, x: &CubeTensor, y: &CubeTensor, tf32: bool) -> bool {
-    let Some((device, gpu)) = gpu_for(x, y) else { return false };
-    queue(gpu, &device, [x, y], None, sum, How { add: true, tf32 })
-}
-
 /// Writes x·y to `d: [m, n]` of their type, whose rows may lie apart, or adds it, in place, for
-/// `x: [m, k]`, `y: [k, n]`; false where nothing was done, as for [`product`].
+/// `x: [m, k]`, `y: [k, n]`; or to fp32 `d: [m·n]`. False where nothing was done, as for
+/// [`product`].
 pub(crate) fn product_to(d: &CubeTensor, x: &CubeTensor, y: &CubeTensor, how: How) -> bool {
     let Some((device, gpu)) = gpu_for(x, y) else { return false };
     queue(gpu, &device, [x, y], None, d, how)

@@ -1,4 +1,5 @@
-//! Sums of the columns of rows, in fp32 and in one order: blocks of rows first, then the blocks.
+//! Sums of the columns of rows, in fp32 and in one order: blocks of rows first, then the blocks;
+//! these may be added where they are to be.
 
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::FloatTensor;
@@ -8,6 +9,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::part::to_change;
 use super::rows::{StridedRows, empty, kernel_for, vector_size};
 
 /// Columns of a cube, in vectors.
@@ -19,8 +21,10 @@ const BLOCK: usize = 256;
 /// Most blocks of rows.
 const BLOCKS: usize = 64;
 
-/// A unit adds every n-th row of its block in one column; then one adds those units' sums.
+/// A unit adds every n-th row of its block in one column; then one adds those units' sums, and what
+/// is there if `add`. Sums begin at vector `start`.
 #[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
 fn column_sums_kernel<F: Float, N: Size>(
     x: &Tensor<Vector<F, N>>,
     sums: &mut Tensor<Vector<f32, N>>,
@@ -28,6 +32,8 @@ fn column_sums_kernel<F: Float, N: Size>(
     width: usize,
     pitch: usize,
     block: usize,
+    start: usize,
+    #[comptime] add: bool,
     #[comptime] dim: CubeDim,
 ) {
     let column = CUBE_POS_X as usize * CUBE_DIM_X as usize + UNIT_POS_X as usize;
@@ -54,20 +60,31 @@ fn column_sums_kernel<F: Float, N: Size>(
             total += shared[(other + UNIT_POS_X) as usize];
             other += CUBE_DIM_X;
         }
-        sums[CUBE_POS_Y as usize * width + column] = total;
+        let place = start + CUBE_POS_Y as usize * width + column;
+        if comptime!(add) {
+            total += sums[place];
+        }
+        sums[place] = total;
     }
 }
 
-/// The sums of blocks of `block` rows, `[blocks, width]`, or `[width]` where there is one.
-fn of_blocks(x: &StridedRows, block: usize) -> CubeTensor {
+/// Where sums go.
+struct Place<'a> {
+    sums: &'a CubeTensor,
+    /// The first of them there.
+    start: usize,
+    /// Whether they are added to what is there.
+    add: bool,
+}
+
+/// The sums of blocks of `block` rows, one row of them after the other.
+fn of_blocks(x: &StridedRows, block: usize, Place { sums, start, add }: Place<'_>) {
     let blocks = x.n.div_ceil(block);
-    let shape = if blocks == 1 { vec![x.width] } else { vec![blocks, x.width] };
-    let sums = empty(&x.tensor, Shape::from(shape), DType::F32);
     let client = x.tensor.client.clone();
     let hardware = &client.properties().hardware;
     let most = hardware.max_units_per_cube.min(hardware.max_cube_dim.1 * LANES);
     let dim = CubeDim::new_2d(LANES, SHARERS.min(most / LANES));
-    let vector = vector_size(&[&x.tensor, &sums], &[x.width, x.pitch]);
+    let vector = vector_size(&[&x.tensor, sums], &[x.width, x.pitch, start]);
     let columns = (x.width / vector).div_ceil(LANES as usize);
     let count = CubeCount::Static(columns as u32, blocks as u32, 1);
     let kernel = kernel_for!(column_sums_kernel, x.tensor.dtype, "sums of columns");
@@ -84,21 +101,41 @@ fn of_blocks(x: &StridedRows, block: usize) -> CubeTensor {
             x.width / vector,
             x.pitch / vector,
             block,
+            start / vector,
+            add,
             dim,
         );
     }
-    sums
 }
 
 #[backend_extension(Cube, Fusion)]
 trait ColumnKernel: Backend {
     #[fusion(meta = sums_of)]
     fn column_sums(x: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    #[fusion(dtype = sum, shape = sum)]
+    fn add_column_sums(
+        sum: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        start: usize,
+        begun: bool,
+    ) -> FloatTensor<Self>;
 }
 
 impl ColumnKernel for CubeBackend {
     fn column_sums(x: FloatTensor<Self>) -> FloatTensor<Self> {
         sums(x)
+    }
+
+    fn add_column_sums(
+        sum: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        start: usize,
+        begun: bool,
+    ) -> FloatTensor<Self> {
+        let sum = to_change(sum);
+        to_place(x, Place { sums: &sum, start, add: begun });
+        sum
     }
 }
 
@@ -111,9 +148,33 @@ pub(crate) fn column_sums(x: Plain<2>) -> Plain<1> {
     Plain::from_dispatch(<Dispatch as ColumnKernel>::column_sums(x.into_dispatch()))
 }
 
+/// fp32 `sum: [n]` with the sums of the columns of `x: [r, h]` from `start` on, added to what is
+/// there if that has `begun`, else in its place. In place where nothing else holds `sum`.
+pub(crate) fn add_column_sums(sum: Plain<1>, x: Plain<2>, start: usize, begun: bool) -> Plain<1> {
+    let ([n], [_, h]) = (sum.dims(), x.dims());
+    assert!(start + h <= n, "{h} sums from {start} of {n}");
+    assert_eq!(sum.dtype(), DType::F32);
+    let (sum, x) = (sum.into_dispatch(), x.into_dispatch());
+    Plain::from_dispatch(<Dispatch as ColumnKernel>::add_column_sums(sum, x, start, begun))
+}
+
 /// [`column_sums`] of a tensor of the device.
 pub(super) fn sums(x: CubeTensor) -> CubeTensor {
+    let x = StridedRows::of(x).tensor;
+    let width = x.meta.shape()[x.meta.num_dims() - 1];
+    let sums = empty(&x, Shape::new([width]), DType::F32);
+    to_place(x, Place { sums: &sums, start: 0, add: false });
+    sums
+}
+
+fn to_place(x: CubeTensor, place: Place<'_>) {
     let x = StridedRows::of(x);
-    let sums = of_blocks(&x, BLOCK.max(x.n.div_ceil(BLOCKS)));
-    if sums.meta.num_dims() == 1 { sums } else { of_blocks(&StridedRows::of(sums), x.n) }
+    let block = BLOCK.max(x.n.div_ceil(BLOCKS));
+    let blocks = x.n.div_ceil(block);
+    if blocks <= 1 {
+        return of_blocks(&x, block, place);
+    }
+    let sums = empty(&x.tensor, Shape::new([blocks, x.width]), DType::F32);
+    of_blocks(&x, block, Place { sums: &sums, start: 0, add: false });
+    of_blocks(&StridedRows::of(sums), blocks, place);
 }

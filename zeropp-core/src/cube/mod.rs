@@ -8,8 +8,10 @@ mod adamw;
 mod attention;
 mod columns;
 mod dropout;
+mod head_norm;
 mod loss;
 mod norm;
+mod part;
 mod products;
 mod rows;
 mod softmax;
@@ -21,13 +23,17 @@ mod turn;
 
 pub(crate) use adamw::adamw;
 pub(crate) use attention::FusedAttention;
-pub(crate) use columns::column_sums;
+pub(crate) use columns::{add_column_sums, column_sums};
 pub(crate) use dropout::DroppedRows;
+pub(crate) use head_norm::{head_norm, head_norm_backward};
+pub(crate) use part::{add_to_part, view_columns, view_part};
 pub(crate) use products::{
-    ColumnsOfProduct, Maker, add_product, affine, has_library, product, product_to_columns,
+    Maker, PlaceOfProduct, add_product, affine, has_library, product, product_to_columns,
 };
 pub(crate) use sums::block_squares;
 pub(crate) use turn::{TurnedRows, turn_rows};
+
+use std::ops::Range;
 
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
@@ -53,6 +59,7 @@ trait KernelsOfRows: Backend {
     #[fusion(dtype = sum, shape = sum)]
     fn add_token_rows(
         sum: FloatTensor<Self>,
+        part: Range<usize>,
         ids: IntTensor<Self>,
         rows: FloatTensor<Self>,
     ) -> FloatTensor<Self>;
@@ -64,10 +71,11 @@ trait KernelsOfRows: Backend {
 impl KernelsOfRows for CubeBackend {
     fn add_token_rows(
         sum: FloatTensor<Self>,
+        part: Range<usize>,
         ids: IntTensor<Self>,
         rows: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        token_rows::add(sum, ids, rows)
+        token_rows::add(sum, part, ids, rows)
     }
 
     fn drop_rows(x: FloatTensor<Self>, rows: DroppedRows) -> FloatTensor<Self> {
@@ -349,15 +357,21 @@ pub(crate) fn add_first_rows(sum: Tensor<3>, part: Tensor<3>) -> Tensor<3> {
     Tensor::from_dispatch(<Dispatch as CubeKernels>::add_first_rows(sum, part))
 }
 
-/// fp32 `sum: [V·h]` with row i of `rows: [n, h]` added to its h elements from h · `ids[i]` on, in
-/// the order of the rows, in place where nothing else holds `sum`. Ids that are not below V are
-/// left out.
-pub(crate) fn add_token_rows(sum: Tensor<1>, ids: Tensor<1, Int>, rows: Tensor<2>) -> Tensor<1> {
+/// fp32 `sum` with row i of `rows: [n, h]` added to the h elements from h · `ids[i]` on of its
+/// `part` of V·h, in the order of the rows, in place where nothing else holds `sum`. Ids that are
+/// not below V are left out.
+pub(crate) fn add_token_rows(
+    sum: Tensor<1>,
+    part: Range<usize>,
+    ids: Tensor<1, Int>,
+    rows: Tensor<2>,
+) -> Tensor<1> {
     let ([n, h], [elements]) = (rows.dims(), sum.dims());
     assert_eq!((ids.dims(), sum.dtype()), ([n], DType::F32));
-    assert!(n > 0 && h > 0 && elements.is_multiple_of(h), "{n} rows of {h} onto {elements}");
+    let fits = part.end <= elements && part.len().is_multiple_of(h.max(1));
+    assert!(n > 0 && h > 0 && fits, "{n} rows of {h} onto {part:?} of {elements}");
     let (sum, ids, rows) = (sum.into_dispatch(), ids.into_dispatch(), rows.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as KernelsOfRows>::add_token_rows(sum, ids, rows))
+    Tensor::from_dispatch(<Dispatch as KernelsOfRows>::add_token_rows(sum, part, ids, rows))
 }
 
 /// `x`, whose rows are `rows`, with elements dropped and the others scaled, in place where nothing

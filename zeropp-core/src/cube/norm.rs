@@ -16,7 +16,7 @@ use super::rows::{
 
 /// Cubes of a backward, each of which sums the gradients of gamma and beta over its rows. A
 /// constant, so that these sums have the same bits in every run.
-const CUBES: usize = 256;
+pub(super) const CUBES: usize = 256;
 
 /// With `centered` a layer norm; without, an RMS norm, which has neither means nor beta.
 #[cube(launch_unchecked)]
@@ -90,19 +90,19 @@ fn forward_kernel<F: Float, G: Float, N: Size>(
 
 /// What the lanes of one row hold in a backward: their parts of the row and of the gradients.
 #[derive(CubeType)]
-struct Lanes<N: Size> {
-    gamma: Array<Vector<f32, N>>,
-    dgamma: Array<Vector<f32, N>>,
-    dbeta: Array<Vector<f32, N>>,
+pub(super) struct Lanes<N: Size> {
+    pub(super) gamma: Array<Vector<f32, N>>,
+    pub(super) dgamma: Array<Vector<f32, N>>,
+    pub(super) dbeta: Array<Vector<f32, N>>,
     /// (x − mean)·scale.
-    hats: Array<Vector<f32, N>>,
+    pub(super) hats: Array<Vector<f32, N>>,
     /// dy·γ.
-    slopes: Array<Vector<f32, N>>,
+    pub(super) slopes: Array<Vector<f32, N>>,
 }
 
 #[cube]
 impl<N: Size> Lanes<N> {
-    fn new<G: Float>(
+    pub(super) fn new<G: Float>(
         gamma: &Tensor<Vector<G, N>>,
         width: usize,
         #[comptime] parts: usize,
@@ -221,7 +221,7 @@ fn backward_kernel<F: Float, G: Float, N: Size>(
 
 /// Writes the sums of a cube's rows of lanes to its row of `sums`.
 #[cube]
-fn add_up<N: Size>(
+pub(super) fn add_up<N: Size>(
     lanes: &Lanes<N>,
     sums: &mut Tensor<Vector<f32, N>>,
     width: usize,
@@ -304,7 +304,7 @@ pub(super) fn forward(
 
 /// Lanes of a row of so many vectors in a backward, of at most `units`: two vectors a lane, as each
 /// holds five numbers of every element.
-fn lanes(vectors: usize, units: usize) -> usize {
+pub(super) fn lanes(vectors: usize, units: usize) -> usize {
     vectors.div_ceil(2).next_power_of_two().clamp(32.min(units), units)
 }
 

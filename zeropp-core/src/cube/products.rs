@@ -10,9 +10,10 @@ use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
 use burn_cubecl::kernel::{into_contiguous, slice};
 use burn_cubecl::ops::numeric::add;
 use burn_cubecl::tensor::CubeTensor;
-#[cfg(feature = "cuda")]
-use cubecl::zspace::metadata::Metadata;
 
+use super::part::{self, to_change};
+#[cfg(feature = "cuda")]
+use super::part::{columns_of, part_of};
 #[cfg(feature = "cuda")]
 use crate::blas;
 
@@ -28,8 +29,8 @@ pub(crate) enum Maker {
 
 /// Where a product goes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ColumnsOfProduct {
-    /// The first column.
+pub(crate) struct PlaceOfProduct {
+    /// The first column, or the first element of a flat buffer.
     pub(crate) start: usize,
     /// Whether it is added to what is there.
     pub(crate) add: bool,
@@ -60,7 +61,7 @@ trait Products: Backend {
         sum: FloatTensor<Self>,
         x: FloatTensor<Self>,
         y: FloatTensor<Self>,
-        tf32: bool,
+        place: PlaceOfProduct,
     ) -> FloatTensor<Self>;
 
     #[fusion(dtype = out, shape = out)]
@@ -68,7 +69,7 @@ trait Products: Backend {
         out: FloatTensor<Self>,
         x: FloatTensor<Self>,
         y: FloatTensor<Self>,
-        place: ColumnsOfProduct,
+        place: PlaceOfProduct,
     ) -> FloatTensor<Self>;
 }
 
@@ -110,31 +111,34 @@ impl Products for CubeBackend {
         sum: FloatTensor<Self>,
         x: FloatTensor<Self>,
         y: FloatTensor<Self>,
-        tf32: bool,
+        place: PlaceOfProduct,
     ) -> FloatTensor<Self> {
-        let sum = into_contiguous(sum);
-        let sum = if sum.can_mut() { sum } else { sum.copy() };
-        #[cfg(feature = "cuda")]
-        if blas::add_product(&sum, &x, &y, tf32) {
-            return sum;
-        }
+        let PlaceOfProduct { start, add, tf32 } = place;
         #[cfg(not(feature = "cuda"))]
         let _ = tf32;
+        let sum = to_change(sum);
+        #[cfg(feature = "cuda")]
+        {
+            let elements = x.meta.shape()[0] * y.meta.shape()[1];
+            let part = part_of(&sum, start..start + elements);
+            if blas::product_to(&part, &x, &y, blas::How { add, tf32 }) {
+                return sum;
+            }
+        }
         let product = Self::product(x, y, DType::F32, Maker::CubeCl);
-        add(sum, flat(product))
+        part::add(sum, product, start, add)
     }
 
     fn product_to_columns(
         out: FloatTensor<Self>,
         x: FloatTensor<Self>,
         y: FloatTensor<Self>,
-        place: ColumnsOfProduct,
+        place: PlaceOfProduct,
     ) -> FloatTensor<Self> {
-        let ColumnsOfProduct { start, add, tf32 } = place;
+        let PlaceOfProduct { start, add, tf32 } = place;
         #[cfg(not(feature = "cuda"))]
         let _ = tf32;
-        let out = into_contiguous(out);
-        let out = if out.can_mut() { out } else { out.copy() };
+        let out = to_change(out);
         #[cfg(feature = "cuda")]
         let columns = columns_of(&out, start, y.meta.shape()[1]);
         #[cfg(feature = "cuda")]
@@ -148,24 +152,6 @@ impl Products for CubeBackend {
         }
         Self::float_slice_assign(out, &at.map(Slice::from), product)
     }
-}
-
-/// The `columns` of a contiguous matrix from `start` on, where they are.
-#[cfg(feature = "cuda")]
-fn columns_of(t: &CubeTensor, start: usize, columns: usize) -> CubeTensor {
-    let (rows, width) = (t.meta.shape()[0], t.meta.shape()[1]);
-    let bytes = |elements: usize| (elements * t.dtype.size()) as u64;
-    let handle = t.handle.clone().offset_start(bytes(start));
-    let handle = handle.offset_end(bytes(width - start - columns));
-    let meta = Metadata::new([rows, columns], [width, 1]);
-    CubeTensor::new(t.client.clone(), handle, meta, t.device.clone(), t.dtype)
-}
-
-/// The elements in one row.
-fn flat(t: CubeTensor) -> CubeTensor {
-    let t = into_contiguous(t);
-    let shape = Shape::new([t.meta.shape().num_elements()]);
-    CubeTensor::new_contiguous(t.client, t.device, shape, t.handle, t.dtype)
 }
 
 fn product_of(x: &TensorSpec, y: &TensorSpec, dtype: &DType, _by: &Maker) -> TensorSpec {
@@ -216,14 +202,22 @@ pub(crate) fn affine(x: Tensor<2>, y: Tensor<2>, bias: Tensor<1>, tf32: bool) ->
     Tensor::from_dispatch(<Dispatch as Products>::affine(x, y, bias, tf32))
 }
 
-/// fp32 `sum: [i·j]` with the elements of x·y added, row after row, for `x: [i, k]`, `y: [k, j]` of
-/// one type, by the library if it can; in place where nothing else holds `sum`.
-pub(crate) fn add_product(sum: Tensor<1>, x: Tensor<2>, y: Tensor<2>, tf32: bool) -> Tensor<1> {
+/// fp32 `sum` with the elements of x·y from `place` on, row after row, or added to what is there,
+/// for `x: [i, k]`, `y: [k, j]` of one type, by the library if it can; in place where nothing else
+/// holds `sum`.
+pub(crate) fn add_product(
+    sum: Tensor<1>,
+    x: Tensor<2>,
+    y: Tensor<2>,
+    place: PlaceOfProduct,
+) -> Tensor<1> {
+    let start = place.start;
     let ([n], [i, k], [rows, j]) = (sum.dims(), x.dims(), y.dims());
-    let fits = k == rows && n == i * j && x.dtype() == y.dtype() && sum.dtype() == DType::F32;
-    assert!(fits, "{:?} and {:?} added to {n} elements", x.dims(), y.dims());
+    let fits = k == rows && start + i * j <= n;
+    let types = x.dtype() == y.dtype() && sum.dtype() == DType::F32;
+    assert!(fits && types, "{:?}·{:?} in {n} elements from {start}", x.dims(), y.dims());
     let (sum, x, y) = (sum.into_dispatch(), x.into_dispatch(), y.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as Products>::add_product(sum, x, y, tf32))
+    Tensor::from_dispatch(<Dispatch as Products>::add_product(sum, x, y, place))
 }
 
 /// `out: [i, w]` with x·y in the columns of `place`, or added to them, for `x: [i, k]`, `y: [k, j]`
@@ -233,7 +227,7 @@ pub(crate) fn product_to_columns(
     out: Tensor<2>,
     x: Tensor<2>,
     y: Tensor<2>,
-    place: ColumnsOfProduct,
+    place: PlaceOfProduct,
 ) -> Tensor<2> {
     let start = place.start;
     let ([n, width], [i, k], [rows, j]) = (out.dims(), x.dims(), y.dims());

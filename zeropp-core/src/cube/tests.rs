@@ -110,22 +110,46 @@ proptest! {
     fn rows_of_tokens_are_added_in_their_order(
         n in 1..60_usize, h in 1..300_usize, v in 1..30_usize, shared: bool, seed: u64,
     ) {
-        let (rows, before) = (random(n * h, seed), random(v * h, seed ^ 7));
+        // In the middle of a buffer.
+        let part = 128..128 + v * h;
+        let (rows, before) = (random(n * h, seed), random(part.end + 128, seed ^ 7));
         // The smallest and the largest are no rows.
         let id = |x: &f32| (x * (v as f32 / 2.0 + 1.0) + v as f32 / 2.0).floor() as i64;
         let ids: Vec<i64> = random(n, seed ^ 9).iter().map(id).collect();
         let mut want = before.clone();
         for (id, row) in ids.iter().zip(rows.chunks(h)) {
             if (0..v as i64).contains(id) {
-                want[*id as usize * h..][..h].iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+                let want = &mut want[part.start + *id as usize * h..][..h];
+                want.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
             }
         }
-        let sum = on_gpu(&before, [v * h]);
+        let sum = on_gpu(&before, [before.len()]);
         let kept = shared.then(|| sum.clone());
         let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, [n]), &gpu());
-        let after = add_token_rows(sum, ids, on_gpu(&rows, [n, h]));
+        let after = add_token_rows(sum, part, ids, on_gpu(&rows, [n, h]));
         assert_eq!(values(after), want);
         // What somebody else holds is not written to.
+        if let Some(kept) = kept {
+            prop_assert_eq!(values(kept), before);
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_buffer_is_written_or_added_to(
+        n in 1..3000_usize, blocks in 0..3_usize, begun: bool, shared: bool, seed: u64,
+    ) {
+        let start = 128 * blocks;
+        let (before, part) = (random(start + n + 70, seed), random(n, seed ^ 7));
+        let mut want = before.clone();
+        for (sum, x) in want[start..].iter_mut().zip(&part) {
+            *sum = if begun { *sum + x } else { *x };
+        }
+        let sum = on_gpu(&before, [before.len()]);
+        let kept = shared.then(|| sum.clone());
+        let after = add_to_part(sum, on_gpu(&part, [n]), start, begun);
+        let seen = view_part(after.clone(), start..start + n);
+        assert_eq!(values(seen), want[start..start + n]);
+        assert_eq!(values(after), want);
         if let Some(kept) = kept {
             prop_assert_eq!(values(kept), before);
         }

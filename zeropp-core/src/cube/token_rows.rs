@@ -5,11 +5,14 @@
 //! all rows of an id, which it finds side by side, so that it reads several while it adds, and no
 //! two units write to one place.
 
+use std::ops::Range;
+
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::{cast, into_contiguous};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::part::{part_of, to_change};
 use super::rows::{StridedRows, empty, kernel_for, vector_size};
 
 /// How many elements of `some` are below `id`, those that equal it among them if `or_equal`.
@@ -132,9 +135,14 @@ fn token_rows_kernel<F: Float, N: Size>(
 }
 
 /// See [`add_token_rows`](super::add_token_rows).
-pub(super) fn add(sum: CubeTensor, ids: CubeTensor, rows: CubeTensor) -> CubeTensor {
-    let sum = into_contiguous(sum);
-    let sum = if sum.can_mut() { sum } else { sum.copy() };
+pub(super) fn add(
+    sum: CubeTensor,
+    part: Range<usize>,
+    ids: CubeTensor,
+    rows: CubeTensor,
+) -> CubeTensor {
+    let all = to_change(sum);
+    let sum = part_of(&all, part);
     let (ids, rows) = (into_contiguous(ids), StridedRows::of(rows));
     let ids = if ids.dtype == DType::I32 { ids } else { cast(ids, DType::I32) };
     let (n, height) = (rows.n, sum.meta.num_elements() / rows.width.max(1));
@@ -179,5 +187,5 @@ pub(super) fn add(sum: CubeTensor, ids: CubeTensor, rows: CubeTensor) -> CubeTen
             height,
         );
     }
-    sum
+    all
 }

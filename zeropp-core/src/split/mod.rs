@@ -26,6 +26,8 @@ pub use away::{AwayPlace, AwayTensors, Vault};
 pub use context::{SampleContext, SliceCx};
 pub use dropout::{Dropout, DropoutPlace};
 pub use masks::{Documents, Masks, NOT_SCORED};
+#[cfg(feature = "cube")]
+pub(crate) use queue::GradientPlace;
 pub use queue::{ForwardGrads, Grads, ParamSlot, WQueue, is_finite};
 pub use recording::{Recorded, RecordedBy, Recording};
 pub use router::{RouterCx, RouterSums, StageRouters};

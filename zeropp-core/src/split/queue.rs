@@ -1,5 +1,6 @@
 //! Queued weight-gradient work (W) and the fp32 buffers it adds to.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
@@ -72,21 +73,98 @@ impl WQueue {
     }
 }
 
-/// The gradient of one layer: a flat fp32 buffer on the CPU, one accumulator a parameter elsewhere.
+/// The gradient of one layer: a flat fp32 buffer.
 enum LayerGrads {
     /// Nothing was added yet.
     None,
     Host(Vec<f32>),
-    Device(Vec<Option<Tensor<1>>>),
+    Device(DeviceGrads),
 }
 
 impl LayerGrads {
-    fn zeros(layout: &FlatLayout, on_host: bool) -> Self {
-        if on_host {
-            LayerGrads::Host(kernels::zeros(layout.len))
-        } else {
-            LayerGrads::Device(vec![None; layout.params.len()])
+    fn zeros(layout: &FlatLayout, device: &Device) -> Self {
+        match *device == Device::flex() {
+            true => LayerGrads::Host(kernels::zeros(layout.len)),
+            false => LayerGrads::Device(DeviceGrads::new(layout, device)),
         }
+    }
+}
+
+/// A layer's gradient off the CPU.
+struct DeviceGrads {
+    /// Taken while it is changed, so that nothing else holds it. Padding is zero.
+    flat: Option<Tensor<1>>,
+    /// Of which parameters something was added; the places of the others have any numbers.
+    begun: Vec<bool>,
+}
+
+impl DeviceGrads {
+    fn new(layout: &FlatLayout, device: &Device) -> Self {
+        let elements: usize = layout.params.iter().map(|place| place.spec.len()).sum();
+        let (shape, at) = ([layout.len], (device, DType::F32));
+        // Without padding nothing has to be zero before it is written.
+        let flat = match elements == layout.len {
+            true => Tensor::empty(shape, at),
+            false => Tensor::zeros(shape, at),
+        };
+        Self { flat: Some(flat), begun: vec![false; layout.params.len()] }
+    }
+
+    /// The places of parameters of which something was added, or nothing.
+    fn ranges<'a>(
+        &'a self,
+        layout: &'a FlatLayout,
+        begun: bool,
+    ) -> impl Iterator<Item = Range<usize>> + 'a {
+        let places = layout.params.iter().zip(&self.begun).filter(move |(_, of)| **of == begun);
+        places.map(|(place, _)| place.offset..place.offset + place.spec.len())
+    }
+
+    fn has_fault(&self, layout: &FlatLayout) -> bool {
+        let flat = self.flat.as_ref().expect("not being changed");
+        self.ranges(layout, true).any(|range| !is_finite(&flat.clone().slice([range])))
+    }
+
+    /// The buffer, zero where nothing was added.
+    fn into_flat(mut self, layout: &FlatLayout) -> Tensor<1> {
+        let flat = self.flat.take().expect("not being changed");
+        self.ranges(layout, false).fold(flat, zeroed)
+    }
+}
+
+/// `flat` with zeros in a part of it.
+fn zeroed(flat: Tensor<1>, part: Range<usize>) -> Tensor<1> {
+    let zeros = Tensor::zeros([part.len()], (&flat.device(), DType::F32));
+    if part.len() == flat.dims()[0] { zeros } else { flat.slice_assign([part], zeros) }
+}
+
+/// The place of a parameter's gradient off the CPU, to add to.
+pub(crate) struct GradientPlace {
+    /// The gradients of its layer, which nothing else holds: what is changed is so in place.
+    pub(crate) flat: Tensor<1>,
+    /// Its elements there.
+    pub(crate) part: Range<usize>,
+    /// Whether there is a sum to add to; else what is there is to be overwritten.
+    pub(crate) begun: bool,
+}
+
+impl GradientPlace {
+    /// The buffer with `g`, of any float type, added.
+    fn add(self, g: Tensor<1>) -> Tensor<1> {
+        let Self { flat, part, begun } = self;
+        #[cfg(feature = "cube")]
+        if crate::cube::is_on(&flat) {
+            return crate::cube::add_to_part(flat, g, part.start, begun);
+        }
+        let g = g.cast(DType::F32);
+        let sum = if begun { flat.clone().slice([part.clone()]) + g } else { g };
+        flat.slice_assign([part], sum)
+    }
+
+    /// The buffer, with a sum to add to.
+    #[cfg(feature = "cube")]
+    pub(crate) fn or_zeros(self) -> Tensor<1> {
+        if self.begun { self.flat } else { zeroed(self.flat, self.part) }
     }
 }
 
@@ -128,10 +206,9 @@ impl Grads {
     fn layer(&mut self, layer: usize) -> &mut LayerGrads {
         if let LayerGrads::None = self.layers[layer] {
             let layout = &self.layouts[layer];
-            let made = LayerGrads::zeros(layout, self.device == Device::flex());
+            let made = LayerGrads::zeros(layout, &self.device);
             self.hold.grow(match &made {
                 LayerGrads::Host(flat) => flat.capacity() as u64 * 4,
-                // Parameter by parameter as W comes to it, and whole where it is reduced.
                 _ => layout.len as u64 * 4,
             });
             self.layers[layer] = made;
@@ -142,36 +219,29 @@ impl Grads {
     /// Adds `g` (any float type, any shape with the parameter's number of elements).
     pub fn add<const D: usize>(&mut self, slot: ParamSlot, g: Tensor<D>) {
         let n = self.layouts[slot.layer].params[slot.param].spec.len();
-        let g: Tensor<1> = g.inner().cast(DType::F32).reshape([n]);
+        let g: Tensor<1> = g.inner().reshape([n]);
         if let Some(acc) = self.host_mut(slot) {
-            let g = cpu_tensor::on_cpu(&g).expect("host gradients come from CPU tensors");
-            kernels::add(acc, g.as_slice());
+            let g = cpu_tensor::on_cpu(&g.cast(DType::F32));
+            kernels::add(acc, g.expect("host gradients come from CPU tensors").as_slice());
             return;
         }
-        let LayerGrads::Device(params) = self.layer(slot.layer) else { unreachable!() };
-        let acc = &mut params[slot.param];
-        *acc = Some(match acc.take() {
-            Some(acc) => acc + g,
-            None => g,
-        });
+        self.change(slot, |place| place.add(g));
     }
 
-    /// Lets `add` add to the accumulator of one parameter off the CPU, flat, and none at first,
-    /// which nothing else holds: so in place.
+    /// Lets `add` add to the gradient of one parameter off the CPU; it gives the buffer back.
     ///
     /// # Panics
     /// Panics on the CPU; [`host_mut`](Self::host_mut) is for that.
-    #[cfg(feature = "cube")]
-    pub(crate) fn change(
-        &mut self,
-        slot: ParamSlot,
-        add: impl FnOnce(Option<Tensor<1>>) -> Tensor<1>,
-    ) {
-        let n = self.layouts[slot.layer].params[slot.param].spec.len();
-        let LayerGrads::Device(params) = self.layer(slot.layer) else { panic!("on the CPU") };
-        let sum = add(params[slot.param].take());
-        assert_eq!((sum.dims(), sum.dtype()), ([n], DType::F32), "the gradient of {slot:?}");
-        params[slot.param] = Some(sum);
+    pub(crate) fn change(&mut self, slot: ParamSlot, add: impl FnOnce(GradientPlace) -> Tensor<1>) {
+        let place = &self.layouts[slot.layer].params[slot.param];
+        let part = place.offset..place.offset + place.spec.len();
+        let LayerGrads::Device(all) = self.layer(slot.layer) else { panic!("on the CPU") };
+        let flat = all.flat.take().expect("changed by one at a time");
+        let as_before = (flat.dims(), flat.dtype());
+        let begun = std::mem::replace(&mut all.begun[slot.param], true);
+        let flat = add(GradientPlace { flat, part, begun });
+        assert_eq!((flat.dims(), flat.dtype()), as_before, "the gradient of {slot:?}");
+        all.flat = Some(flat);
     }
 
     /// The accumulator of one parameter as a slice to add into; `None` off the CPU.
@@ -201,12 +271,12 @@ impl Grads {
     /// The last layer, as places in the stage go, whose gradient so far has an element that is not
     /// finite. Reads all of it: for the search for a fault, not for every step.
     pub fn last_not_finite(&self) -> Option<usize> {
-        let is_bad = |layer: &LayerGrads| match layer {
+        let is_bad = |(layer, layout): (&LayerGrads, &Arc<FlatLayout>)| match layer {
             LayerGrads::Host(flat) => flat.iter().any(|x| !x.is_finite()),
-            LayerGrads::Device(params) => params.iter().flatten().any(|grad| !is_finite(grad)),
+            LayerGrads::Device(all) => all.has_fault(layout),
             LayerGrads::None => false,
         };
-        self.layers.iter().rposition(is_bad)
+        self.layers.iter().zip(&self.layouts).rposition(is_bad)
     }
 
     /// The flat gradient buffer of every layer, padding zero, in layer order, and the guard that
@@ -232,9 +302,7 @@ impl Grads {
                 let bytes = flat.capacity() as u64 * 4;
                 (cpu_tensor::from_vec(flat, [layout.len]), bytes)
             }
-            LayerGrads::Device(params) => {
-                (flatten(params, layout, &self.device), layout.len as u64 * 4)
-            }
+            LayerGrads::Device(all) => (all.into_flat(layout), layout.len as u64 * 4),
             LayerGrads::None => unreachable!("just opened"),
         }
     }
@@ -255,21 +323,4 @@ pub struct ForwardGrads {
 pub fn is_finite<const D: usize>(t: &Tensor<D>) -> bool {
     let values = t.clone().inner().cast(DType::F32).into_data().try_to_vec::<f32>();
     values.expect("just cast").iter().all(|x| x.is_finite())
-}
-
-fn flatten(params: Vec<Option<Tensor<1>>>, layout: &FlatLayout, device: &Device) -> Tensor<1> {
-    let ends = layout.params.iter().skip(1).map(|p| p.offset).chain([layout.len]);
-    let mut parts = Vec::new();
-    for ((grad, place), end) in params.into_iter().zip(&layout.params).zip(ends) {
-        let n = place.spec.len();
-        let zeros = |n: usize| Tensor::<1>::zeros([n], (device, DType::F32));
-        parts.push(grad.unwrap_or_else(|| zeros(n)));
-        if place.offset + n < end {
-            parts.push(zeros(end - place.offset - n));
-        }
-    }
-    if parts.is_empty() {
-        return Tensor::zeros([layout.len], (device, DType::F32));
-    }
-    Tensor::cat(parts, 0)
 }

@@ -177,7 +177,12 @@ impl<const D: usize> Weight<D> {
         };
         let flat = self.weights.gathered.lock().as_ref().and_then(buffer);
         let flat = flat.unwrap_or_else(|| panic!("weights of {} not gathered", self.weights.name));
-        flat.slice([offset..offset + n]).reshape(self.shape)
+        let part = offset..offset + n;
+        #[cfg(feature = "cube")]
+        if crate::cube::is_on(&flat) {
+            return crate::cube::view_part(flat, part).reshape(self.shape);
+        }
+        flat.slice([part]).reshape(self.shape)
     }
 
     /// Whether what [`packed`](Self::packed) makes is kept.

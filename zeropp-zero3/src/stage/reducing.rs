@@ -26,10 +26,15 @@ impl ShardedStage {
     /// RS: starts reducing a unit's gradients into this rank's shard.
     pub fn start_reduce(&mut self, mut grads: Grads) {
         self.begin_reduce();
+        self.groups.zero3.together(self.trained_layers());
         for layer in (0..self.layers.len()).rev() {
             let (gradient, hold) = grads.take_flat(layer);
             self.reduce_layer(layer, gradient, hold);
         }
+    }
+
+    fn trained_layers(&self) -> usize {
+        self.layers.iter().filter(|layer| layer.trains()).count()
     }
 
     /// Makes room for what a reduction gives, of which every layer is then started by itself, the
@@ -159,7 +164,10 @@ impl ShardedStage {
                     *room = first(layer).then(hold);
                 }
             }
-            None => (0..self.layers.len()).rev().for_each(|layer| self.sum_layer(layer)),
+            None => {
+                self.groups.replica.together(self.trained_layers());
+                (0..self.layers.len()).rev().for_each(|layer| self.sum_layer(layer));
+            }
         }
     }
 

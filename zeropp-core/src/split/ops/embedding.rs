@@ -78,9 +78,9 @@ fn add_token_rows(w: &Weight<2>, ids: Tensor<2, Int>, dy: Tensor<3>, grads: &mut
     let (ids, dy) = (ids.reshape([n]), dy.reshape([n, h]));
     #[cfg(feature = "cube")]
     if super::on_gpu(&dy) {
-        let zeros = || Tensor::zeros([vocabulary * h], (&dy.device(), DType::F32));
-        return grads.change(w.slot(), |dw| {
-            crate::cube::add_token_rows(dw.unwrap_or_else(zeros), ids, dy.clone())
+        return grads.change(w.slot(), |place| {
+            let part = place.part.clone();
+            crate::cube::add_token_rows(place.or_zeros(), part, ids, dy)
         });
     }
     let zeros = Tensor::<2>::zeros([vocabulary, h], (&dy.device(), DType::F32));
@@ -182,7 +182,7 @@ fn sums_by_position(dy: &Tensor<3>, documents: &Documents) -> Tensor<1> {
     #[cfg(feature = "cube")]
     if super::on_gpu(&rows) {
         let zeros = Tensor::<1>::zeros([s * h], (&device, DType::F32));
-        return crate::cube::add_token_rows(zeros, positions, rows);
+        return crate::cube::add_token_rows(zeros, 0..s * h, positions, rows);
     }
     let zeros = Tensor::<2>::zeros([s, h], (&device, DType::F32));
     let sums = zeros.select_assign(0, positions, rows.cast(DType::F32), IndexingUpdateOp::Add);

@@ -2,8 +2,12 @@
 
 use burn::tensor::{DType, Tensor};
 
+#[cfg(feature = "cube")]
+use super::norm::for_kernel;
 use super::position::{RotaryTurn, turn};
 use super::projections::Turns;
+#[cfg(feature = "cube")]
+use super::rows;
 use super::{VectorSums, fast, halves, link, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::convert::{narrow, widen};
@@ -89,6 +93,12 @@ impl HeadNorms {
             let (y, n) = (cpu_tensor::from_halves(narrow(&y), qkv.dims()), rrms.len());
             return (y, cpu_tensor::from_vec(rrms, [n]));
         }
+        #[cfg(feature = "cube")]
+        if super::on_gpu(qkv) {
+            let weights = [q, k].map(|w| for_kernel(w, qkv.dtype()));
+            let (y, rrms) = crate::cube::head_norm(rows(qkv.clone()), weights, self.at(), self.eps);
+            return (y.reshape(qkv.dims()), rrms);
+        }
         let (x, values) = self.parts(qkv.clone());
         let rrms = (x.clone().square().mean_dim(3) + self.eps).sqrt().recip();
         let y = x * rrms.clone() * self.gamma(q, k);
@@ -126,6 +136,15 @@ impl HeadNorms {
             return (dx, [sums, dk].map(|sums| cpu_tensor::from_vec(sums, [d])));
         }
         let dtype = dy.dtype();
+        #[cfg(feature = "cube")]
+        if super::on_gpu(&dy) {
+            let weights = [q, k].map(|w| for_kernel(w, dtype));
+            let dims = dy.dims();
+            let (dx, sums) =
+                crate::cube::head_norm_backward(rows(dy), rows(qkv), weights, rrms, self.at());
+            let of = [0, d].map(|from| sums.clone().narrow(0, from, d));
+            return (dx.reshape(dims), of);
+        }
         let (dy, values) = self.parts(dy);
         let (x, _) = self.parts(qkv);
         let rrms = rrms.reshape([b, s, self.heads + self.groups, 1]);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Tensor, bf16 as Half};
 
-use super::columns::column_sums;
+use super::columns::{add_column_sums, column_sums};
 use super::{Later, VectorSums, fast, halves, is_fast, link, products, rows, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
@@ -208,7 +208,7 @@ impl Matrix {
         }
         let (x, dy) = (rows(x), rows(dy));
         if let Some(b) = bias {
-            grads.add(b.slot(), column_sums(dy.clone()));
+            add_column_sums(grads, b.slot(), dy.clone());
         }
         let (left, right) = if self.transposed { (dy, x) } else { (x, dy) };
         products::add_gradient(grads, self.w.slot(), left.transpose(), right);

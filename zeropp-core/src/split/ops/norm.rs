@@ -224,6 +224,6 @@ fn rms_norm_backward<const D: usize>(
 
 /// A weight as the kernels for rows of type `dtype` read it: of that type, or fp32.
 #[cfg(feature = "cube")]
-fn for_kernel(weight: Tensor<1>, dtype: DType) -> Tensor<1> {
+pub(super) fn for_kernel(weight: Tensor<1>, dtype: DType) -> Tensor<1> {
     if weight.dtype() == dtype { weight } else { weight.cast(DType::F32) }
 }

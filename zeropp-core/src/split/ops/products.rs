@@ -8,7 +8,9 @@ use burn::tensor::{DType, Tensor};
 use super::on_gpu;
 use crate::choice::DeviceKind;
 #[cfg(feature = "cube")]
-use crate::cube::{self, ColumnsOfProduct, Maker};
+use crate::cube::{self, Maker, PlaceOfProduct};
+#[cfg(feature = "cube")]
+use crate::split::GradientPlace;
 use crate::split::{Grads, ParamSlot};
 
 thread_local! {
@@ -108,8 +110,17 @@ pub fn matmul_f32<const D: usize>(x: Tensor<D>, y: Tensor<D>) -> Tensor<D> {
 
 /// Where a product goes.
 #[cfg(feature = "cube")]
-fn place(start: usize, add: bool) -> ColumnsOfProduct {
-    ColumnsOfProduct { start, add, tf32: TF32.get() }
+fn place(start: usize, add: bool) -> PlaceOfProduct {
+    PlaceOfProduct { start, add, tf32: TF32.get() }
+}
+
+/// The columns of `x: [n, h]` from `start` on, `[n, columns]`: a factor of a product.
+pub(super) fn columns_of(x: &Tensor<2>, start: usize, columns: usize) -> Tensor<2> {
+    #[cfg(feature = "cube")]
+    if on_gpu(x) {
+        return cube::view_columns(x.clone(), start..start + columns);
+    }
+    x.clone().narrow(1, start, columns)
 }
 
 /// x·y of all `ys` side by side, `[i, Σ j]` for `x: [i, k]`, `y: [k, j]`. A library writes each to
@@ -139,7 +150,7 @@ pub(super) fn sum_of_products(xs: Tensor<2>, ys: Vec<Tensor<2>>) -> Tensor<2> {
         let (mut sum, mut start) = (None, 0);
         for y in ys {
             let columns = y.dims()[1];
-            let (x, y) = (xs.clone().narrow(1, start, columns), y.transpose());
+            let (x, y) = (columns_of(&xs, start, columns), y.transpose());
             sum = Some(match sum {
                 Some(sum) => cube::product_to_columns(sum, x, y, place(0, true)),
                 None => matmul(x, y),
@@ -156,7 +167,7 @@ pub(super) fn sum_of_products(xs: Tensor<2>, ys: Vec<Tensor<2>>) -> Tensor<2> {
 pub fn add_product(sum: Tensor<1>, x: Tensor<2>, y: Tensor<2>) -> Tensor<1> {
     #[cfg(feature = "cube")]
     if by_library(&x, &y) {
-        return cube::add_product(sum, x, y, TF32.get());
+        return cube::add_product(sum, x, y, place(0, true));
     }
     let n = sum.dims();
     sum + matmul_f32(x, y).reshape(n)
@@ -166,9 +177,9 @@ pub fn add_product(sum: Tensor<1>, x: Tensor<2>, y: Tensor<2>) -> Tensor<1> {
 pub(super) fn add_gradient(grads: &mut Grads, slot: ParamSlot, x: Tensor<2>, y: Tensor<2>) {
     #[cfg(feature = "cube")]
     if by_library(&x, &y) {
-        return grads.change(slot, |sum| match sum {
-            Some(sum) => cube::add_product(sum, x, y, TF32.get()),
-            None => matmul_f32(x, y).flatten(0, 1),
+        return grads.change(slot, |GradientPlace { flat, part, begun }| {
+            assert_eq!(part.len(), x.dims()[0] * y.dims()[1], "the gradient of {slot:?}");
+            cube::add_product(flat, x, y, place(part.start, begun))
         });
     }
     grads.add(slot, matmul_f32(x, y));

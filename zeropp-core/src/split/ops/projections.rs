@@ -5,7 +5,7 @@
 
 use burn::tensor::{Tensor, bf16 as Half};
 
-use super::columns::column_sums;
+use super::columns::{add_column_sums, column_sums};
 use super::linear::{bias_gradient, packed, row_block};
 use super::position::{RotaryTurn, Rotation, turn};
 use super::{Later, VectorSums, fast, halves, is_tracked, link, products, rows, wants_gradient};
@@ -262,11 +262,17 @@ impl ProjectionMaps {
                 .for_each(|(start, map)| self.add_halves(*start, map, x, dy, grads));
         }
         let (x, dy) = (rows(x), rows(dy));
-        let own =
-            |start: &usize, map: &Projection| dy.clone().narrow(1, *start, map.weight.shape()[1]);
+        let own = |start: &usize, map: &Projection| {
+            products::columns_of(&dy, *start, map.weight.shape()[1])
+        };
         for (start, map) in self.maps.iter().filter(|(_, map)| map.weight.trains()) {
             let (x, dy) = (x.clone().transpose(), own(start, map));
             products::add_gradient(grads, map.weight.slot(), x, dy);
+        }
+        if let [(0, Projection { bias: Some(bias), .. })] = &self.maps[..]
+            && bias.trains()
+        {
+            return add_column_sums(grads, bias.slot(), dy);
         }
         let bias_trains =
             |(_, map): &(usize, Projection)| map.bias.as_ref().is_some_and(Weight::trains);
