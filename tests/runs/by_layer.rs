@@ -142,7 +142,7 @@ fn layers_are_executed_as_simulated() {
     }
 }
 
-/// Of six layers each is gathered in 10 ms and takes 5 of an F, which so begins at 35 and not at 60.
+/// Of six layers each is gathered in 10 ms and takes 5 of an F, which begins at 35 and not at 60.
 #[test]
 fn an_f_waits_for_each_layer_as_simulated() {
     let ms = |n: u64| n * 1_000_000;
