@@ -134,7 +134,7 @@ fn write<'c, const N: usize>(
     let n = b[0].sizes().1;
     assert!(c.iter().all(|c| c.len() == a.rows * n), "sizes of a product");
     let mut b = b.into_iter();
-    let sinks = c.each_mut().map(|c| Sink::Halves { c: &mut **c, stride: n, bias });
+    let sinks = c.each_mut().map(|c| Sink::Halves { c, stride: n, bias });
     dispatch(a, sinks.map(|sink| (b.next().expect("as many"), sink)));
     // SAFETY: the tiles of a product cover all rows and columns, and each writes all of its
     // elements.
