@@ -22,17 +22,15 @@ pub trait Element: Number + 'static {
     /// A weight as the right factor of products.
     type Factor<'a>: Copy + Send + Sync;
 
-    /// `c = a·b` in fp32, for `a` of `m` rows.
-    fn set(c: &mut [f32], m: usize, a: &[Self], b: Self::Factor<'_>);
-    /// `c += a·b` in fp32.
-    fn add(c: &mut [f32], m: usize, a: &[Self], b: Self::Factor<'_>);
-    /// `c = a·b`, rounded once.
-    fn product<'c>(
-        c: &'c mut [MaybeUninit<Self>],
+    /// `c = Σ a·b` in fp32, for each a of `m` rows.
+    fn set<const N: usize>(c: &mut [f32], m: usize, a: [&[Self]; N], b: [Self::Factor<'_>; N]);
+    /// `c = a·b` for each c and b, rounded once.
+    fn products<'c, const N: usize>(
+        c: [&'c mut [MaybeUninit<Self>]; N],
         m: usize,
         a: &[Self],
-        b: Self::Factor<'_>,
-    ) -> &'c mut [Self];
+        b: [Self::Factor<'_>; N],
+    ) -> [&'c mut [Self]; N];
     /// `c += aᵀ·b` in fp32 for each c and b, for `a: [m, rows]`, `b: [m, columns]`, by the given
     /// path of bf16.
     fn add_turned<const N: usize>(
@@ -47,25 +45,27 @@ pub trait Element: Number + 'static {
 impl Element for f32 {
     type Factor<'a> = MatRef<'a>;
 
-    fn set(c: &mut [f32], m: usize, a: &[f32], b: MatRef<'_>) {
-        let (k, n) = b.sizes();
-        gemm(MatMut::new(c, m, n), StoreMode::Set, 1.0, MatRef::new(a, m, k), b);
+    fn set<const N: usize>(c: &mut [f32], m: usize, a: [&[f32]; N], b: [MatRef<'_>; N]) {
+        let mut store = StoreMode::Set;
+        for (a, b) in a.into_iter().zip(b) {
+            let (k, n) = b.sizes();
+            gemm(MatMut::new(c, m, n), store, 1.0, MatRef::new(a, m, k), b);
+            store = StoreMode::Add;
+        }
     }
 
-    fn add(c: &mut [f32], m: usize, a: &[f32], b: MatRef<'_>) {
-        let (k, n) = b.sizes();
-        gemm(MatMut::new(c, m, n), StoreMode::Add, 1.0, MatRef::new(a, m, k), b);
-    }
-
-    fn product<'c>(
-        c: &'c mut [MaybeUninit<f32>],
+    fn products<'c, const N: usize>(
+        c: [&'c mut [MaybeUninit<f32>]; N],
         m: usize,
         a: &[f32],
-        b: MatRef<'_>,
-    ) -> &'c mut [f32] {
-        let c = filled(c, 0.0);
-        Self::set(c, m, a, b);
-        c
+        b: [MatRef<'_>; N],
+    ) -> [&'c mut [f32]; N] {
+        let mut b = b.into_iter();
+        c.map(|c| {
+            let c = filled(c, 0.0);
+            Self::set(c, m, [a], [b.next().expect("as many")]);
+            c
+        })
     }
 
     fn add_turned<const N: usize>(
@@ -86,23 +86,19 @@ impl Element for f32 {
 impl Element for bf16 {
     type Factor<'a> = &'a Packed;
 
-    fn set(c: &mut [f32], m: usize, a: &[bf16], b: &Packed) {
-        let (k, n) = b.sizes();
-        halves::product_set(c, n, Mat::new(a, m, k), b);
+    fn set<const N: usize>(c: &mut [f32], m: usize, a: [&[bf16]; N], b: [&Packed; N]) {
+        let mut factors = b.into_iter();
+        let of = |a| Mat::new(a, m, factors.next().expect("as many").sizes().0);
+        halves::set_sum(c, a.map(of), b);
     }
 
-    fn add(c: &mut [f32], m: usize, a: &[bf16], b: &Packed) {
-        let (k, n) = b.sizes();
-        halves::add_product(c, n, Mat::new(a, m, k), b);
-    }
-
-    fn product<'c>(
-        c: &'c mut [MaybeUninit<bf16>],
+    fn products<'c, const N: usize>(
+        c: [&'c mut [MaybeUninit<bf16>]; N],
         m: usize,
         a: &[bf16],
-        b: &Packed,
-    ) -> &'c mut [bf16] {
-        halves::write_product(c, Mat::new(a, m, b.sizes().0), b, None)
+        b: [&Packed; N],
+    ) -> [&'c mut [bf16]; N] {
+        halves::write_products(c, Mat::new(a, m, b[0].sizes().0), b)
     }
 
     fn add_turned<const N: usize>(
@@ -142,11 +138,11 @@ pub struct WeightedChoice<'a> {
 ///
 /// # Panics
 /// Panics if sizes do not match.
-pub fn forward<E: Element>(
+pub fn forward<'f, E: Element>(
     x: &[E],
     routed: WeightedChoice<'_>,
-    gate: &[E::Factor<'_>],
-    up: &[E::Factor<'_>],
+    gate: &[E::Factor<'f>],
+    up: &[E::Factor<'f>],
     down: Option<&[E::Factor<'_>]>,
     [h, f]: [usize; 2],
 ) -> Forward<E> {
@@ -168,10 +164,10 @@ pub fn forward<E: Element>(
                     return;
                 }
                 let x = rows_of(x, choice, expert, h, rows);
-                let g = g.made(m * f, |g| E::product(g, m, x, gate[expert]));
-                let u = u.made(m * f, |u| E::product(u, m, x, up[expert]));
+                let factors = [gate[expert], up[expert]];
+                FreshPart::made([&mut g, &mut u], m * f, |made| E::products(made, m, x, factors));
                 if let Some(down) = down {
-                    E::set(out, m, &swiglu(g, u), down[expert]);
+                    E::set(out, m, [&swiglu(g.written(), u.written())], [down[expert]]);
                 }
             },
         );
@@ -199,12 +195,12 @@ pub struct Backward<E> {
 ///
 /// # Panics
 /// Panics if sizes do not match.
-pub fn backward<E: Element>(
+pub fn backward<'f, E: Element>(
     dy: &[E],
     routed: WeightedChoice<'_>,
     [gates, ups]: [&[E]; 2],
-    gate: &[E::Factor<'_>],
-    up: &[E::Factor<'_>],
+    gate: &[E::Factor<'f>],
+    up: &[E::Factor<'f>],
     down: &[E::Factor<'_>],
     [h, f]: [usize; 2],
 ) -> Backward<E> {
@@ -230,15 +226,15 @@ pub fn backward<E: Element>(
             let dy = rows_of(dy, choice, expert, h, rows);
             // The gradient of the inner values of a row with a weight of 1.
             let dinner = at_least(dinner, m * f);
-            E::set(dinner, m, dy, down[expert]);
+            E::set(dinner, m, [dy], [down[expert]]);
             for (i, origin) in choice.origins(range.clone()).iter().enumerate() {
                 let row = (range.start + i) * f;
                 let given = [&gates[row..row + f], &ups[row..row + f]];
                 let outs = [&mut dgate, &mut dup, &mut inner];
                 dw[i] = row_backward(&dinner[i * f..][..f], w[*origin as usize], given, outs);
             }
-            E::set(dx, m, dgate.written(), gate[expert]);
-            E::add(dx, m, dup.written(), up[expert]);
+            let both = [dgate.written(), dup.written()];
+            E::set(dx, m, both, [gate[expert], up[expert]]);
         });
     });
     drop(made);

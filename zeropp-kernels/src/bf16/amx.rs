@@ -140,9 +140,9 @@ fn turned(copy: &mut [bf16], stride: usize, a: Mat<'_>, rows: Range<usize>, dept
     for k in (0..depth).step_by(BLOCK) {
         for i in (0..rows).step_by(16) {
             let to = &mut copy[i * stride + k..];
-            if i + 16 <= rows && k + BLOCK <= a.cols {
+            if i + 16 <= rows && k < a.cols {
                 let data = &a.data[k * a.stride + from + i..];
-                transpose::rows_to_columns(to, stride, data, a.stride);
+                transpose::rows_to_columns(to, stride, data, a.stride, a.cols - k);
                 continue;
             }
             for (i, to) in (i..rows.min(i + 16)).zip(to.chunks_mut(stride)) {

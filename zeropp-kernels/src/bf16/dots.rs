@@ -87,11 +87,11 @@ impl TileChains for Dots {
         height: usize,
         depth: usize,
     ) {
-        if depth == BLOCK && height == Self::ROWS {
+        if height == Self::ROWS && (a.turned || depth == BLOCK) {
             let lines = lines[..Self::ROWS].first_chunk_mut().expect("a row each");
             let start = |along, across| &a.data[along * a.stride + across..];
             return match a.turned {
-                true => transpose::chain_columns(lines, start(corner.1, corner.0), a.stride),
+                true => transpose::chain_columns(lines, start(corner.1, corner.0), a.stride, depth),
                 false => transpose::chain_rows(lines, start(corner.0, corner.1), a.stride),
             };
         }

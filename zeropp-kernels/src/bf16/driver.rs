@@ -75,21 +75,22 @@ struct TilePlace {
     cols: usize,
 }
 
-/// The products of `a` with right factors of as many blocks of K, by `kernel`, tile by tile.
-pub(super) fn run<'a, K: Kernel<'a>>(
-    mut kernel: K,
-    a: Mat<'a>,
-    products: &mut [(Right<'_>, Sink<'_>)],
+/// Sums of products: of the left factors `a`, a kernel each, with as many right factors at a time,
+/// tile by tile.
+pub(super) fn run<'a, K: Kernel<'a>, const TERMS: usize>(
+    mut kernels: [K; TERMS],
+    a: [Mat<'a>; TERMS],
+    products: &mut [([Right<'_>; TERMS], Sink<'_>)],
 ) {
-    let blocks = products[0].0.blocks();
+    let blocks = products[0].0.map(|b| b.blocks()).into_iter().sum::<usize>();
     let block = ROWS_BYTES / (blocks * BLOCK * 2).max(1) / K::ROWS * K::ROWS;
     let block = block.clamp(2 * K::ROWS, 8 * ROWS_MAX / K::ROWS * K::ROWS);
     let mut scratch = TileScratch([0.0; ROWS_MAX * COLS]);
-    for from in (0..a.rows).step_by(block) {
-        let rows = from..a.rows.min(from + block);
-        kernel.load(a, from, rows.len());
+    for from in (0..a[0].rows).step_by(block) {
+        let rows = from..a[0].rows.min(from + block);
+        kernels.iter_mut().zip(a).for_each(|(kernel, a)| kernel.load(a, from, rows.len()));
         for (b, sink) in &mut *products {
-            tiles(&kernel, rows.clone(), *b, sink, &mut scratch);
+            tiles(&kernels, rows.clone(), *b, sink, &mut scratch);
         }
     }
 }
@@ -101,18 +102,18 @@ const PANELS_BYTES: usize = 1 << 20;
 /// The product of the loaded `rows` and `b`: along the rows of what is added to where it is larger
 /// than `b`, else along the panels of `b`. So what is larger is gone through once, in its order,
 /// and fetched ahead.
-fn tiles<'a, K: Kernel<'a>>(
-    kernel: &K,
+fn tiles<'a, K: Kernel<'a>, const TERMS: usize>(
+    kernels: &[K; TERMS],
     rows: Range<usize>,
-    b: Right<'_>,
+    b: [Right<'_>; TERMS],
     sink: &mut Sink<'_>,
     scratch: &mut TileScratch,
 ) {
-    let (from, n, along_rows) = (rows.start, b.sizes().1, along_rows(b, sink));
+    let (from, n, along_rows) = (rows.start, b[0].sizes().1, along_rows(b[0], sink));
     let mut at = |row: usize, col: usize, soon| {
         let (height, cols) = (K::ROWS.min(rows.len() - row), COLS.min(n - col));
         let place = TilePlace { row: from + row, col, rows: height, cols };
-        tile(kernel, row, place, b, soon, sink, scratch);
+        tile(kernels, row, place, b, soon, sink, scratch);
     };
     let (heights, widths) = ((0..rows.len()).step_by(K::ROWS), (0..n).step_by(COLS));
     if along_rows {
@@ -148,47 +149,53 @@ enum Next {
     Panels { part: usize, of: usize },
 }
 
-/// One tile, whose rows are those of the kernel from `row` on.
-fn tile<'a, K: Kernel<'a>>(
-    kernel: &K,
+/// One tile, whose rows are those of the kernels from `row` on.
+fn tile<'a, K: Kernel<'a>, const TERMS: usize>(
+    kernels: &[K; TERMS],
     row: usize,
     place: TilePlace,
-    b: Right<'_>,
+    b: [Right<'_>; TERMS],
     next: Next,
     sink: &mut Sink<'_>,
     scratch: &mut TileScratch,
 ) {
     let rows = TileRows { first: row, wanted: place.rows };
-    let panels = b.panels(place.col);
     let whole = place.rows == K::ROWS && place.cols == COLS;
-    let soon = match (next, &*sink) {
+    let mut soon = match (next, &*sink) {
         (Next::Sums, Sink::Floats { c, stride, .. }) => {
             // As much of the next rows as this tile is of its own, in the order of memory.
             let first = (place.row + K::ROWS) * stride + place.col * K::ROWS;
             Soon {
                 start: c.as_ptr().wrapping_add(first).cast(),
-                pairs: (K::ROWS * COLS / PAIR).div_ceil(b.blocks().max(1)),
+                pairs: (K::ROWS * COLS / PAIR).div_ceil(b[0].blocks().max(1)),
             }
         }
-        (Next::Panels { part, of }, _) => b.after(place.col, part, of),
+        (Next::Panels { part, of }, _) => b[0].after(place.col, part, of),
         _ => Soon::NOTHING,
+    };
+    let mut multiply = |TileSums { c, stride, add }: TileSums<'_>| {
+        for (i, (kernel, b)) in kernels.iter().zip(b).enumerate() {
+            let sums = TileSums { c: &mut *c, stride, add: add || i > 0 };
+            let soon = std::mem::replace(&mut soon, Soon::NOTHING);
+            kernel.tile(rows, b.panels(place.col), sums, soon);
+        }
     };
     match sink {
         Sink::Floats { c, stride, add } if whole => {
             let c = &mut c[place.row * *stride + place.col..];
-            kernel.tile(rows, panels, TileSums { c, stride: *stride, add: *add }, soon);
+            multiply(TileSums { c, stride: *stride, add: *add });
         }
         Sink::Floats { c, stride, add } => {
             if *add {
                 fetch(scratch, c, *stride, place);
             }
-            kernel.tile(rows, panels, scratch.sums(*add), soon);
+            multiply(scratch.sums(*add));
             give_floats(scratch, c, *stride, place);
         }
         Sink::Halves { c, stride, bias } => {
             // Of nothing the sum is zero, as the scratch is.
-            if b.blocks() > 0 {
-                kernel.tile(rows, panels, scratch.sums(false), soon);
+            if b[0].blocks() > 0 {
+                multiply(scratch.sums(false));
             }
             give_halves(scratch, c, *stride, bias, place);
         }

@@ -105,30 +105,52 @@ pub fn product<'b>(a: Mat<'_>, b: impl Into<Right<'b>>, bias: Option<&[bf16]>) -
     let b = b.into();
     let len = a.rows * b.sizes().1;
     let mut c = Vec::with_capacity(len);
-    write_product(&mut c.spare_capacity_mut()[..len], a, b, bias);
+    let bias = wide_bias(bias, b.sizes().1);
+    write([&mut c.spare_capacity_mut()[..len]], a, [b], &bias);
     // SAFETY: just written.
     unsafe { c.set_len(len) };
     c
 }
 
-/// The same, row-major in memory that is not written yet.
+/// The products `a·b` of right factors of one size, rounded once, row-major in memory that is not
+/// written yet: the left one is laid out once.
 ///
 /// # Panics
 /// Panics if the sizes do not match.
-pub(crate) fn write_product<'c, 'b>(
-    c: &'c mut [MaybeUninit<bf16>],
+pub(crate) fn write_products<'c, const N: usize>(
+    c: [&'c mut [MaybeUninit<bf16>]; N],
     a: Mat<'_>,
-    b: impl Into<Right<'b>>,
-    bias: Option<&[bf16]>,
-) -> &'c mut [bf16] {
-    let b = b.into();
-    let n = b.sizes().1;
-    assert_eq!(a.rows * n, c.len(), "sizes of a product");
-    let bias = wide_bias(bias, n);
-    dispatch(a, [(b, Sink::Halves { c: &mut *c, stride: n, bias: &bias })]);
+    b: [&Packed; N],
+) -> [&'c mut [bf16]; N] {
+    write(c, a, b.map(Right::from), &[])
+}
+
+fn write<'c, const N: usize>(
+    mut c: [&'c mut [MaybeUninit<bf16>]; N],
+    a: Mat<'_>,
+    b: [Right<'_>; N],
+    bias: &[f32],
+) -> [&'c mut [bf16]; N] {
+    let n = b[0].sizes().1;
+    assert!(c.iter().all(|c| c.len() == a.rows * n), "sizes of a product");
+    let mut b = b.into_iter();
+    let sinks = c.each_mut().map(|c| Sink::Halves { c, stride: n, bias });
+    dispatch(a, sinks.map(|sink| (b.next().expect("as many"), sink)));
     // SAFETY: the tiles of a product cover all rows and columns, and each writes all of its
     // elements.
-    unsafe { c.assume_init_mut() }
+    c.map(|c| unsafe { c.assume_init_mut() })
+}
+
+/// `c = Σ a·b` in fp32 over the pairs of factors, row-major.
+///
+/// # Panics
+/// Panics if the sizes do not match.
+pub(crate) fn set_sum<const N: usize>(c: &mut [f32], a: [Mat<'_>; N], b: [&Packed; N]) {
+    let (b, path, n) = (b.map(Right::from), b[0].first(0, 0).isa(), b[0].sizes().1);
+    let wanted = a.map(|a| (c.len(), (a.cols, n), path));
+    let given = std::array::from_fn(|i| (a[i].rows * n, b[i].sizes(), b[i].isa()));
+    assert!(wanted == given && a.iter().all(|a| a.cols > 0), "sizes of a product");
+    by_path(a, &mut [(b, Sink::Floats { c, stride: n, add: false })]);
 }
 
 /// The bias of `n` columns in fp32; empty where there is none.
@@ -150,20 +172,25 @@ fn dispatch<const N: usize>(a: Mat<'_>, products: [(Right<'_>, Sink<'_>); N]) {
         let sinks = parts.each_mut().map(|(b, parts)| (*b, parts.next().expect("as many").2));
         (from, rows.min(a.rows - from), sinks)
     });
-    threads::each(parts, |(from, rows, mut products)| {
-        let (a, blocks) = (a.some_rows(from, rows), b.blocks());
-        match b.isa() {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Amx => run(amx::Tiles::new(blocks), a, &mut products),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Bf16 => run(PackedRows::<dots::Dots>::new(blocks), a, &mut products),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => run(PackedRows::<avx::Avx512>::new(blocks), a, &mut products),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => run(PackedRows::<avx::Avx2>::new(blocks), a, &mut products),
-            _ => run(PackedRows::<Scalar>::new(blocks), a, &mut products),
-        }
+    threads::each(parts, |(from, rows, products)| {
+        by_path([a.some_rows(from, rows)], &mut products.map(|(b, sink)| ([b], sink)));
     });
+}
+
+/// Sums of products, on this thread.
+fn by_path<const N: usize>(a: [Mat<'_>; N], products: &mut [([Right<'_>; N], Sink<'_>)]) {
+    let b = products[0].0;
+    match b[0].isa() {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => run(b.map(|b| amx::Tiles::new(b.blocks())), a, products),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Bf16 => run(b.map(|b| PackedRows::<dots::Dots>::new(b.blocks())), a, products),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => run(b.map(|b| PackedRows::<avx::Avx512>::new(b.blocks())), a, products),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => run(b.map(|b| PackedRows::<avx::Avx2>::new(b.blocks())), a, products),
+        _ => run(b.map(|b| PackedRows::<Scalar>::new(b.blocks())), a, products),
+    }
 }
 
 /// Multiply-adds that are worth a thread.

@@ -28,7 +28,7 @@ mod tests;
 mod transpose;
 
 pub use gemm::{add_by_blocks, add_product, product, product_into, product_set};
-pub(crate) use gemm::{add_products, write_product};
+pub(crate) use gemm::{add_products, set_sum, write_products};
 pub use isa::{Isa, Unavailable, available, force, in_use, requested};
 pub use matrix::Mat;
 pub use packed::{Packed, Right};

@@ -194,11 +194,13 @@ fn pack_pairs(b: Mat<'_>, corner: (usize, usize), layout: PanelLayout, to: &mut 
     use super::transpose::{pair, turn};
     let (first, from) = corner;
     let chains = layout == PanelLayout::Chains;
-    if from + PANEL <= b.cols && first + BLOCK <= b.rows {
-        return match b.turned {
-            true => turn(to, &b.data[from * b.stride + first..], b.stride, chains),
-            false => pair(to, &b.data[first * b.stride + from..], b.stride, chains),
-        };
+    let is_wide = from + PANEL <= b.cols;
+    if is_wide && !b.turned {
+        let data = &b.data[first * b.stride + from..];
+        return pair(to, data, b.stride, b.rows - first, chains);
+    }
+    if is_wide && first + BLOCK <= b.rows {
+        return turn(to, &b.data[from * b.stride + first..], b.stride, chains);
     }
     let mut lines = [ZERO; BLOCK / 2];
     for k in first..b.rows.min(first + BLOCK) {

@@ -8,53 +8,100 @@ use half::bf16;
 use super::matrix::{CacheLine, PairLines};
 
 /// Pairs of rows: lane c of line i is (row 2i, row 2i + 1) of column c, for 32 rows of 16 elements
-/// `stride` apart; or pairs of `chains`, as [`super::matrix::chain_place`] has them.
-pub(super) fn pair(lines: &mut PairLines, rows: &[bf16], stride: usize, chains: bool) {
-    assert!(rows.len() >= 31 * stride + 16);
-    // SAFETY: pairs are made for `Isa::Amx` and `Isa::Avx512Bf16` alone, which are there only
-    // beside AVX-512. The 32 rows lie in the slice, as just checked.
-    unsafe { of_32_rows(rows.as_ptr(), stride, lines.as_mut_ptr().cast(), 32, chains, false) }
+/// `stride` apart, of which those from `count` on are zeros; or pairs of `chains`, as
+/// [`super::matrix::chain_place`] has them.
+pub(super) fn pair(
+    lines: &mut PairLines,
+    rows: &[bf16],
+    stride: usize,
+    count: usize,
+    chains: bool,
+) {
+    // SAFETY: there are 16 lines of 32 elements.
+    unsafe { of_rows(rows, stride, count, lines.as_mut_ptr().cast(), 32, chains, false) }
 }
 
 /// Pairs of columns: lane c of line i is (column 2i, column 2i + 1) of row c, for 16 rows of 32
 /// elements `stride` apart; or pairs of `chains`.
 pub(super) fn turn(lines: &mut PairLines, rows: &[bf16], stride: usize, chains: bool) {
     assert!(rows.len() >= 15 * stride + 32);
-    // SAFETY: as in `pair`; the 16 rows lie in the slice.
+    // SAFETY: as in `of_rows`; the 16 rows lie in the slice.
     unsafe { columns_of_16_rows(rows.as_ptr(), stride, lines.as_mut_ptr().cast(), chains) }
 }
 
 /// The pairs of the chains of each of 16 rows of 32 elements, `stride` apart: a line a row.
 pub(super) fn chain_rows(lines: &mut [CacheLine; 16], rows: &[bf16], stride: usize) {
     assert!(rows.len() >= 15 * stride + 32);
-    // SAFETY: as in `pair`; the 16 rows lie in the slice.
+    // SAFETY: as in `of_rows`; the 16 rows lie in the slice.
     unsafe { chains_of_16_rows(rows.as_ptr(), stride, lines.as_mut_ptr().cast()) }
 }
 
-/// The same of the columns of 32 rows of 16 elements.
-pub(super) fn chain_columns(lines: &mut [CacheLine; 16], rows: &[bf16], stride: usize) {
-    assert!(rows.len() >= 31 * stride + 16);
-    // SAFETY: as in `pair`; the 32 rows lie in the slice.
-    unsafe { of_32_rows(rows.as_ptr(), stride, lines.as_mut_ptr().cast(), 32, true, true) }
+/// The same of the columns of 32 rows of 16 elements, of which those from `count` on are zeros.
+pub(super) fn chain_columns(
+    lines: &mut [CacheLine; 16],
+    rows: &[bf16],
+    stride: usize,
+    count: usize,
+) {
+    // SAFETY: there are 16 lines of 32 elements.
+    unsafe { of_rows(rows, stride, count, lines.as_mut_ptr().cast(), 32, true, true) }
 }
 
-/// The transpose of 32 rows of 16 elements, `stride` apart: 16 rows of 32, `to_stride` apart.
-pub(super) fn rows_to_columns(to: &mut [bf16], to_stride: usize, rows: &[bf16], stride: usize) {
-    assert!(rows.len() >= 31 * stride + 16 && to.len() >= 15 * to_stride + 32);
-    // SAFETY: as in `pair`; both matrices lie in their slices.
-    unsafe { of_32_rows(rows.as_ptr(), stride, to.as_mut_ptr(), to_stride, false, true) }
+/// The transpose of 32 rows of 16 elements, `stride` apart, of which those from `count` on are
+/// zeros: 16 rows of 32, `to_stride` apart.
+pub(super) fn rows_to_columns(
+    to: &mut [bf16],
+    to_stride: usize,
+    rows: &[bf16],
+    stride: usize,
+    count: usize,
+) {
+    assert!(to.len() >= 15 * to_stride + 32);
+    // SAFETY: the room was just checked.
+    unsafe { of_rows(rows, stride, count, to.as_mut_ptr(), to_stride, false, true) }
+}
+
+/// What stands for a row that is not there.
+static ZEROS: [bf16; 16] = [bf16::ZERO; 16];
+
+/// [`of_32_rows`] of `count` rows, or all 32, `stride` apart, and zeros.
+///
+/// # Safety
+/// Needs room for 16 rows of 32 elements, `to_stride` apart, at `to`.
+#[inline(always)]
+unsafe fn of_rows(
+    rows: &[bf16],
+    stride: usize,
+    count: usize,
+    to: *mut bf16,
+    to_stride: usize,
+    chains: bool,
+    turned: bool,
+) {
+    if count >= 32 {
+        assert!(rows.len() >= 31 * stride + 16);
+        let start_of = |i| rows.as_ptr().wrapping_add(i * stride);
+        // SAFETY: pairs are made for `Isa::Amx` and `Isa::Avx512Bf16` alone, which are there only
+        // beside AVX-512. The 32 rows lie in the slice, as just checked; the caller has the room.
+        return unsafe { of_32_rows(start_of, to, to_stride, chains, turned) };
+    }
+    let mut starts = [ZEROS.as_ptr(); 32];
+    for (i, start) in starts.iter_mut().enumerate().take(count) {
+        *start = rows[i * stride..][..ZEROS.len()].as_ptr();
+    }
+    // SAFETY: the same; each start is that of 16 elements.
+    unsafe { of_32_rows(|i| starts[i], to, to_stride, chains, turned) }
 }
 
 /// Pairs of rows, or of the chains of rows, a line each; with `turned` those of each column in a
 /// row.
 ///
 /// # Safety
-/// Needs AVX-512, 32 rows of 16 elements, `stride` apart, at `rows`, and room for 16 rows of 32,
-/// `to_stride` apart, at `to`.
+/// Needs AVX-512, 16 elements where each of 32 rows starts, and room for 16 rows of 32, `to_stride`
+/// apart, at `to`.
 #[target_feature(enable = "avx512f")]
 unsafe fn of_32_rows(
-    rows: *const bf16,
-    stride: usize,
+    start_of: impl Fn(usize) -> *const bf16,
     to: *mut bf16,
     to_stride: usize,
     chains: bool,
@@ -64,11 +111,10 @@ unsafe fn of_32_rows(
     // that has them is not inlined into them, and is called for every vector.
     let mut pairs = [_mm512_setzero_si512(); 16];
     for (i, pair) in pairs.iter_mut().enumerate() {
-        // SAFETY: rows 2i and 2i + 1 are below 32, as the caller promises.
-        let [first, second] = unsafe {
-            let row = rows.add(2 * i * stride);
-            [_mm256_loadu_si256(row.cast()), _mm256_loadu_si256(row.add(stride).cast())]
-        };
+        let [first, second] = [start_of(2 * i), start_of(2 * i + 1)];
+        // SAFETY: rows 2i and 2i + 1 are below 32, and the caller has 16 elements of each.
+        let [first, second] =
+            unsafe { [_mm256_loadu_si256(first.cast()), _mm256_loadu_si256(second.cast())] };
         let second = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(second));
         *pair = _mm512_or_si512(_mm512_cvtepu16_epi32(first), second);
     }

@@ -62,18 +62,18 @@ impl<T: Copy> FreshPart<'_, T> {
         self.slots.len()
     }
 
-    /// The next `count` elements, which `make` writes and returns.
-    pub(crate) fn made(
-        &mut self,
+    /// The next `count` elements of each part, which `make` writes and returns.
+    pub(crate) fn made<const N: usize>(
+        mut parts: [&mut Self; N],
         count: usize,
-        make: impl FnOnce(&mut [MaybeUninit<T>]) -> &mut [T],
-    ) -> &mut [T] {
-        let slots = &mut self.slots[self.next..self.next + count];
-        let start = slots.as_ptr().cast();
-        let made = make(slots);
-        assert!((made.as_ptr(), made.len()) == (start, count), "the elements that were given");
-        self.next += count;
-        made
+        make: impl for<'c> FnOnce([&'c mut [MaybeUninit<T>]; N]) -> [&'c mut [T]; N],
+    ) {
+        let mut slots = parts.each_mut().map(|part| &mut part.slots[part.next..][..count]);
+        let starts = slots.each_ref().map(|slots| (slots.as_ptr().cast(), count));
+        let made = make(slots.each_mut().map(|slots| &mut **slots));
+        let made = made.map(|made| (made.as_ptr(), made.len()));
+        assert!(made == starts, "the elements that were given");
+        parts.into_iter().for_each(|part| part.next += count);
     }
 
     /// What was written.

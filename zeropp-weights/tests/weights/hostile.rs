@@ -209,6 +209,37 @@ fn weights_of_another_model_are_refused_by_tensor() {
 }
 
 #[test]
+fn a_missing_a_surplus_and_a_turned_expert_are_refused_by_tensor() {
+    let shape =
+        |name: &str, shape: &[usize]| ParameterShape { name: name.into(), shape: shape.into() };
+    let parameters = [
+        shape("model.embed_tokens.weight", &[3, 2]),
+        shape("model.layers.0.mlp.experts.up_proj.weight", &[2, 2, 3]),
+    ];
+    let named = |expert| format!("model.layers.0.mlp.experts.{expert}.up_proj.weight");
+    let with = |shapes: &[&[usize]]| {
+        let names: Vec<_> = (0..shapes.len()).map(named).collect();
+        let experts = names.iter().zip(shapes).map(|(name, shape)| F32s(name, shape, 0.0));
+        let embedding = F32s("model.embed_tokens.weight", &[3, 2], 0.0);
+        let tensors: Vec<_> = std::iter::once(embedding).chain(experts).collect();
+        let dir = folder(&[("model.safetensors", safetensors(&tensors))]);
+        let weights = Weights::open(dir.path()).unwrap();
+        Import::new(weights, Family::Llama, &parameters, 3).map_err(|e| e.to_string())
+    };
+    let (right, turned): (&[usize], &[usize]) = (&[3, 2], &[2, 3]);
+    assert!(with(&[right; 2]).is_ok());
+    let error = |shapes| with(shapes).unwrap_err();
+    let missing = format!("it has no tensor {}", named(1));
+    let surplus = format!("{} [3, 2] is not in the model", named(2));
+    let across = format!("{} is [2, 3], and the model needs [3, 2]", named(1));
+    reported(vec![
+        (&missing, error(&[right])),
+        (&surplus, error(&[right; 3])),
+        (&across, error(&[right, turned])),
+    ]);
+}
+
+#[test]
 fn numbers_that_are_not_finite_are_refused_by_tensor() {
     let tensors = [
         F32s("model.embed_tokens.weight", &[3, 2], 0.0),

@@ -156,8 +156,12 @@ trait OnCpu: Element {
     fn view<const D: usize>(t: &Tensor<D>) -> CpuTensor<Self>;
     fn slice(view: &CpuTensor<Self>) -> &[Self];
     fn tensor<const D: usize>(elements: Vec<Self>, shape: [usize; D]) -> Tensor<D>;
-    /// Calls `f` with each expert's weight as products on one side read it.
-    fn with<R>(w: &Weight<3>, side: Side, f: impl FnOnce(&[Self::Factor<'_>]) -> R) -> R;
+    /// Calls `f` with each expert's weight of some maps, as products on one side read it.
+    fn with<R, const N: usize>(
+        maps: [&Weight<3>; N],
+        side: Side,
+        f: impl FnOnce([&[Self::Factor<'_>]; N]) -> R,
+    ) -> R;
 }
 
 /// Runs of experts are refused on other devices before a rank starts.
@@ -176,13 +180,20 @@ impl OnCpu for f32 {
         cpu_tensor::from_vec(elements, shape)
     }
 
-    fn with<R>(w: &Weight<3>, side: Side, f: impl FnOnce(&[MatRef<'_>]) -> R) -> R {
-        let ([_, rows, columns], values) = (w.shape(), Self::view(&w.get()));
-        let of = |m| {
-            let m = MatRef::new(m, rows, columns);
-            if side == Side::Backward { m.t() } else { m }
-        };
-        f(&values.as_slice().chunks(rows * columns).map(of).collect::<Vec<_>>())
+    fn with<R, const N: usize>(
+        maps: [&Weight<3>; N],
+        side: Side,
+        f: impl FnOnce([&[MatRef<'_>]; N]) -> R,
+    ) -> R {
+        let values = maps.map(|w| (w.shape(), Self::view(&w.get())));
+        let all = values.each_ref().map(|([_, rows, columns], values)| {
+            let of = |m| {
+                let m = MatRef::new(m, *rows, *columns);
+                if side == Side::Backward { m.t() } else { m }
+            };
+            values.as_slice().chunks(rows * columns).map(of).collect::<Vec<_>>()
+        });
+        f(all.each_ref().map(|all| &all[..]))
     }
 }
 
@@ -199,16 +210,23 @@ impl OnCpu for bf16 {
         cpu_tensor::from_halves(elements, shape)
     }
 
-    fn with<R>(w: &Weight<3>, side: Side, f: impl FnOnce(&[&Packed]) -> R) -> R {
-        let packed = w.packed(side, || {
-            let ([_, rows, columns], values) = (w.shape(), Self::view(&w.get()));
-            let of = |m| {
-                let m = Mat::new(m, rows, columns);
-                Packed::new(if side == Side::Backward { m.t() } else { m })
-            };
-            values.as_slice().chunks(rows * columns).map(of).collect()
+    fn with<R, const N: usize>(
+        maps: [&Weight<3>; N],
+        side: Side,
+        f: impl FnOnce([&[&Packed]; N]) -> R,
+    ) -> R {
+        let packed = maps.map(|w| {
+            w.packed(side, || {
+                let ([_, rows, columns], values) = (w.shape(), Self::view(&w.get()));
+                let of = |m| {
+                    let m = Mat::new(m, rows, columns);
+                    Packed::new(if side == Side::Backward { m.t() } else { m })
+                };
+                values.as_slice().chunks(rows * columns).map(of).collect()
+            })
         });
-        f(&packed.iter().collect::<Vec<_>>())
+        let all = packed.each_ref().map(|packed| packed.iter().collect::<Vec<_>>());
+        f(all.each_ref().map(|all| &all[..]))
     }
 }
 
@@ -276,17 +294,15 @@ fn forward<E: OnCpu>(
 ) -> kernel::Forward<E> {
     let (x, w) = (E::view(x), floats(w));
     let [_, h, f] = gate.shape();
-    E::with(gate, Side::Forward, |gate| {
-        E::with(up, Side::Forward, |up| {
-            let run = |down: Option<&[E::Factor<'_>]>| {
-                let routed = WeightedChoice { choice, weights: w.as_slice() };
-                kernel::forward(E::slice(&x), routed, gate, up, down, [h, f])
-            };
-            match output_wanted {
-                true => E::with(down, Side::Forward, |down| run(Some(down))),
-                false => run(None),
-            }
-        })
+    E::with([gate, up], Side::Forward, |[gate, up]| {
+        let run = |down: Option<&[E::Factor<'_>]>| {
+            let routed = WeightedChoice { choice, weights: w.as_slice() };
+            kernel::forward(E::slice(&x), routed, gate, up, down, [h, f])
+        };
+        match output_wanted {
+            true => E::with([down], Side::Forward, |[down]| run(Some(down))),
+            false => run(None),
+        }
     })
 }
 
@@ -307,17 +323,12 @@ impl<E: OnCpu> Kept<E> {
     /// The gradients of x and w; those of the weights are queued.
     fn pull(self, dy: Tensor<3>) -> [Tensor<3>; 2] {
         let ([h, f], choice) = (self.sizes, self.routed.choice.clone());
-        let [gate, up, down] = &self.maps;
         let (dy_view, w) = (E::view(&dy), floats(&self.w.get()));
         let made = self.made.each_ref().map(|made| E::view(&made.get()));
-        let back = E::with(gate, Side::Backward, |gate| {
-            E::with(up, Side::Backward, |up| {
-                E::with(down, Side::Backward, |down| {
-                    let made = made.each_ref().map(|made| E::slice(made));
-                    let routed = WeightedChoice { choice: &choice, weights: w.as_slice() };
-                    kernel::backward(E::slice(&dy_view), routed, made, gate, up, down, [h, f])
-                })
-            })
+        let back = E::with(self.maps.each_ref(), Side::Backward, |[gate, up, down]| {
+            let made = made.each_ref().map(|made| E::slice(made));
+            let routed = WeightedChoice { choice: &choice, weights: w.as_slice() };
+            kernel::backward(E::slice(&dy_view), routed, made, gate, up, down, [h, f])
         });
         let kernel::Backward { dx, dw, dgate, dup, inner } = back;
         let (dims, weights) = (dy.dims(), [dy.dims()[0], dy.dims()[1], choice.chosen()]);
