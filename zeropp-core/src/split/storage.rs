@@ -33,6 +33,15 @@ impl Storage {
         None
     }
 
+    /// That of a CPU's tensor.
+    pub(crate) fn into_cpu(self) -> Option<CpuBlock> {
+        match self {
+            Storage::Cpu(block) => Some(block),
+            #[cfg(feature = "cuda")]
+            Storage::Gpu(_) => None,
+        }
+    }
+
     /// The same for two of one device that are one.
     pub(crate) fn id(&self) -> usize {
         match self {

@@ -83,11 +83,7 @@ impl Carrier for FileCarrier {
     }
 
     fn start_out(&mut self, storages: Vec<Storage>) -> io::Result<Box<dyn Parcel>> {
-        let blocks = storages.into_iter().filter_map(|storage| match storage {
-            Storage::Cpu(block) => Some(block),
-            #[cfg(feature = "cuda")]
-            Storage::Gpu(_) => None,
-        });
+        let blocks = storages.into_iter().filter_map(Storage::into_cpu);
         let (places, copy) = self.0.lock().write(blocks.collect());
         Ok(Box::new(FileParcel { file: self.0.clone(), places, copy: FileCopy::Out(copy) }))
     }
