@@ -223,18 +223,22 @@ impl LayerRun {
 /// first.
 pub fn first_forward(program: &[Action], at: usize) -> Option<usize> {
     let Action::AllGather { stage } = *program.get(at)? else { return None };
-    let first = program[at + 1..].iter().find_map(|action| match *action {
-        Action::Free { stage: other } if other == stage => Some(None),
-        Action::Compute { kind, stage: other, micro_batch } => (other == stage
-            && kind.needs_weights())
-        .then_some(Some(micro_batch).filter(|_| kind == Compute::F)),
-        // Its two halves are one span.
-        Action::Overlap { forward, backward } if [forward.0, backward.0].contains(&stage) => {
-            Some(None)
+    for action in &program[at + 1..] {
+        match *action {
+            Action::Compute { kind, stage: of, micro_batch }
+                if of == stage && kind.needs_weights() =>
+            {
+                return (kind == Compute::F).then_some(micro_batch);
+            }
+            // Its two halves are one span.
+            Action::Overlap { forward, backward } if [forward.0, backward.0].contains(&stage) => {
+                return None;
+            }
+            Action::Free { stage: of } if of == stage => return None,
+            _ => {}
         }
-        _ => None,
-    });
-    first.flatten()
+    }
+    None
 }
 
 /// The number with which a backward of so many slices a sample comes, or the other way round.
