@@ -130,7 +130,7 @@ mod tests {
     /// and meter and file have each storage once.
     #[test]
     fn kept_tensors_leave_memory_and_come_back_as_they_were() {
-        let (meter, (mut place, _), vault) = (Meter::new(), place(), Vault::default());
+        let (meter, (mut place, size), vault) = (Meter::new(), place(), Vault::default());
         let whole = from_vec((0..600).map(|i| i as f32).collect(), [2, 3, 100]);
         let keep = |t: Tensor<3>| {
             let saved = Saved::new(t, MemoryKind::Activation, &meter);
