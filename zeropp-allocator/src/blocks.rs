@@ -43,6 +43,13 @@ const SLACK_BYTES: usize = 8 << 20;
 /// Neighbours that become one block at most.
 const RUN: usize = 16;
 
+/// Bytes of a huge page.
+const HUGE: usize = 2 << 20;
+
+/// Bytes that are mapped at once, from a huge page's beginning on. New blocks of half of it or less
+/// lie there one behind the other: each in a mapping of its own, most would have no huge page.
+const REGION: usize = 8 * HUGE;
+
 /// Blocks that are kept at most: the system has a limit on mappings, and the list is searched.
 const MANY: usize = 2047;
 
@@ -59,6 +66,8 @@ struct KeptBlocks {
     live: usize,
     /// The most bytes that were in use at once.
     most: usize,
+    /// What is left of the newest region.
+    region: FreeBlock,
     joined: JoinedMappings,
 }
 
@@ -133,6 +142,7 @@ impl Blocks {
             free_bytes: 0,
             live: 0,
             most: 0,
+            region: FreeBlock { address: 0, bytes: 0 },
             joined: JoinedMappings::new(),
         }))
     }
@@ -148,7 +158,14 @@ impl Blocks {
     pub(crate) fn alloc(&self, size: usize, zeroed: bool) -> *mut u8 {
         let bytes = rounded(size);
         // Let go before the bytes are zeroed, which may take a while.
-        let kept = self.lock().take(bytes);
+        let (kept, new) = {
+            let mut lock = self.lock();
+            let kept = lock.take(bytes);
+            (kept, if kept.is_none() { lock.cut_region(bytes) } else { None })
+        };
+        if let Some(address) = new {
+            return ptr::with_exposed_provenance_mut(address);
+        }
         if let Some(address) = kept {
             let memory = ptr::with_exposed_provenance_mut::<u8>(address);
             if zeroed {
@@ -209,6 +226,28 @@ impl KeptBlocks {
         let made = self.cut(bytes).or_else(|| self.join(bytes));
         self.shrink();
         made
+    }
+
+    /// New bytes of a region, all zero, where a block is small enough for it.
+    fn cut_region(&mut self, bytes: usize) -> Option<usize> {
+        if bytes > REGION / 2 {
+            return None;
+        }
+        if self.region.bytes < bytes {
+            let mapped = map(REGION + HUGE);
+            if mapped.is_null() {
+                return None;
+            }
+            let start = mapped.expose_provenance();
+            let (first, end) = (start.next_multiple_of(HUGE), start + REGION + HUGE);
+            let of = |from: usize, to: usize| FreeBlock { address: from, bytes: to - from };
+            let old = std::mem::replace(&mut self.region, of(first, first + REGION));
+            let rests = [old, of(start, first), of(first + REGION, end)];
+            rests.into_iter().filter(|rest| rest.bytes > 0).for_each(FreeBlock::give_back);
+        }
+        let FreeBlock { address, bytes: left } = self.region;
+        self.region = FreeBlock { address: address + bytes, bytes: left - bytes };
+        Some(address)
     }
 
     /// The first bytes of a kept block, or of some that lie one behind the other.
@@ -426,6 +465,24 @@ mod tests {
         assert!(bytes.iter().all(|&byte| byte == 0));
         // SAFETY: as above.
         unsafe { blocks.free(again, 3 * MIB - 5) };
+    }
+
+    #[test]
+    fn new_blocks_lie_one_behind_the_other_from_a_huge_page_on() {
+        let blocks = Blocks::new();
+        let size = 256 << 10;
+        let of_region = REGION / size;
+        let all: Vec<*mut u8> = (0..of_region + 1).map(|_| blocks.alloc(size, false)).collect();
+        assert!(all[0].addr().is_multiple_of(HUGE) && all[of_region].addr().is_multiple_of(HUGE));
+        assert!(all[..of_region].windows(2).all(|two| two[1].addr() == two[0].addr() + size));
+        for memory in all {
+            // SAFETY: the block has so many bytes, is new, and is used by this test alone.
+            unsafe {
+                let bytes = std::slice::from_raw_parts(memory, size);
+                assert!(bytes.iter().all(|&byte| byte == 0));
+                blocks.free(memory, size);
+            }
+        }
     }
 
     /// Random allocations of many lengths: no block's bytes change, and what is kept stays within

@@ -15,7 +15,8 @@ use zeropp_kernels::routing::{Routing, Score, route};
 use zeropp_kernels::tokens::blocks;
 
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: zeropp_allocator::Allocator =
+    zeropp_allocator::Allocator::new(|_| std::process::abort());
 
 const HIDDEN: usize = 512;
 /// The inner size of what a token is multiplied with.
