@@ -20,9 +20,8 @@ impl<W: Worker> Executor<W> {
     }
 
     /// The waits of an F for each layer, from now on the worker's.
-    pub(super) fn wait_by_layer(&mut self, stage: usize) {
-        let layers = self.worker.layers(stage);
-        self.worker.wait_by_layer(LayerWaits::new(&self.status, self.world_rank, layers));
+    pub(super) fn wait_by_layer(&mut self) {
+        self.worker.wait_by_layer(LayerWaits::new(&self.status, self.world_rank));
     }
 
     /// The F at `span` has waited for the layers: it is told as one that waits before it begins.

@@ -382,7 +382,7 @@ impl<W: Worker> Executor<W> {
             }
             let by_layer = kind == Compute::F && f.by_layer.remove(&(stage, micro_batch));
             if by_layer {
-                self.wait_by_layer(stage);
+                self.wait_by_layer();
             } else if kind != Compute::W {
                 self.pass_on_until(f, |this, _| this.worker.is_gathered(stage))?;
                 self.worker.finish_gather(stage)?;

@@ -1,6 +1,8 @@
 //! The current and last actions of every rank of this process: for the message when one of them
 //! hangs, and for the record that it leaves behind.
 
+use std::time::Duration;
+
 use parking_lot::Mutex;
 use zeropp_failures::flight::{Ring, now_ns};
 
@@ -35,6 +37,15 @@ impl StatusBoard {
             // Two computations that overlap on paper come one after the other.
             record.compute_ns.get_or_insert(now);
             record.computed_ns = (!computing).then_some(now);
+        }
+    }
+
+    /// Notes that `rank` goes on to compute after a wait within its action, which is no part of
+    /// what the computation takes.
+    pub(super) fn go_on(&self, rank: usize, waited: Duration) {
+        if let Some(record) = self.0[rank].lock().last_mut() {
+            record.compute_ns = record.compute_ns.map(|ns| ns + waited.as_nanos() as u64);
+            record.computed_ns = None;
         }
     }
 

@@ -11,17 +11,17 @@ use super::status::StatusBoard;
 pub struct LayerWaits {
     status: Arc<StatusBoard>,
     rank: usize,
-    /// Layers that were not waited for yet.
-    left: usize,
+    /// Whether a layer was here already.
+    begun: bool,
     waited: Duration,
     end: Instant,
 }
 
 impl LayerWaits {
-    /// Those of a stage of so many layers on `rank`.
-    pub(super) fn new(status: &Arc<StatusBoard>, rank: usize, layers: usize) -> LayerWaits {
+    /// Those of a stage on `rank`.
+    pub(super) fn new(status: &Arc<StatusBoard>, rank: usize) -> LayerWaits {
         let (status, end) = (status.clone(), Instant::now());
-        LayerWaits { status, rank, left: layers, waited: Duration::ZERO, end }
+        LayerWaits { status, rank, begun: false, waited: Duration::ZERO, end }
     }
 
     /// Nanoseconds that were waited, and when the last layer was here.
@@ -29,19 +29,23 @@ impl LayerWaits {
         (self.waited.as_nanos() as u64, self.end)
     }
 
-    /// Waits for the next layer as `wait` does. The rank counts as computing once all are here: a
-    /// wait for others must not be taken for a slow computation.
+    /// Waits for the next layer as `wait` does. The rank counts as computing from then on, until it
+    /// waits again: a wait for others must not be taken for a slow computation.
     ///
     /// # Errors
     /// That of `wait`.
     pub fn wait(&mut self, wait: impl FnOnce() -> CommResult<()>) -> CommResult<()> {
+        if self.begun {
+            self.status.set_computing(self.rank, false);
+        }
         let begin = Instant::now();
         wait()?;
         self.end = Instant::now();
-        self.waited += self.end - begin;
-        self.left = self.left.saturating_sub(1);
-        if self.left == 0 {
-            self.status.set_computing(self.rank, true);
+        let waited = self.end - begin;
+        self.waited += waited;
+        match std::mem::replace(&mut self.begun, true) {
+            false => self.status.set_computing(self.rank, true),
+            true => self.status.go_on(self.rank, waited),
         }
         Ok(())
     }
