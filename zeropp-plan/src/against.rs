@@ -52,7 +52,8 @@ pub fn text(plan: &LayoutPlan, index: usize, metrics: &str) -> Result<String, Pl
         // A share of which there is hardly any is not off by a share of it.
         let off = match theirs.abs() > 0.0 {
             _ if name == BUBBLE => format!("{:+.2} points", 100.0 * (mine - theirs)),
-            true => format!("{:+.1} %", 100.0 * (mine / theirs - 1.0)),
+            // Nor less than nothing.
+            true => format!("{:+.1} %", (1e3 * (mine / theirs - 1.0)).round() / 10.0 + 0.0),
             false => String::new(),
         };
         lines.push(row(name, &words(mine), &words(theirs), &off));

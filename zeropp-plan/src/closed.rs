@@ -3,7 +3,7 @@
 use crate::layout::{CopyRate, Layout, Recompute};
 use crate::stages::Stage;
 use zeropp_schedule::schedules::{MeanTimes, Shape};
-use zeropp_schedule::simulate::{LinkCosts, StateCopies};
+use zeropp_schedule::simulate::{LayerShare, LinkCosts, StateCopies};
 
 /// What a layout's costs have beside its stages.
 pub(crate) struct FixedCosts {
@@ -32,13 +32,23 @@ pub(crate) fn step_s(
     let (work, queue) = if waits { (work + reads, queue) } else { (work, queue + reads) };
     let replicas: u64 =
         stages.iter().map(|s| s.costs.replica_reduce_ns).sum::<u64>() / layout.pp as u64;
-    // Gathers and reductions run beside the work, but for the first and the last.
-    let ends = stages[0].costs.all_gather_ns + stages[0].costs.reduce_scatter_ns;
-    let hidden = (work + bubble).max(queue) + ends as f64 + copies_ns(layout, stages, fixed.copies);
+    let ends = ends_ns(&stages[0]);
+    let hidden = (work + bubble).max(queue) + ends + copies_ns(layout, stages, fixed.copies);
     let update = fixed.step_ns as f64;
     let contended = contention * (queue + 0.5 * replicas as f64).min(work);
     let alone = hidden + contended + 0.5 * replicas as f64 + update;
     alone.max(slowdown * (work + update)) / 1e9
+}
+
+/// What a rank waits for its first gather and its last reduction, ns: of a layer, as the others run
+/// beside the work.
+fn ends_ns(first: &Stage) -> f64 {
+    let share = |of: fn(&LayerShare) -> u64| match (first.layers.first(), first.layers.last()) {
+        (Some(layer), Some(all)) if of(all) > 0 => of(layer) as f64 / of(all) as f64,
+        _ => 1.0,
+    };
+    let (gather, reduce) = (first.costs.all_gather_ns, first.costs.reduce_scatter_ns);
+    share(|layer| layer.weights) * gather as f64 + share(|layer| layer.gradient) * reduce as f64
 }
 
 /// What the busiest rank computes in a step, ns.

@@ -95,7 +95,10 @@ pub(super) fn beside(job: &Job, layout: &Layout) -> Vec<Layout> {
         add(Layout { schedule, ..layout.clone() });
     }
     for recompute in recomputes(job) {
-        add(Layout { recompute, redone: None, ..layout.clone() });
+        // What is not gathered ahead may be room for what is kept.
+        for prefetch in [layout.prefetch, 0] {
+            add(Layout { recompute, prefetch, redone: None, ..layout.clone() });
+        }
     }
     for redone in redone_beside(job, layout) {
         let layout = Layout { recompute: Recompute::Full, redone: Some(redone), ..layout.clone() };
