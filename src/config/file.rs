@@ -6,8 +6,9 @@ use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
 use super::model::is_path;
-use super::{Config, ConfigError, HOST, OPTIONS, OptionInfo, OptionKind, foreign, lists, values};
+use super::{Config, ConfigError, OPTIONS, OptionInfo, OptionKind, foreign, lists, values};
 use zeropp_core::files::{escaped, escaped_line, read_text};
+use zeropp_plan::layout::HOST;
 
 /// Largest configuration file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;

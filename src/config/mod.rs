@@ -56,11 +56,10 @@ use std::path::Path;
 
 use zeropp_comm::mesh::Mesh;
 use zeropp_pipeline::schedules::{Kind, StagesPerRank, StepForm, default_unit};
+use zeropp_plan::layout::HOST;
 
 /// The value of `head-split` that leaves it to the run.
 const AUTO: &str = "auto";
-/// The value of `recompute:out` that stands for memory of a GPU's host.
-pub(crate) const HOST: &str = "host";
 
 /// The settings that follow from others where they are not given.
 impl Config {

@@ -173,15 +173,9 @@ impl Config {
                 ("ranks on CPUs have no other memory", "name a folder; ./host is one")
             }
             (device, _) => {
-                let devices = [DeviceKind::Cpu, DeviceKind::Cuda];
-                let there_is = devices.contains(&device);
-                return self.check_file_of(
-                    field,
-                    folder,
-                    "activations are not copied out",
-                    None,
-                    there_is,
-                );
+                let there_is = [DeviceKind::Cpu, DeviceKind::Cuda].contains(&device);
+                let what = "activations are not copied out";
+                return self.check_file_of(field, folder, what, None, there_is);
             }
         };
         Err(ConfigError::value(field, folder.display(), problem, help))
@@ -469,11 +463,11 @@ impl Config {
             ConfigError::value("keep", self.keep, "at least 1 is needed", "use 1 or more")
         })?;
         for (field, folder) in [
-            ("save", self.save.as_ref()),
-            ("flight-dir", self.flight_dir.as_ref()),
-            ("tensorboard", self.tensorboard.as_ref()),
-            ("recompute:out", self.recompute_out.as_ref().filter(|_| !self.copies_to_host())),
-            ("optimizer:out", self.optimizer_out.as_ref()),
+            ("save", self.save.as_deref()),
+            ("flight-dir", self.flight_dir.as_deref()),
+            ("tensorboard", self.tensorboard.as_deref()),
+            ("recompute:out", self.out_folder()),
+            ("optimizer:out", self.optimizer_out.as_deref()),
         ] {
             let Some(folder) = folder else { continue };
             if let Some(file) = file_instead(folder) {

@@ -3,10 +3,11 @@
 use zeropp_comm::mesh::Coords;
 use zeropp_core::device::{Room, pinned_bytes};
 use zeropp_core::files::in_words;
+use zeropp_plan::layout::HOST;
 use zeropp_plan::recompute::most_out;
 
 use crate::Error;
-use crate::config::{ConfigError, HOST};
+use crate::config::ConfigError;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::memory::ranks_here;
 

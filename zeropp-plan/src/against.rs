@@ -52,7 +52,7 @@ pub fn text(plan: &LayoutPlan, index: usize, metrics: &str) -> Result<String, Pl
         // A share of which there is hardly any is not off by a share of it.
         let off = match theirs.abs() > 0.0 {
             _ if name == BUBBLE => format!("{:+.2} points", 100.0 * (mine - theirs)),
-            // Nor less than nothing.
+            // Rounded before: what is off by less is +0.0, and not −0.0.
             true => format!("{:+.1} %", (1e3 * (mine / theirs - 1.0)).round() / 10.0 + 0.0),
             false => String::new(),
         };

@@ -135,13 +135,14 @@ pub struct Planned {
     /// Whether a run might cut its samples by itself, which its flags decide then.
     #[serde(skip)]
     pub may_slice: bool,
-    /// The folder that activations are put out to, which a run's flag says.
+    /// Where activations are put out to, which a run's flag says.
     #[serde(skip)]
     pub out_to: Option<String>,
-    /// Whether it has something on a host, which no run can have today.
+    /// Whether it has something on a host, which no GPU has done.
     #[serde(skip)]
     pub on_host: bool,
     /// Whether states are of that, which runs cannot have there yet.
+    #[serde(skip)]
     pub states_on_host: bool,
     /// Seconds of a step.
     pub step_s: f64,
@@ -311,11 +312,7 @@ impl<'a> Simulation<'a> {
             head_blocks: head_blocks(self.layout, self.stages),
             may_slice: self.job.may_slice(self.layout),
             may_split_head: self.job.run_may_split_head(self.layout),
-            out_to: match &self.job.fixed.out {
-                Some(OutPlace::File(folder)) => Some(folder.clone()),
-                Some(OutPlace::Host) => Some("host".into()),
-                None => None,
-            },
+            out_to: self.job.fixed.out.as_ref().map(|place| place.name().to_owned()),
             on_host: self.layout.out > 0 && self.job.fixed.out == Some(OutPlace::Host)
                 || self.job.fixed.states == Some(OutPlace::Host),
             states_on_host: self.job.fixed.states == Some(OutPlace::Host),

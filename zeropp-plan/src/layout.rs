@@ -157,13 +157,26 @@ pub struct Fixed {
     pub states: Option<OutPlace>,
 }
 
+/// The value of `recompute:out` and `optimizer:out` that stands for memory of a GPU's host.
+pub const HOST: &str = "host";
+
 /// A place outside a rank's memory for what its forwards keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutPlace {
-    /// The memory of the device's host. No run can have that today.
+    /// The memory of the device's host, as runs on NVIDIA's GPUs have it for activations.
     Host,
     /// A file of each rank in this folder, as runs on CPUs have it.
     File(String),
+}
+
+impl OutPlace {
+    /// As flags name it.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            OutPlace::Host => HOST,
+            OutPlace::File(folder) => folder,
+        }
+    }
 }
 
 /// What a plan makes of a head that ranks could share.
@@ -249,10 +262,11 @@ impl Job {
             else {
                 continue;
             };
-            let (place, key) = match place {
-                OutPlace::Host => ("host", "host_bytes_per_s"),
-                OutPlace::File(folder) => (folder.as_str(), "file_bytes_per_s"),
+            let key = match place {
+                OutPlace::Host => "host_bytes_per_s",
+                OutPlace::File(_) => "file_bytes_per_s",
             };
+            let place = place.name();
             return Err(PlanError::new(format!(
                 "{field} = {place}: the machine's file has no {key}; add it, such as {key} = 12e9"
             )));

@@ -206,7 +206,7 @@ fn not_on_gpus(plan: &LayoutPlan) -> Option<String> {
     })
 }
 
-/// What the rows that have something on a host are, where runs refuse that.
+/// What there is to know of the rows that have something on a host.
 fn put_out(plan: &LayoutPlan) -> Option<String> {
     let first = &plan.layouts[0];
     let is_ahead = |ranked: &&Ranked| ranked.planned.on_host;
@@ -224,8 +224,8 @@ fn put_out(plan: &LayoutPlan) -> Option<String> {
              which keep states, hold more.{held}"
         ),
         false => format!(
-            "Of {those} activations go out to pinned memory of the host, which runs do and no GPU \
-             has done yet.{held}"
+            "In {those} activations go out to pinned memory of the host: runs do that, but no GPU \
+             has run it yet.{held}"
         ),
     })
 }

@@ -11,7 +11,7 @@ use zeropp::config::{
 use zeropp::pipeline::costs::Machine;
 use zeropp::pipeline::schedules::Kind;
 use zeropp::{Config, read_costs};
-use zeropp_plan::layout::{Fixed, HeadSplit, Job, Layout, OutPlace, Slices};
+use zeropp_plan::layout::{Fixed, HOST, HeadSplit, Job, Layout, OutPlace, Slices};
 use zeropp_plan::machines;
 use zeropp_plan::model::ModelSizes;
 
@@ -220,9 +220,9 @@ pub(crate) fn folder(path: &Path) -> OutPlace {
 fn out_place(field: &str, place: &str, config: &Config, on_cpu: bool) -> Result<OutPlace, Failure> {
     let on_cpu = on_cpu || config.file.is_some() && config.device == DeviceKind::Cpu;
     match (place, on_cpu) {
-        ("host", false) => Ok(OutPlace::Host),
-        ("host", true) => Err(Failure::bad_input(format!(
-            "{field} = host: ranks on CPUs have no other memory; use a folder, as in out=/scratch"
+        (HOST, false) => Ok(OutPlace::Host),
+        (HOST, true) => Err(Failure::bad_input(format!(
+            "{field} = {HOST}: ranks on CPUs have no other memory; use a folder, as in out=/scratch"
         ))),
         (place, true) => Ok(folder(Path::new(place))),
         (place, false) => Err(Failure::bad_input(format!(

@@ -42,6 +42,15 @@ impl Storage {
         }
     }
 
+    /// That of an NVIDIA GPU's tensor.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn into_gpu(self) -> Option<GpuBlock> {
+        match self {
+            Storage::Gpu(block) => Some(block),
+            Storage::Cpu(_) => None,
+        }
+    }
+
     /// The same for two of one device that are one.
     pub(crate) fn id(&self) -> usize {
         match self {

@@ -18,18 +18,33 @@ pub struct LayerShare {
 impl LayerShare {
     /// Those of a stage's layers, in their order, which have these by themselves.
     pub fn of_stage(layers: impl IntoIterator<Item = LayerShare>) -> Vec<LayerShare> {
-        let add = |sum: &mut LayerShare, layer: LayerShare| {
-            for (sum, of) in [
-                (&mut sum.f, layer.f),
-                (&mut sum.w, layer.w),
-                (&mut sum.weights, layer.weights),
-                (&mut sum.gradient, layer.gradient),
-            ] {
-                *sum = sum.saturating_add(of);
+        let add = |sums: &mut [u64; 4], layer: LayerShare| {
+            for (sum, own) in sums.iter_mut().zip(layer.numbers()) {
+                *sum = sum.saturating_add(own);
             }
-            Some(*sum)
+            Some(LayerShare::of(*sums))
         };
-        layers.into_iter().scan(LayerShare::default(), add).collect()
+        layers.into_iter().scan([0; 4], add).collect()
+    }
+
+    /// What the layers of a stage have by themselves, of which these are the sums.
+    pub(crate) fn own(stage: &[LayerShare]) -> Vec<[u64; 4]> {
+        let mut before = [0; 4];
+        let own = |layer: &LayerShare| {
+            let sums = layer.numbers();
+            let before = std::mem::replace(&mut before, sums);
+            std::array::from_fn(|i| sums[i].saturating_sub(before[i]))
+        };
+        stage.iter().map(own).collect()
+    }
+
+    /// In the order in which files have them.
+    pub(crate) fn of([f, w, weights, gradient]: [u64; 4]) -> LayerShare {
+        LayerShare { f, w, weights, gradient }
+    }
+
+    fn numbers(&self) -> [u64; 4] {
+        [self.f, self.w, self.weights, self.gradient]
     }
 }
 

@@ -149,10 +149,7 @@ impl Carrier for HostLane {
     }
 
     fn start_out(&mut self, storages: Vec<Storage>) -> io::Result<Box<dyn Parcel>> {
-        let blocks = storages.into_iter().filter_map(|storage| match storage {
-            Storage::Gpu(block) => Some(block),
-            Storage::Cpu(_) => None,
-        });
+        let blocks = storages.into_iter().filter_map(Storage::into_gpu);
         let parcel = self.copy_out(&blocks.collect::<Vec<_>>())?;
         Ok(Box::new(OnHost { parcel, coming: Vec::new() }))
     }

@@ -208,11 +208,8 @@ impl JsonCosts {
             }),
             ..StageBytes::default()
         };
-        let layer = |[f, w, weights, gradient]: &[u64; 4]| {
-            let [f, w, weights, gradient] = [*f, *w, *weights, *gradient];
-            LayerShare { f, w, weights, gradient }
-        };
-        let layers = self.layers.iter().map(|of| LayerShare::of_stage(of.iter().map(layer)));
+        let of_stage = |of: &Vec<_>| LayerShare::of_stage(of.iter().copied().map(LayerShare::of));
+        let layers = self.layers.iter().map(of_stage);
         let state = |s: usize| StateCopies {
             read_ns: nanos(at(&self.t_state_read, s)),
             add_ns: nanos(at(&self.t_state_add, s)),
@@ -250,7 +247,7 @@ impl From<&simulate::Costs> for JsonCosts {
             t_gather: times(|s| s.all_gather_ns),
             t_reduce: times(|s| s.reduce_scatter_ns),
             t_replica_reduce: times(|s| s.replica_reduce_ns),
-            layers: costs.layers.iter().map(|of| own_shares(of)).collect(),
+            layers: costs.layers.iter().map(|of| LayerShare::own(of)).collect(),
             t_state_read: costs.states.iter().map(|of| micros(of.read_ns)).collect(),
             t_state_add: costs.states.iter().map(|of| micros(of.add_ns)).collect(),
             state_waits: costs.states.iter().any(|of| of.waits),
@@ -276,19 +273,6 @@ impl From<&simulate::Costs> for JsonCosts {
                 .map(|head| HeadMessage::ALL.map(|message| head.of(message))),
         }
     }
-}
-
-/// What each layer has by itself.
-fn own_shares(layers: &[LayerShare]) -> Vec<[u64; 4]> {
-    let sum = |of: &LayerShare| [of.f, of.w, of.weights, of.gradient];
-    let mut before = [0; 4];
-    let own = |layer: &LayerShare| {
-        let whole = sum(layer);
-        let own = std::array::from_fn(|i| whole[i].saturating_sub(before[i]));
-        before = whole;
-        own
-    };
-    layers.iter().map(own).collect()
 }
 
 fn is_false(value: &bool) -> bool {
