@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::*;
-use crate::ir::reversed_slices;
+use crate::ir::{Action, Compute, Schedule, reversed_slices};
 use crate::metrics::Metrics;
 use crate::simulate::{Costs, simulate};
 
@@ -21,6 +21,8 @@ struct Orders {
     virtual_stages: usize,
     slices: usize,
     all: u8,
+    /// What each rank holds at most: slices between F and B of a stage, and those between B and W.
+    held: [(usize, usize); 2],
 }
 
 impl Orders {
@@ -29,15 +31,20 @@ impl Orders {
     fn turns(&self, now: &Progress, rank: usize) -> Vec<Progress> {
         let stages = 2 * self.virtual_stages;
         let mut turns = Vec::new();
+        let (backwards, forwards) = (self.done(now, rank), sum(&now.forwards, rank));
+        let (activations, stashes) = self.held[rank];
+        let room = usize::from(forwards - backwards) < activations;
+        let room_behind = usize::from(backwards - now.weights[rank]) < stashes;
         for stage in (rank..stages).step_by(2) {
             let (f, b) = (now.forwards[stage], now.backwards[stage]);
-            if f < self.all && (stage == 0 || now.forwards[stage - 1] > f) {
+            if room && f < self.all && (stage == 0 || now.forwards[stage - 1] > f) {
                 let mut next = now.clone();
                 next.forwards[stage] += 1;
                 turns.push(next);
             }
             let is_there = || usize::from(f) > reversed_slices(b.into(), self.slices);
-            if b < self.all && is_there() && (stage + 1 == stages || now.backwards[stage + 1] > b) {
+            let follows = || stage + 1 == stages || now.backwards[stage + 1] > b;
+            if room_behind && b < self.all && is_there() && follows() {
                 let mut next = now.clone();
                 next.backwards[stage] += 1;
                 turns.push(next);
@@ -53,7 +60,7 @@ impl Orders {
 
     /// Backwards of a rank.
     fn done(&self, now: &Progress, rank: usize) -> u8 {
-        now.backwards.iter().skip(rank).step_by(2).sum()
+        sum(&now.backwards, rank)
     }
 
     /// Slots that a rank still computes in.
@@ -92,6 +99,29 @@ impl Orders {
     }
 }
 
+fn sum(done: &[u8], rank: usize) -> u8 {
+    done.iter().skip(rank).step_by(2).sum()
+}
+
+/// What each rank of a schedule holds at most, as [`Orders`] counts it.
+fn held(schedule: &Schedule) -> [(usize, usize); 2] {
+    [0, 1].map(|rank| {
+        let (mut most, mut activations, mut stashes) = ((0, 0), 0usize, 0usize);
+        for action in &schedule.ranks[rank] {
+            match action {
+                Action::Compute { kind: Compute::F, .. } => activations += 1,
+                Action::Compute { kind: Compute::B, .. } => {
+                    (activations, stashes) = (activations - 1, stashes + 1)
+                }
+                Action::Compute { kind: Compute::W, .. } => stashes -= 1,
+                _ => {}
+            }
+            most = (most.0.max(activations), most.1.max(stashes));
+        }
+        most
+    })
+}
+
 /// Both turns of a slot.
 fn joined(now: &Progress, first: &Progress, second: &Progress) -> Progress {
     let add = |now: &[u8], a: &[u8], b: &[u8]| -> Vec<u8> {
@@ -104,28 +134,31 @@ fn joined(now: &Progress, first: &Progress, second: &Progress) -> Progress {
     }
 }
 
-fn slots(kind: &str, shape: &Shape, slices: usize) -> Option<usize> {
-    let schedule = generate_sliced(kind, shape, &vec![256; slices]).ok()?;
+/// Slots of a schedule, and what its ranks hold.
+fn slots(kind: &str, shape: &Shape, slices: usize) -> (usize, [(usize, usize); 2]) {
+    let schedule = generate_sliced(kind, shape, &vec![256; slices]).expect("n >= P");
     let costs = Costs::uniform(schedule.cost_entries(), 1, 1, 1, 0);
     let timeline = simulate(&schedule, &costs).unwrap();
-    Some(Metrics::new(&schedule, &timeline, &costs).makespan_ns as usize)
+    (Metrics::new(&schedule, &timeline, &costs).makespan_ns as usize, held(&schedule))
 }
 
 #[test]
-fn a_unit_of_slices_is_the_shortest_order_there_is_and_rounds_take_a_slot_more() {
+fn a_unit_of_slices_is_the_shortest_order_there_is_and_rounds_that_of_those_that_hold_as_little() {
     let mut looked_at = 0;
     for (virtual_stages, slices, samples) in
         [(1, 2, 1), (1, 3, 1), (1, 2, 2), (1, 3, 2), (2, 2, 1), (2, 3, 1), (2, 2, 2), (2, 3, 2)]
     {
         let shape = Shape { pp: 2, virtual_stages, micro_batches: samples, unit: samples };
-        let ours = ["zeropp", "interleaved-zb"].map(|kind| slots(kind, &shape, slices));
-        let [units, rounds] = ours.map(|slots| slots.expect("as many slices as ranks"));
-        let orders = Orders { virtual_stages, slices, all: (samples * slices) as u8 };
-        let shortest = orders.shortest(units).expect("no longer than ours");
+        let shortest = |held, most| {
+            Orders { virtual_stages, slices, all: (samples * slices) as u8, held }.shortest(most)
+        };
         let what = format!("V {virtual_stages}, n {slices}, M {samples}");
-        assert_eq!(units, shortest, "{what}: a unit of all samples");
-        // Which holds a sample and a bit of all there are.
-        assert!((shortest..=shortest + 1).contains(&rounds), "{what}: {rounds}, not {shortest}");
+        let (unit, _) = slots("zeropp", &shape, slices);
+        let without_limit = [(usize::MAX, usize::MAX); 2];
+        assert_eq!(shortest(without_limit, unit), Some(unit), "{what}: a unit of all samples");
+        let (rounds, held) = slots("interleaved-zb", &shape, slices);
+        assert_eq!(shortest(held, rounds), Some(rounds), "{what}: rounds, {held:?}");
+        assert!(rounds <= unit + 1, "{what}: {rounds} slots, a unit {unit}");
         looked_at += 1;
     }
     assert_eq!(looked_at, 8);
