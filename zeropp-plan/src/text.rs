@@ -203,8 +203,12 @@ fn not_on_gpus(plan: &LayoutPlan) -> impl Iterator<Item = String> {
         let those = plan.layouts.iter().enumerate();
         let those = those.filter(|(_, ranked)| ranked.only_on_cpus == Some(feature));
         let those: Vec<String> = those.map(|(i, _)| (i + 1).to_string()).collect();
-        (!those.is_empty())
-            .then(|| format!("Runs on GPUs refuse {}: {}.", those.join(", "), feature.why()))
+        let named = match those.len() == plan.layouts.len() {
+            true => "all of these".into(),
+            false => those.join(", "),
+        };
+        let refused = format!("Runs on GPUs refuse {named}: {}.", feature.why());
+        (!those.is_empty()).then_some(refused)
     })
 }
 
