@@ -104,8 +104,8 @@ pub use trainer::train::StepFlow;
 pub use trainer::{NamedWeights, Trainer};
 pub use zeropp_comm::{launch, rendezvous};
 pub use zeropp_core::metrics::{
-    Evaluation, EvaluationPlan, LayerMetrics, Plan, RankPlan, RunHeader, StepMetrics, Stopped,
-    Summary,
+    Evaluation, EvaluationPlan, ExpertMetrics, LayerMetrics, Plan, RankPlan, RunHeader,
+    StepMetrics, Stopped, Summary,
 };
 pub use zeropp_core::sampling::Sampling;
 pub use zeropp_core::{check, data, layer, meter, model, params, rng, split, stock};

@@ -8,6 +8,7 @@ pub(crate) mod context;
 pub(crate) mod diagnose;
 pub(crate) mod evaluated;
 pub(crate) mod evaluation;
+pub(crate) mod experts;
 pub(crate) mod failed;
 pub(crate) mod figures;
 pub(crate) mod layers;

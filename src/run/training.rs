@@ -14,7 +14,6 @@ use zeropp_comm::groups::Groups;
 use zeropp_core::data::Sampler;
 use zeropp_core::meter::Meter;
 use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped, wall_time};
-use zeropp_failures::ExpertLoad;
 use zeropp_pipeline::executor::{Executor, ModelWorker, StepRecord};
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::timeline::Span;
@@ -31,6 +30,7 @@ use crate::run::build::{Bench, Built};
 use crate::run::collect;
 use crate::run::diagnose::diagnose;
 use crate::run::evaluation::{EvaluationRequests, Evaluator};
+use crate::run::experts;
 use crate::run::figures::{RankStep, StageTimes, step_metrics, summarise};
 use crate::run::layers;
 use crate::run::request::StepAnswer;
@@ -359,9 +359,7 @@ impl<'a, R: FnMut(RankEvent)> Training<'a, R> {
             step_metrics(bp, step, seconds, &mut self.best, record, &records);
         metrics.program = self.rescheduling.as_ref().map_or(0, |r| r.running().number);
         if let (Some(recorder), Some(of)) = (&self.shared.recorder, &metrics.experts) {
-            let (fullest, layer, idle) = (of.fullest, of.fullest_layer.clone(), of.idle);
-            let load = ExpertLoad { step, fullest, layer, idle };
-            recorder.spread(self.groups.world.rank(), load);
+            recorder.spread(self.groups.world.rank(), experts::load(bp, step, of, &times));
         }
         Ok((metrics, times))
     }

@@ -50,8 +50,9 @@ fn activations_do_not_grow_with_the_batch() {
     assert_eq!(one.gathered, eight.gathered);
 }
 
-/// Predicted and measured peaks of every kind, which must be equal.
-pub(crate) fn check_memory(config: Config) {
+/// Predicted and measured peaks of every kind, which must be equal; returns them, and the most that
+/// was held at once.
+pub(crate) fn check_memory(config: Config) -> (MemoryBytes, u64) {
     let what = format!(
         "{} pp {} virtual {:?} zero3 {} dp {} unit {:?} recompute {} schedule {} prefetch {}",
         config.model,
@@ -75,6 +76,7 @@ pub(crate) fn check_memory(config: Config) {
     // The first B of a gather that redoes layers packs their bf16 weights one after the other.
     let close = is_packed && measured <= predicted && predicted - measured <= predicted / 1000;
     assert!(measured == predicted || close, "{what}: {measured} of {predicted} at once");
+    (summary.peak_bytes, measured)
 }
 
 /// Beside a model that has both, a rank saves the parameters and both moments of one of the two.

@@ -12,13 +12,14 @@ use crate::families::{Family, initial, transposed};
 use serde::Deserialize;
 use zeropp::config::{
     Activation, Balance, Decay, OptimizerKind, OptimizerSync, PackWeights, Precision, Recompute,
-    Resume,
+    Resume, Tokenizer,
 };
 use zeropp::model::DecoderTensor;
 use zeropp::model::decoder::Decoder;
 use zeropp::weights::{self, Import, ParameterShape, StoreAs, Weights};
 use zeropp::{
-    Config, ExportOptions, Generator, Sampling, Trainer, config_of, export_checkpoint, model,
+    Config, ExpertMetrics, ExportOptions, Generator, Sampling, Trainer, config_of,
+    export_checkpoint, model,
 };
 
 /// A model of six experts, of which each token goes to two.
@@ -119,6 +120,162 @@ fn muon_with_experts_keeps_its_bits_on_any_mesh() {
     }
 }
 
+/// What a router makes of tokens 0, 1, 2, 3, 0, 1, ..: each goes to two of four experts.
+#[derive(Clone, Copy, Debug)]
+enum Router {
+    /// Each expert has as many.
+    Even,
+    /// The first expert has all of them, the last has none.
+    Lopsided,
+    /// The first two have all.
+    Degenerate,
+}
+
+impl Router {
+    /// Tokens of the fullest expert over the mean, and experts of a layer without any.
+    fn spread(self) -> (f64, usize) {
+        match self {
+            Router::Even => (1.0, 0),
+            Router::Lopsided => (2.0, 1),
+            Router::Degenerate => (2.0, 2),
+        }
+    }
+
+    /// Its weights, `[16, 4]`, for hidden states that are largest at 8 and at their token's id.
+    fn weights(self) -> Vec<f32> {
+        let mut weights = vec![0.0; 16 * 4];
+        for t in 0..4 {
+            match self {
+                Router::Even => (weights[t * 4 + t], weights[t * 4 + (t + 1) % 4]) = (2.0, 1.0),
+                Router::Lopsided => weights[t * 4 + 1 + t % 2] = 1.0,
+                Router::Degenerate => {}
+            }
+        }
+        weights[8 * 4..9 * 4].copy_from_slice(&match self {
+            Router::Even => [0.0; 4],
+            Router::Lopsided => [2.0, 0.0, 0.0, -2.0],
+            Router::Degenerate => [2.0, 1.0, 0.0, 0.0],
+        });
+        weights
+    }
+
+    /// A run on such tokens from a folder of a model whose routers are all so; both are in `dir`.
+    fn config(self, model: &str, dir: &Path) -> Config {
+        let [data, saved, out] =
+            ["tokens.bin", "saved", "model"].map(|name| dir.join(format!("{self:?} {name}")));
+        fs::create_dir_all(dir).unwrap();
+        fs::write(&data, (0..4000u16).flat_map(|i| (i % 4).to_le_bytes()).collect::<Vec<_>>())
+            .unwrap();
+        let (vocab, tokenizer) = (Some(8), Tokenizer::U16);
+        let base =
+            Config { experts: Some(4), vocab, data: Some(data), tokenizer, ..experts(model) };
+        let given = model::build(base.decoder(8).unwrap());
+        let given = starting_from(given, move |spec| {
+            let mut values = initial(&spec.name, spec.len());
+            if spec.name.ends_with("mlp.gate.weight") {
+                return self.weights();
+            }
+            if !spec.name.contains("norm") {
+                values.iter_mut().for_each(|value| *value *= 0.1);
+            }
+            if spec.name.ends_with("embed_tokens.weight") {
+                (0..8).for_each(|t| (values[t * 16 + t], values[t * 16 + 8]) = (1.0, 1.0));
+            }
+            values
+        });
+        let (save, balance) = (Some(saved.clone()), Balance::None);
+        let still = Config { steps: 1, lr: 0.0, weight_decay: 0.0, save, balance, ..base.clone() };
+        Trainer::builder(still).model(given).build().unwrap().train(|_| ()).unwrap();
+        let options = ExportOptions { store_as: StoreAs::F32, like: None, ema: false };
+        export_checkpoint(&saved, &out, &options).unwrap();
+        Config { init_from: Some(out), ..base }
+    }
+}
+
+fn figures(run: &Run) -> Vec<ExpertMetrics> {
+    run.steps.iter().map(|step| step.experts.clone().unwrap()).collect()
+}
+
+/// Whatever the routing, as much is held, to the byte, and that is what was predicted.
+#[test]
+fn memory_is_the_same_with_an_even_a_lopsided_a_degenerate_and_a_random_router() {
+    let dir = tempfile::tempdir().unwrap();
+    for model in ["qwen3-moe", "mixtral", "qwen2-moe", "dots1"] {
+        let routers = [Router::Even, Router::Lopsided, Router::Degenerate];
+        let configs = routers.map(|router| router.config(model, &dir.path().join(model)));
+        for (router, config) in routers.into_iter().zip(&configs) {
+            let (fullest, idle) = router.spread();
+            for step in figures(&run(config.clone())) {
+                let expected = (fullest, idle * config.layers);
+                assert_eq!((step.fullest, step.idle), expected, "{model}, {router:?}");
+            }
+        }
+        let random = Config { init_from: None, ..configs[0].clone() };
+        for (pp, v, zero3, precision, recompute) in [
+            (1, 1, 1, Precision::Fp32, Recompute::Full),
+            (2, 1, 2, Precision::Fp32, Recompute::None),
+            (2, 2, 1, Precision::Bf16, Recompute::Selective),
+        ] {
+            let layout = |config: &Config| {
+                let (virtual_stages, config) = (Some(v), config.clone());
+                Config { pp, virtual_stages, zero3, precision, recompute, ..config }
+            };
+            let held = check_memory(layout(&random));
+            for config in &configs {
+                assert_eq!(check_memory(layout(config)), held, "{model}");
+            }
+        }
+    }
+}
+
+/// A dead expert and one with every token keep what all others do: no layout changes a bit of loss,
+/// norm, weights, or of how tokens are spread.
+#[test]
+fn an_expert_without_and_one_with_all_tokens_keep_their_bits_on_any_mesh() {
+    let dir = tempfile::tempdir().unwrap();
+    for (model, balance) in [("qwen3-moe", Balance::MicroBatch), ("dots1", Balance::Bias)] {
+        for router in [Router::Lopsided, Router::Degenerate] {
+            let base = Config { balance, ..router.config(model, &dir.path().join(model)) };
+            for precision in [Precision::Fp32, Precision::Bf16] {
+                keeps_its_bits(&Config { precision, ..base.clone() });
+            }
+            resumes(&Config { zero3: 2, ..base });
+        }
+    }
+}
+
+fn keeps_its_bits(base: &Config) {
+    let with = |schedule: &str, pp, v| {
+        let (schedule, virtual_stages) = (schedule.into(), Some(v));
+        Config { schedule, pp, virtual_stages, ..base.clone() }
+    };
+    let same = |one: &Run, config: Config| {
+        let Config { schedule, pp, virtual_stages, recompute, zero1, .. } = &config;
+        let what = format!("{schedule} {pp} {virtual_stages:?} {recompute} zero1 {zero1}");
+        let other = run(config);
+        assert_same_bits(one, &other, &what);
+        assert_eq!(figures(one), figures(&other), "{what}");
+    };
+    let alone = run(base.clone());
+    let (late, threads) = (OptimizerSync::Late, Some(3));
+    same(&alone, Config { recompute: Recompute::Full, threads, ..with("zeropp", 2, 2) });
+    same(&alone, Config { recompute: Recompute::Selective, ..with("zeropp", 4, 1) });
+    same(&alone, Config { prefetch: 2, optimizer_sync: late, ..with("zeropp", 2, 2) });
+    let one_unit = run(Config { unit: Some(6), ..base.clone() });
+    for (kind, pp, v) in [
+        ("gpipe", 2, 1),
+        ("1f1b", 4, 1),
+        ("interleaved", 2, 2),
+        ("zb-h1", 2, 1),
+        ("zb-v", 2, 2),
+        ("interleaved-zb", 2, 2),
+    ] {
+        same(&one_unit, Config { unit: None, ..with(kind, pp, v) });
+    }
+    let shared = |zero1| Config { zero3: 2, dp: 2, zero1, ..with("zeropp", 2, 1) };
+    same(&run(shared(false)), shared(true));
+}
+
 #[test]
 fn a_run_of_experts_goes_on_from_its_checkpoint_on_another_mesh() {
     for (model, balance) in [("qwen3-moe", Balance::MicroBatch), ("dots1", Balance::Bias)] {
@@ -197,7 +354,6 @@ fn experts_learn_and_are_evaluated() {
 #[test]
 fn balance_keeps_its_bits_and_its_figures_on_any_mesh() {
     let base = Config { balance_weight: Some(0.5), router_z: Some(0.01), ..experts("qwen3-moe") };
-    let figures = |run: &Run| run.steps.iter().map(|step| step.experts.clone()).collect::<Vec<_>>();
     let alone = run(base.clone());
     for (pp, v, recompute) in [(2, 1, Recompute::Full), (2, 2, Recompute::Selective)] {
         let other = run(Config { pp, virtual_stages: Some(v), recompute, ..base.clone() });

@@ -249,6 +249,13 @@ fn launch_file(
     }
     let chosen = number.checked_sub(1).and_then(|i| plan.layouts.get(i));
     let chosen = chosen.ok_or_else(|| no_layout(number, plan))?;
+    if let Some(feature) = chosen.only_on_cpus {
+        let why = feature.why();
+        return Err(Failure::bad_input(format!(
+            "launch = {name}: runs on GPUs refuse layout {number}: {why}; use another layout or \
+             model, or plan with --cpu"
+        )));
+    }
     let (_, launcher) = Launcher::ALL.into_iter().find(|(known, _)| *known == name).expect("clap");
     let places = nodes(asked.job.gpus, asked.job.machine.per_node).map_err(bad)?;
     Ok(launcher.file(&chosen.command, places))

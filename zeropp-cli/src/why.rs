@@ -22,6 +22,9 @@ frozen leaves no file; the other ranks' records identify it. Where a whole run w
 its folder of checkpoints and its metrics file show how far it came, and together whether it was \
 killed at all.";
 
+/// How many times as long a stage takes, at least, that is said to be slower.
+const SLOWER_MIN: f64 = 1.25;
+
 const EXAMPLES: &str = "\
 Examples:
   zeropp why zeropp-failed
@@ -100,6 +103,7 @@ fn json(run: &Run, verdict: &Verdict) -> serde_json::Value {
         "missing": missing(run),
         "damaged": run.damaged,
         "ends": ends.collect::<Vec<_>>(),
+        "experts": load(run),
         "other_runs": run.others,
     })
 }
@@ -126,9 +130,8 @@ fn explain(run: &Run, verdict: &Verdict, last: usize) {
     if let Some(exchanged) = exchanged(&run.records) {
         say(exchanged);
     }
-    if let Some(load) = run.records.iter().find_map(|record| record.header.experts.as_ref()) {
-        let ExpertLoad { step, fullest, layer, idle } = load;
-        say(format_args!("step {step}: {}", spread(*fullest, layer, *idle)));
+    if let Some(load) = load(run) {
+        say(format_args!("step {}: {}", load.step, of_experts(load)));
     }
     say(format_args!("\n{}", verdict.summary));
     for reason in &verdict.reasons {
@@ -164,13 +167,35 @@ fn order(exchanged: &ExchangedProgram) -> String {
     }
 }
 
+/// How the last step that was seen whole spread tokens over experts.
+fn load(run: &Run) -> Option<&ExpertLoad> {
+    run.records.iter().find_map(|record| record.header.experts.as_ref())
+}
+
+/// The same in words, with what it cost its stage.
+fn of_experts(load: &ExpertLoad) -> String {
+    let ExpertLoad { fullest, layer, idle, slower, .. } = load;
+    let slower = slower.filter(|slower| *slower >= SLOWER_MIN).map(|slower| {
+        format!(
+            "; its stage took {slower:.1} times as long as the others for as many operations: \
+             time goes there (--balance spreads tokens)"
+        )
+    });
+    format!("{}{}", spread(*fullest, layer, *idle), slower.unwrap_or_default())
+}
+
 /// How a step spread tokens over experts, in words.
 fn spread(fullest: f64, layer: &str, idle: usize) -> String {
     let idle = match idle {
         0 => "no expert was without a token".into(),
         n => format!("{} without a token", count(n, "expert")),
     };
-    format!("the fullest expert had {fullest:.2} times the mean of its layer ({layer}), {idle}")
+    let unbalanced = ExpertLoad::is_unbalanced(fullest);
+    let unbalanced = if unbalanced { "experts are unbalanced: " } else { "" };
+    format!(
+        "{unbalanced}the fullest expert had {fullest:.2} times the mean of its layer ({layer}), \
+         {idle}"
+    )
 }
 
 fn row(moment: &FailureMoment, rank: usize) -> String {
@@ -234,5 +259,20 @@ mod tests {
         let of = |number| order(&ExchangedProgram { number, kind: "auto".into(), step: 37 });
         assert_eq!(of(2), "from step 37 on the ranks ran order 2, found in the run (auto)");
         assert_eq!(of(0), "from step 37 on the ranks ran the planned order again (auto)");
+    }
+
+    #[test]
+    fn unbalanced_experts_are_named_with_what_they_cost() {
+        let of = |fullest, slower| {
+            let layer = "model.layers.3".into();
+            of_experts(&ExpertLoad { step: 9, fullest, layer, idle: 5, slower })
+        };
+        let mean = "the fullest expert had 1.90 times the mean of its layer (model.layers.3), 5 \
+                    experts without a token";
+        assert_eq!(of(1.9, None), mean);
+        assert!(of(4.0, None).starts_with("experts are unbalanced: the fullest expert had 4.00 "));
+        assert!(of(4.0, Some(1.2)).ends_with("5 experts without a token"));
+        let said = "; its stage took 1.8 times as long as the others for as many operations";
+        assert!(of(4.0, Some(1.8)).contains(said), "{}", of(4.0, Some(1.8)));
     }
 }

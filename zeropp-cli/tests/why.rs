@@ -31,9 +31,13 @@ fn kill(child: &Child, signal: &str) {
 /// Starts a run in `dir`, ends it with `signal` after its first step; returns what it wrote to
 /// standard error and its exit code.
 fn ended_with(dir: &Path, signal: &str) -> (String, Option<i32>) {
+    line_ended_with(dir, RUN, signal)
+}
+
+fn line_ended_with(dir: &Path, line: &str, signal: &str) -> (String, Option<i32>) {
     // A test that is started in the background may have been set to ignore signals.
     let mut run = Command::new("env");
-    let plain = command(dir, RUN);
+    let plain = command(dir, line);
     run.arg("--default-signal").arg(plain.get_program()).args(plain.get_args()).current_dir(dir);
     let child = begun(dir, run);
     kill(&child, signal);
@@ -255,6 +259,36 @@ fn metrics_of_either_form_are_read_and_tell_where_a_run_is_done() {
     std::fs::write(at.join("m.csv"), &rows[..rows.len() - 2]).unwrap();
     let got = zeropp(at, "why m.csv");
     assert!(got.out.contains("step 2 is the last in m.csv"), "{}", got.out);
+}
+
+/// Where all tokens are one, all go to the same experts: two of eight have four times the mean.
+#[test]
+fn a_run_of_unbalanced_experts_is_explained_by_its_records_and_by_its_metrics() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    std::fs::write(at.join("same.txt"), "a".repeat(5000)).unwrap();
+    let line = format!(
+        "{RUN} --model qwen3-moe --experts 8:per-token=2 --data same.txt \
+                        --balance none"
+    );
+    assert_eq!(line_ended_with(at, &line, "-QUIT").1, Some(131));
+    let unbalanced = "experts are unbalanced: the fullest expert had 4.00 times the mean of its \
+                      layer (model.layers.0), 24 experts without a token";
+    let got = zeropp(at, "why zeropp-failed");
+    assert_eq!((got.code, got.err.as_str()), (Some(0), ""));
+    assert!(got.out.contains(&format!(": {unbalanced}")), "{}", got.out);
+    assert!(got.out.contains("ended from outside, with SIGQUIT"), "{}", got.out);
+    let got = zeropp(at, "why zeropp-failed --json");
+    let json: serde_json::Value = serde_json::from_str(&got.out).unwrap();
+    assert_eq!(json["experts"]["fullest"].as_f64(), Some(4.0), "{json}");
+    assert!(json["experts"]["slower"].as_f64().is_some_and(|slower| slower > 0.0), "{json}");
+    for name in ["m.jsonl", "m.csv"] {
+        let line = line.replace("1000000", "3").replace("m.jsonl", name);
+        assert_eq!(zeropp(at, &line).code, Some(0));
+        let got = zeropp(at, &format!("why {name}"));
+        assert_eq!(got.code, Some(0), "{}", got.err);
+        assert!(got.out.contains(&format!("  - {unbalanced}")), "{}", got.out);
+    }
 }
 
 #[test]

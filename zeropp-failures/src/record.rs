@@ -99,6 +99,17 @@ pub struct ExpertLoad {
     pub layer: String,
     /// Experts of all layers that no token went to.
     pub idle: usize,
+    /// Where they were unbalanced: how many times as long the layer's stage computed as its
+    /// operations say, by the times of the other stages. None where there are no others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slower: Option<f64>,
+}
+
+impl ExpertLoad {
+    /// Whether an expert has so many times the mean that its layer's others wait for it.
+    pub fn is_unbalanced(fullest: f64) -> bool {
+        fullest >= 2.0
+    }
 }
 
 /// Where a rank ran.

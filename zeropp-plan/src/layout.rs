@@ -254,9 +254,17 @@ impl Job {
         Ok(())
     }
 
-    /// Refuses a place of which the machine does not say how fast it is.
+    /// Refuses a place of which the machine does not say how fast it is, and what stays in memory.
     fn check_out(&self) -> Result<(), PlanError> {
         let Fixed { out, states, .. } = &self.fixed;
+        if let Some(out) = out.as_ref().filter(|_| self.model.decoder.moe.is_some()) {
+            return Err(PlanError::new(format!(
+                "recompute:out = {}: model {} has experts, whose choices stay in memory; leave it \
+                 out, or use a model without experts",
+                out.name(),
+                self.model.name
+            )));
+        }
         for (field, place) in [("recompute:out", out), ("optimizer:out", states)] {
             let Some(place) = place.as_ref().filter(|_| self.rate(place.as_ref()).is_unknown())
             else {
@@ -293,7 +301,7 @@ impl Job {
 
     /// Whether layouts may put activations out.
     pub(crate) fn may_put_out(&self) -> bool {
-        self.fixed.out.is_some() && self.model.decoder.moe.is_none()
+        self.fixed.out.is_some()
     }
 
     /// Whether the ranks of a layout could share the head.

@@ -59,7 +59,7 @@ pub fn html(plan: &LayoutPlan, job: &Job) -> Result<String, PlanError> {
         page::lines(head),
         page::table(&names, &rows, &less),
         remarks.iter().map(|remark| page::lines(&unwrapped(remark))).collect::<String>(),
-        "<h2>Run the first layout with</h2>".into(),
+        format!("<h2>{}</h2>", text::run_with("the first layout", first)),
         page::command(&first.command),
         "<h2>Time over memory</h2>".into(),
         chart::both(&[scatter(&plan.layouts, plan.memory)]),

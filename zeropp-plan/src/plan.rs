@@ -8,7 +8,7 @@ use crate::PlanError;
 use crate::advice::{LargerBatch, MoreMemory, impossible, larger_batches, more_memory};
 use crate::cores;
 use crate::exact::{MadePrograms, Planned, Simulation, Terms};
-use crate::layout::{Fixed, HeadSplit, Job};
+use crate::layout::{Fixed, HeadSplit, Job, Layout};
 use crate::race::Tried;
 use crate::search::{Models, SHOWN, Search};
 use crate::stages::Stage;
@@ -38,6 +38,9 @@ pub struct Ranked {
     pub limit: String,
     /// The command that runs it.
     pub command: String,
+    /// What of it has no kernels for GPUs, so that its run refuses them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub only_on_cpus: Option<CpuFeature>,
     /// Layouts with one number run the same actions on the same stages.
     pub program: u64,
     /// What its command comes to, where that keeps the head whole although the layout does not.
@@ -46,6 +49,43 @@ pub struct Ranked {
     /// What it took where it was tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tried: Option<Tried>,
+}
+
+/// What runs have on CPUs alone today, although plans for GPUs count it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CpuFeature {
+    /// Experts.
+    Experts,
+    /// Samples in slices.
+    Slices,
+}
+
+impl CpuFeature {
+    pub(crate) const ALL: [CpuFeature; 2] = [CpuFeature::Experts, CpuFeature::Slices];
+
+    /// What of a layout has no kernels for the GPUs that it is planned for.
+    fn of(job: &Job, layout: &Layout) -> Option<CpuFeature> {
+        let has_experts = job.model.decoder.moe.is_some().then_some(CpuFeature::Experts);
+        let is_sliced = (layout.slices > 1).then_some(CpuFeature::Slices);
+        has_experts.or(is_sliced).filter(|_| job.compute.on_gpu)
+    }
+
+    /// In one word.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            CpuFeature::Experts => "experts",
+            CpuFeature::Slices => "slices",
+        }
+    }
+
+    /// Why runs on GPUs refuse that.
+    pub fn why(self) -> &'static str {
+        match self {
+            CpuFeature::Experts => "models with experts run on CPUs only today",
+            CpuFeature::Slices => "samples in slices (n above 1) run on CPUs only today",
+        }
+    }
 }
 
 /// What a layout comes to whose head is split and not whole, or the other way round.
@@ -253,6 +293,7 @@ fn ranked(
         worst_bytes: worst.total(),
         limit: limit(&terms, planned.step_s),
         command,
+        only_on_cpus: CpuFeature::of(job, layout),
         planned: planned.clone(),
         terms,
         program: simulation.as_ref().map_or(0, Simulation::program_id),

@@ -5,7 +5,7 @@ use zeropp_schedule::memory::MemoryBytes;
 
 use crate::exact::Planned;
 use crate::layout::Recompute;
-use crate::plan::{LayoutPlan, OtherHead, Ranked};
+use crate::plan::{CpuFeature, LayoutPlan, OtherHead, Ranked};
 
 /// Narrowest and widest text.
 const WIDTHS: (usize, usize) = (60, 200);
@@ -123,16 +123,20 @@ pub fn text(plan: &LayoutPlan, width: usize) -> String {
     let (rank, worst) = plan.layouts[0].planned.worst();
     blocks.push(format!("Of 1, pipeline rank {rank} holds most: {}.", kinds(&worst)));
     let first = &plan.layouts[0];
-    let runs = match plan.is_unproven && first.planned.layout.slices > 1 {
-        true => "Once GPUs take slices, run 1 with",
-        false => "Run 1 with",
-    };
-    blocks.push(format!("{runs}:\n  {}", first.command));
+    blocks.push(format!("{}:\n  {}", run_with("1", first), first.command));
     let wrapped = blocks.iter().map(|block| {
         let lines = block.lines().map(|line| wrap(line, width));
         lines.collect::<Vec<_>>().join("\n")
     });
     wrapped.collect::<Vec<_>>().join("\n\n")
+}
+
+/// The words before the command of the layout that is called so.
+pub(crate) fn run_with(called: &str, ranked: &Ranked) -> String {
+    match ranked.only_on_cpus {
+        Some(feature) => format!("Once GPUs take {}, run {called} with", feature.name()),
+        None => format!("Run {called} with"),
+    }
 }
 
 /// What split heads would do that runs cannot split, and what commands do in their place.
@@ -194,15 +198,17 @@ fn numbers(plan: &LayoutPlan) -> String {
 }
 
 /// Which layouts a run on GPUs refuses.
-fn not_on_gpus(plan: &LayoutPlan) -> Option<String> {
-    let sliced = |of: &(usize, &Ranked)| plan.is_unproven && of.1.planned.layout.slices > 1;
-    let those = plan.layouts.iter().enumerate().filter(sliced);
-    let those: Vec<String> = those.map(|(i, _)| (i + 1).to_string()).collect();
-    (!those.is_empty()).then(|| {
-        format!(
-            "Runs on GPUs refuse {}: samples in slices (n above 1) run on CPUs only today.",
-            those.join(", ")
-        )
+fn not_on_gpus(plan: &LayoutPlan) -> impl Iterator<Item = String> {
+    CpuFeature::ALL.into_iter().filter_map(|feature| {
+        let those = plan.layouts.iter().enumerate();
+        let those = those.filter(|(_, ranked)| ranked.only_on_cpus == Some(feature));
+        let those: Vec<String> = those.map(|(i, _)| (i + 1).to_string()).collect();
+        let named = match those.len() == plan.layouts.len() {
+            true => "all of these".into(),
+            false => those.join(", "),
+        };
+        let refused = format!("Runs on GPUs refuse {named}: {}.", feature.why());
+        (!those.is_empty()).then_some(refused)
     })
 }
 
@@ -379,7 +385,9 @@ pub fn explain(plan: &LayoutPlan, index: usize, width: usize) -> Option<String> 
     for (rank, bytes) in planned.memory.iter().enumerate().take(16) {
         lines.push(format!("  {rank:>3}  {}: {}", in_words(bytes.total()), kinds(bytes)));
     }
-    lines.extend([String::new(), ranked.command.clone()]);
+    lines.push(String::new());
+    lines.extend(ranked.only_on_cpus.map(|of| format!("Runs on GPUs refuse it: {}.", of.why())));
+    lines.push(ranked.command.clone());
     let width = width.clamp(WIDTHS.0, WIDTHS.1);
     Some(lines.iter().map(|line| wrap(line, width)).collect::<Vec<_>>().join("\n"))
 }

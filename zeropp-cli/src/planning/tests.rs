@@ -30,10 +30,7 @@ fn holds(line: &str) {
     let plan =
         planned(&asked, None).unwrap_or_else(|failure| panic!("{line}: {}", failure.message));
     let first = &plan.layouts[0];
-    let words = first.command.split(' ');
-    let matches = crate::command::command().try_get_matches_from(words).unwrap();
-    let config = args::run(matches.subcommand_matches("run").unwrap());
-    let config = config.unwrap_or_else(|f| panic!("{}", f.message)).config;
+    let config = run_of(&first.command);
     config.validate().unwrap();
     let trainer = zeropp::Trainer::new(config).unwrap_or_else(|e| panic!("{}: {e}", first.command));
     let run = trainer.plan();
@@ -45,6 +42,68 @@ fn holds(line: &str) {
     for (rank, run) in run.ranks.iter().enumerate() {
         assert_eq!(first.planned.memory[rank], run.held.at_once, "{}", first.command);
         assert_eq!(first.planned.peaks[rank], run.held.peaks, "peaks: {}", first.command);
+    }
+}
+
+/// The settings of a command.
+fn run_of(command: &str) -> Config {
+    let matches = crate::command::command().try_get_matches_from(command.split(' ')).unwrap();
+    let config = args::run(matches.subcommand_matches("run").unwrap());
+    config.unwrap_or_else(|f| panic!("{command}: {}", f.message)).config
+}
+
+/// Whatever is asked for: the commands of a plan pass the checks of their runs, or the plan says
+/// that runs refuse them; what it does not plan for, it says at once.
+#[test]
+fn every_command_of_a_plan_is_taken_or_said_to_be_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (machine, out) = (dir.path().join("m.toml"), dir.path().join("out"));
+    let known = zeropp_plan::machines::file("h100").unwrap();
+    let rates = "host_bytes_per_s = 50e9\nfile_bytes_per_s = 2e9\n";
+    std::fs::write(&machine, format!("{known}\n{rates}")).unwrap();
+    let (on_cpu, on_gpu) = ("--cpu --seq 512 --layers 8", "--seq 1024 --layers 8");
+    let experts = "--model qwen3-moe --hidden 64 --heads 4 --experts 8";
+    let out = out.display();
+    for (device, more) in [
+        (on_gpu, "--model gpt2".into()),
+        (on_gpu, "--model gpt2 --recompute auto:out=host".into()),
+        (on_gpu, "--model gpt2 --optimizer adamw:out=host".into()),
+        (on_gpu, "--hidden 512 --heads 8 --vocab 99999 --optimizer adafactor --tied --pp 2".into()),
+        (on_gpu, "--model llama3-8b --schedule zeropp:slices=2 --pp 2".into()),
+        (on_gpu, "--model llama3-8b --schedule zeropp:slices=auto".into()),
+        (on_gpu, experts.into()),
+        (on_gpu, format!("{experts} --schedule zeropp:slices=auto")),
+        (on_gpu, format!("{experts} --precision fp32 --optimizer muon")),
+        (on_cpu, experts.into()),
+        (on_cpu, format!("{experts} --schedule zeropp:slices=auto --precision bf16")),
+        (on_cpu, format!("{experts} --optimizer adamw:out={out}")),
+        (on_cpu, format!("--optimizer adafactor --tied --recompute auto:out={out}")),
+        (on_cpu, format!("--optimizer-sync late --recompute auto:out={out}")),
+        (on_cpu, "--optimizer-sync late --optimizer adafactor --head-split auto --tied".into()),
+        (on_cpu, format!("--schedule zeropp:slices=2 --pp 2 --recompute auto:out={out}")),
+        (on_cpu, "--optimizer muon --schedule 1f1b:slices=auto --pp 2".into()),
+    ] {
+        let line =
+            format!("{device} {more} --gpus 2 --global-batch 4 --machine {}", machine.display());
+        takes(&line);
+    }
+}
+
+/// The commands of a line's plan are taken, or said to be refused.
+fn takes(line: &str) {
+    let plan =
+        planned(&asked(line), None).unwrap_or_else(|failure| panic!("{line}: {}", failure.message));
+    for ranked in &plan.layouts {
+        let config = run_of(&ranked.command);
+        let checked = config.validate_for_prediction().map_err(|e| e.to_string());
+        let built = checked.and_then(|()| {
+            let trainer = zeropp::Trainer::builder(config).for_prediction().build();
+            trainer.map(drop).map_err(|e| e.to_string())
+        });
+        match (ranked.only_on_cpus, built) {
+            (None, built) => built.unwrap_or_else(|e| panic!("{line}: {}: {e}", ranked.command)),
+            (Some(_), built) => assert!(built.unwrap_err().contains("device = cuda"), "{line}"),
+        }
     }
 }
 
@@ -232,6 +291,50 @@ fn every_family_is_planned_as_it_is_run() {
     }
 }
 
+/// Experts of which a step's weights are a small part.
+#[test]
+fn models_with_experts_are_planned_as_they_are_run() {
+    for (model, fixed) in [
+        ("qwen3-30b-a3b", "--gpus 2 --pp 2"),
+        ("qwen3-30b-a3b", "--gpus 32 --pp 4 --zero3 8 --virtual 12 --recompute full"),
+        ("mixtral-8x7b", "--gpus 2 --pp 2 --recompute none"),
+        ("mixtral-8x7b", "--gpus 32 --pp 4 --zero3 8 --virtual 8"),
+        ("qwen3-235b-a22b --seq 512", "--gpus 16 --pp 2 --zero3 8"),
+    ] {
+        holds(&format!(
+            "--cpu --model {model} {fixed} --memory 4000GiB --global-batch 64 --schedule zeropp"
+        ));
+    }
+}
+
+/// What plans for GPUs that have no kernels for experts say, beside the command.
+#[test]
+fn a_plan_of_experts_on_gpus_says_that_runs_refuse_it() {
+    let line = "--model qwen3-30b-a3b --gpus 8 --machine h100 --global-batch 64";
+    let request = asked(line);
+    let plan = planned(&request, None).unwrap_or_else(|failure| panic!("{}", failure.message));
+    let words = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let text = words(text::text(&plan, 120));
+    let said = "models with experts run on CPUs only today.";
+    assert!(text.contains("Runs on GPUs refuse all of these: ") && text.contains(said), "{text}");
+    assert!(text.contains("Once GPUs take experts, run 1 with: zeropp run --model"), "{text}");
+    let explained = words(text::explain(&plan, 0, 120).unwrap());
+    assert!(explained.contains(&format!("Runs on GPUs refuse it: {said} zeropp run")));
+    let json = serde_json::to_value(&plan).unwrap();
+    assert_eq!(json["layouts"][0]["only_on_cpus"], "experts");
+    let page = page::html(&plan, &request.job).unwrap();
+    assert!(
+        page.contains("Once GPUs take experts, run the first layout with") && page.contains(said)
+    );
+    let refused = launch_file("slurm", &request, &plan, 1).unwrap_err().message;
+    assert!(
+        refused.starts_with("launch = slurm: runs on GPUs refuse layout 1: models with experts")
+    );
+    let out = planned(&asked(&format!("{line} --recompute auto:out=host")), None);
+    let out = out.err().expect("refused").message;
+    assert!(out.starts_with("recompute:out = host: model qwen3-30b-a3b has experts"), "{out}");
+}
+
 #[test]
 fn a_config_json_and_its_folder_are_planned_for() {
     let dir = tempfile::tempdir().unwrap();
@@ -261,9 +364,7 @@ fn a_plan_for_gpus_can_be_dry_run_without_them() {
     let plan = planned(&asked, None).unwrap_or_else(|failure| panic!("{}", failure.message));
     let first = &plan.layouts[0];
     assert!(first.command.contains("--device cuda"), "{}", first.command);
-    let matches = crate::command::command().try_get_matches_from(first.command.split(' ')).unwrap();
-    let config = args::run(matches.subcommand_matches("run").unwrap());
-    let config = config.unwrap_or_else(|f| panic!("{}", f.message)).config;
+    let config = run_of(&first.command);
     if !cfg!(feature = "cuda") {
         let refused = config.validate().unwrap_err().to_string();
         assert!(refused.contains("is not in this build"), "{refused}");

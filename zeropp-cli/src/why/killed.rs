@@ -213,7 +213,7 @@ fn step_of_row(names: &[u8], row: &[u8]) -> Option<Told> {
     let cell = |name: &str| row.split(',').nth(names.split(',').position(|n| n == name)?);
     let number = |name: &str| cell(name)?.parse::<f64>().ok();
     let experts = number("experts.fullest").zip(cell("experts.idle")?.parse().ok());
-    let layer = cell("experts.fullest_layer").unwrap_or_default();
+    let layer = cell("experts.fullest_layer").unwrap_or_default().trim_matches('"');
     let experts = experts.map(|(fullest, idle)| spread(fullest, &escaped_line(layer), idle));
     Some(Told { step: cell("step")?.parse().ok()?, loss: number("loss"), experts })
 }
