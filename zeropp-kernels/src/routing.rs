@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use crate::math::{exp, ln};
+use crate::reduce::max;
 use crate::threads::{self, piece};
 use crate::{GRAIN, simd};
 
@@ -267,7 +268,7 @@ fn largest_first(order: &mut Vec<u64>, k: usize, numbers: &[f32]) {
 
 /// Makes logits scores; the logarithm of their sum of exponentials.
 fn softmax(x: &mut [f32]) -> f32 {
-    let largest = x.iter().fold(f32::NEG_INFINITY, |most, x| most.max(*x));
+    let largest = max(x);
     simd(
         #[inline(always)]
         || x.iter_mut().for_each(|x| *x = exp(*x - largest)),
