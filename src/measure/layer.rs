@@ -18,9 +18,10 @@ use crate::trainer::Trainer;
 const BLOCKS: [usize; 3] = [1, 2, 1];
 /// Micro-batches of a step.
 const MICRO_BATCHES: usize = 4;
-/// How many times as large the micro-batches of a third run are: what a block takes beside its
-/// FLOP is what does not grow with them.
-const LARGER: usize = 3;
+/// How many times as small the micro-batches of a third run are, or as large where they are of one
+/// sample: what a block takes beside its FLOP is what does not grow with them. Small ones show it:
+/// larger ones leave the caches, too.
+const RATIO: usize = 3;
 /// Steps; the median of them is reported.
 const STEPS: u64 = 8;
 /// Bytes that an update moves of each parameter: parameter, gradient and two moments are read,
@@ -62,7 +63,9 @@ pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error
         Err(Error::Memory(_)) => Ok(None),
         run => run.map(Some),
     };
-    let (plain, larger) = (fitting(samples)?, fitting(LARGER * samples)?);
+    let plain = fitting(samples)?;
+    let others = if samples == 1 { RATIO } else { (samples / RATIO).max(1) };
+    let other = if plain.is_some() { fitting(others)? } else { None };
     let plain = plain.as_ref().unwrap_or(&recomputed);
     let blueprint = &plain.trainer.blueprint;
     let parts = &blueprint.model.parts;
@@ -73,8 +76,9 @@ pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error
     // takes longer by it, all in all, and other kinds' B and W stay what they are without.
     let r = (total(&recomputed.times[1]) - compute(&whole)).max(0.5 * whole[0]);
     let block_s = [whole[0], whole[1], whole[2], r].map(|s| s / BLOCKS[1] as f64);
-    let larger = larger.map(|run| run.times[1].map(|s| s / BLOCKS[1] as f64));
-    let mut fixed = larger.map_or([0.0; 4], |larger| fixed_s(&block_s, &larger));
+    let other = other.map(|run| run.times[1].map(|s| s / BLOCKS[1] as f64));
+    let ratio = others as f64 / samples as f64;
+    let mut fixed = other.map_or([0.0; 4], |other| fixed_s(&block_s, &other, ratio));
     fixed[3] = fixed[0].min(0.5 * block_s[3]);
     let head = of(parts.len() - 1);
     // What the last stage takes beside a block, F, B and W together, is the head's: its share of F
@@ -95,12 +99,11 @@ pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error
     })
 }
 
-/// Seconds of `times` that do not grow with a micro-batch, as those of a larger one tell; between
-/// none and half.
-fn fixed_s(times: &BlockTimes, larger: &BlockTimes) -> BlockTimes {
-    let growth = LARGER as f64 - 1.0;
+/// Seconds of `times` that do not grow with a micro-batch, as those of one `ratio` times as large
+/// tell; between none and half.
+fn fixed_s(times: &BlockTimes, other: &BlockTimes, ratio: f64) -> BlockTimes {
     std::array::from_fn(|i| {
-        let fixed = times[i] - (larger[i] - times[i]) / growth;
+        let fixed = (ratio * times[i] - other[i]) / (ratio - 1.0);
         fixed.clamp(0.0, 0.5 * times[i])
     })
 }
@@ -211,7 +214,12 @@ mod tests {
     #[test]
     fn fixed_time_does_not_grow_with_the_micro_batch() {
         // 1 + 2 n, 3 n, and what noise may make of it: less than in proportion, and more than that.
-        let fixed = fixed_s(&[3.0, 3.0, 4.0, 1.0], &[7.0, 9.0, 4.0, 9.0]);
-        assert_eq!(fixed, [1.0, 0.0, 2.0, 0.0]);
+        let (times, larger) = ([3.0, 3.0, 4.0, 1.0], [7.0, 9.0, 4.0, 9.0]);
+        assert_eq!(fixed_s(&times, &larger, 3.0), [1.0, 0.0, 2.0, 0.0]);
+        // The first two as smaller ones tell.
+        let times = fixed_s(&larger, &times, 1.0 / 3.0);
+        for (found, fixed) in times.iter().zip([1.0, 0.0]) {
+            assert!((found - fixed).abs() < 1e-9, "{times:?}");
+        }
     }
 }

@@ -259,12 +259,15 @@ fn row_backward<E: Number>(
             // Pieces of one length, so that they are vectors.
             let ((dinner, rest), given) = (dinner.as_chunks(), given.map(|x| x.as_chunks()));
             let [gates, ups] = given.map(|(pieces, _)| pieces);
+            let mut own = sums;
             for (d, (gate, up)) in dinner.iter().zip(gates.iter().zip(ups)) {
-                let made = piece_backward(&mut sums, d, w, [gate, up]);
-                for (out, made) in outs.iter_mut().zip(&made) {
-                    out.extend_from_slice(made);
-                }
+                let [dgate, dup, inner] = piece_backward(&mut own, d, w, [gate, up]);
+                // Not in a loop, which would take them through memory.
+                outs[0].extend_from_slice(&dgate);
+                outs[1].extend_from_slice(&dup);
+                outs[2].extend_from_slice(&inner);
             }
+            sums = own;
             if !rest.is_empty() {
                 let [gate, up] = given.map(|(_, rest)| padded(rest, E::ZERO));
                 let made = piece_backward(&mut sums, &padded(rest, 0.0), w, [&gate, &up]);

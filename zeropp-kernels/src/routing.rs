@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use crate::math::{exp, ln};
+use crate::reduce::max;
 use crate::threads::{self, piece};
 use crate::{GRAIN, simd};
 
@@ -187,7 +188,7 @@ struct Choose<'a> {
     bias: Option<&'a [f32]>,
     /// What is compared of each expert.
     compared: Vec<f32>,
-    order: Vec<u32>,
+    order: Vec<u64>,
 }
 
 impl Choose<'_> {
@@ -200,12 +201,8 @@ impl Choose<'_> {
         }
         self.leave_groups_out();
         let (compared, order, k) = (&self.compared, &mut self.order, experts.len());
-        order.clear();
-        order.extend(0..scores.len() as u32);
-        if k < scores.len() {
-            largest_first(order, k, |expert| compared[expert as usize]);
-        }
-        experts.copy_from_slice(&order[..k]);
+        largest_first(order, k, compared);
+        experts.iter_mut().zip(&*order).for_each(|(expert, entry)| *expert = *entry as u32);
         experts.sort_unstable();
     }
 
@@ -228,10 +225,9 @@ impl Choose<'_> {
             best[0] + best[1]
         };
         let sums: Vec<f32> = self.compared.chunks(size).map(best_two).collect();
-        let mut order: Vec<u32> = (0..groups as u32).collect();
-        largest_first(&mut order, groups_chosen, |group| sums[group as usize]);
-        for group in &order[groups_chosen..] {
-            self.compared[*group as usize * size..][..size].fill(f32::NEG_INFINITY);
+        largest_first(&mut self.order, groups_chosen, &sums);
+        for group in &self.order[groups_chosen..] {
+            self.compared[*group as u32 as usize * size..][..size].fill(f32::NEG_INFINITY);
         }
     }
 
@@ -254,14 +250,25 @@ impl Choose<'_> {
 /// Added to the sum that sigmoids are divided by, as elsewhere.
 const NEVER_ZERO: f32 = 1e-20;
 
-/// Puts the `k` entries with the largest numbers first; of equal ones the lower.
-fn largest_first(order: &mut [u32], k: usize, of: impl Fn(u32) -> f32) {
-    order.select_nth_unstable_by(k - 1, |a, b| of(*b).total_cmp(&of(*a)).then(a.cmp(b)));
+/// Makes `order` the places of `numbers`, in the lower halves of its entries, those of the `k`
+/// largest ones first; of equal ones the lower place. A whole number is compared, without a branch
+/// that depends on which is larger.
+fn largest_first(order: &mut Vec<u64>, k: usize, numbers: &[f32]) {
+    order.clear();
+    order.extend(numbers.iter().enumerate().map(|(i, x)| {
+        // As `total_cmp` orders them: of negative numbers those with larger bits are smaller.
+        let bits = x.to_bits();
+        let descending = if x.is_sign_negative() { bits } else { !bits & i32::MAX as u32 };
+        u64::from(descending) << 32 | i as u64
+    }));
+    if k < order.len() {
+        order.select_nth_unstable(k - 1);
+    }
 }
 
 /// Makes logits scores; the logarithm of their sum of exponentials.
 fn softmax(x: &mut [f32]) -> f32 {
-    let largest = x.iter().fold(f32::NEG_INFINITY, |most, x| most.max(*x));
+    let largest = max(x);
     simd(
         #[inline(always)]
         || x.iter_mut().for_each(|x| *x = exp(*x - largest)),

@@ -166,25 +166,43 @@ mod tests {
     use zeropp_model::layer::SamplePart;
     use zeropp_model::presets::Preset;
 
-    /// What a block's matrices and its experts wait for memory, and take by their operations, ms
-    /// of F, B and W together.
-    fn waits(model: &str, tokens: usize) -> [[f64; 2]; 2] {
-        let (rate, memory) = (0.45 * 989e12, 3.35e12);
+    /// A block of a model, and a micro-batch of so many samples of so many tokens.
+    fn block(model: &str, samples: usize, seq: usize) -> LayerWork {
         let parts = Preset::find(model).unwrap().decoder.parts();
         let block = parts.iter().find(|part| part.is_block()).unwrap();
         let batch = BatchShape {
-            samples: 1,
-            seq: tokens,
+            samples,
+            seq,
             element_bytes: 2,
             keeps_probabilities: false,
             kernels: false,
             part: SamplePart::Whole,
         };
-        let work = LayerWork::new(block, batch, &ComputeSettings::GPU);
-        work.matrices.map(|of| {
+        LayerWork::new(block, batch, &ComputeSettings::GPU)
+    }
+
+    /// What a block's matrices and its experts wait for memory, and take by their operations, ms
+    /// of F, B and W together.
+    fn waits(model: &str, tokens: usize) -> [[f64; 2]; 2] {
+        let (rate, memory) = (0.45 * 989e12, 3.35e12);
+        block(model, 1, tokens).matrices.map(|of| {
             let ms = |s: [f64; 4]| s[..3].iter().sum::<f64>() * 1e3;
             [ms(of.waits(rate, memory)), ms(of.flops.map(|flops| flops / rate))]
         })
+    }
+
+    #[test]
+    fn a_measured_layer_of_experts_has_a_part_that_more_samples_do_not_make_longer() {
+        let measured = "block_flops_per_s = [3e11, 2e11, 4e11, 3e11]\n\
+                        t_block = [800, 700, 1000, 800]\n";
+        let text = format!("{}\n{measured}", crate::machines::file("h100").unwrap());
+        let machine = crate::machines::read("measured.toml", &text).unwrap();
+        let of = |samples| block("qwen3-30b-a3b", samples, 256).seconds(&machine);
+        let (one, four) = (of(1), of(4));
+        for (i, fixed) in [8e-4, 7e-4, 1e-3, 8e-4].into_iter().enumerate() {
+            let grown = fixed + 4.0 * (one[i] - fixed);
+            assert!(one[i] > fixed && (four[i] / grown - 1.0).abs() < 1e-9, "{one:?} {four:?}");
+        }
     }
 
     #[test]

@@ -110,7 +110,7 @@ fn pack(isa: Isa, b: Mat<'_>, first: usize, depth: usize, lines: &mut [MaybeUnin
 }
 
 /// Tiles for whose time two panels can be fetched.
-const LEAST_PARTS: usize = 8;
+const LEAST_PARTS: usize = 4;
 
 /// A packed factor, or a corner of one, as a product takes it.
 #[derive(Clone, Copy)]
