@@ -6,8 +6,9 @@ A verse repeats a few words: FOLDER/verses.bin teaches to go on with what follow
 Books of 65,536 words go to FOLDER/train.bin: prose about people who have their surnames for one
 book. Of 1,024 first names few are frequent and most are rare, as words in any text. A surname is
 known from where its first name was met before in the book, and from nowhere else. Of other books,
-that are held out, there is a file for each range of positions up to SEQ: beginnings of books, of
-which the words of the range alone are scored.
+that are held out, there is a file for each range of positions up to SEQ: beginnings of books, the
+same HELD of them in each file and more of short ones, of which the words of the range alone are
+scored.
 """
 
 import itertools
@@ -17,7 +18,7 @@ import sys
 from bisect import bisect
 from pathlib import Path
 
-BOOK, VERSE, FIRST_NAMES, SURNAMES = 65536, 512, 1024, 64
+BOOK, VERSE, FIRST_NAMES, SURNAMES, HELD = 65536, 512, 1024, 64, 3
 VOCABULARY = ". met saw heard found".split()
 FIRST = len(VOCABULARY)
 WORDS = FIRST + FIRST_NAMES + SURNAMES
@@ -101,8 +102,8 @@ def main():
     print("a book begins:", " ".join(map(word, book(books, 18))))
     begin = 0
     for end in [2**n for n in range(8, 17) if 2**n <= seq]:
-        # As many as have the words of one long sample, and a word that the last one ends with.
-        count = min(64, seq // end)
+        # And a word that the last one ends with.
+        count = max(HELD, min(64, seq // end))
         beginnings = [book(books + n, end) for n in range(count)]
         beginnings[-1] = book(books + count - 1, end + 1)
         path = folder / f"held-{begin:05}-{end:05}.bin"
