@@ -2,6 +2,7 @@
 //! replicas of each layer behind them; F that wait for each layer as they come to it.
 
 use crate::common::{assert_same_bits, llama, run, tiny};
+use crate::counts::check_memory;
 use zeropp::config::{OptimizerSync, Precision, Recompute};
 use zeropp::pipeline::costs::Table;
 use zeropp::pipeline::ir::{Action, Compute, LayerRun, Schedule};
@@ -52,8 +53,7 @@ fn left_over_w_stand_before_their_reductions() {
     }
 }
 
-/// Of B and W apart that of stage 0 and, where two stages are the middle of a V, that of the later
-/// one; of whole backwards all.
+/// Of B and W apart that of stage 0, of whole backwards all.
 #[test]
 fn last_backwards_that_no_rank_waits_for_run_with_their_w() {
     for (kind, virtual_stages, stages) in
@@ -91,6 +91,21 @@ fn layers_change_no_bit_and_take_what_is_predicted() {
             assert_same_bits(&reference, &trained, &what);
             let summary = &trained.summary;
             assert_eq!(summary.peak_bytes, summary.predicted_bytes, "{what}");
+        }
+    }
+}
+
+/// Where a step's last backward is when a rank holds the most.
+#[test]
+fn a_last_backward_by_layer_holds_what_is_predicted() {
+    let base = Config { unit: Some(2), micro_batches: Some(2), layers: 6, pp: 1, ..base() };
+    for (kind, zero3, dp) in [("1f1b", 2, 1), ("zb-h1", 2, 2), ("zb-h1", 1, 2), ("1f1b", 1, 1)] {
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+            let config = Config { zero3, dp, recompute, ..of(kind, 1, &base) };
+            check_memory(config.clone());
+            let precision = Precision::Bf16;
+            let adapters = Config { lora_rank: 2, lora_targets: Some("all".into()), ..config };
+            check_memory(Config { precision, tied: true, ..llama(adapters) });
         }
     }
 }

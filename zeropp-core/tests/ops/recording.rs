@@ -81,7 +81,8 @@ fn each_layer_s_w_may_follow_its_b() {
     let on = (&Device::flex(), DType::F32);
     let recording = Recording::start(Some(x), on, RecordedBy::Tape);
     let cx = OpCx { token: recording.token(), ..context(&meter, false, false) };
-    let (_, way_back) = recording.finish(layers(recording.input().expect("given above"), &cx));
+    let y = layers(recording.input().expect("given above"), &cx);
+    let (_, way_back) = recording.finish(y);
     let mut grads = Grads::new(vec![p.layout.clone()], &Device::flex(), &Meter::new());
     let (mut seen, mut left, mut most) = (Vec::new(), vec![meter.now().activation], 0);
     let dx = way_back.backward_by_layer(dy, &mut |layer| {
