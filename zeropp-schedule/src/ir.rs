@@ -206,11 +206,14 @@ impl LayerRun {
     /// * the last B of such a gradient and its W, with only frees between: no other rank waits for
     ///   what this B gives.
     ///
-    /// A backward is none where its stage has one layer, or the head is split.
+    /// Where the stage has one layer, or the head is split, a backward runs by itself nevertheless.
     pub fn at(program: &[Action], at: usize) -> Option<LayerRun> {
         let Action::Compute { kind, stage, micro_batch } = *program.get(at)? else { return None };
         let (before, rest) = program.split_at(at);
-        let is_w = |action: &&Action| matches!(action, Action::Compute { kind: Compute::W, stage: of, .. } if *of == stage);
+        let is_w = |action: &&Action| match **action {
+            Action::Compute { kind, stage: of, .. } => kind == Compute::W && of == stage,
+            _ => false,
+        };
         let is_free = |action: &Action| matches!(action, Action::Free { .. });
         let len = match kind {
             Compute::F | Compute::R => return None,

@@ -50,7 +50,9 @@ pub trait Worker {
         stage: usize,
         micro_batch: usize,
         dy: Option<Tensor<1>>,
-    ) -> Result<Option<Tensor<1>>, StepError>;
+    ) -> Result<Option<Tensor<1>>, StepError> {
+        self.backward_by_layer(stage, micro_batch, dy, &mut |_, _| ())
+    }
     /// The same, which says of each layer, from the last to the first, when it has come past it:
     /// its W may run then.
     ///

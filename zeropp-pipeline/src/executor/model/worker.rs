@@ -59,15 +59,6 @@ impl Worker for ModelWorker {
         Ok(())
     }
 
-    fn backward(
-        &mut self,
-        stage: usize,
-        micro_batch: usize,
-        dy: Option<Tensor<1>>,
-    ) -> Result<Option<Tensor<1>>, StepError> {
-        self.backward_by_layer(stage, micro_batch, dy, &mut |_, _| ())
-    }
-
     fn backward_by_layer(
         &mut self,
         stage: usize,
