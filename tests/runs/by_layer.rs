@@ -1,7 +1,8 @@
-//! W that run layer by layer, the reduction and the sum over the replicas of each layer behind
-//! them; F that wait for each layer as they come to it.
+//! W that run layer by layer, and last backwards with theirs, the reduction and the sum over the
+//! replicas of each layer behind them; F that wait for each layer as they come to it.
 
 use crate::common::{assert_same_bits, llama, run, tiny};
+use crate::counts::check_memory;
 use zeropp::config::{OptimizerSync, Precision, Recompute};
 use zeropp::pipeline::costs::Table;
 use zeropp::pipeline::ir::{Action, Compute, LayerRun, Schedule};
@@ -21,14 +22,14 @@ fn of(schedule: &str, virtual_stages: usize, config: &Config) -> Config {
     Config { schedule: schedule.into(), virtual_stages: Some(virtual_stages), ..config.clone() }
 }
 
-/// The W of each rank that run layer by layer, by stage.
+/// What runs layer by layer on each rank.
 fn runs(program: &Schedule) -> Vec<Vec<LayerRun>> {
     let of_rank = |actions: &Vec<_>| {
         let (mut found, mut at) = (Vec::new(), 0);
         while at < actions.len() {
             let run = LayerRun::at(actions, at);
             found.extend(run);
-            at += run.map_or(1, |run| run.count);
+            at += run.map_or(1, |run| run.len);
         }
         found
     };
@@ -46,8 +47,24 @@ fn left_over_w_stand_before_their_reductions() {
             let runs = runs(&program);
             assert!(runs.iter().all(|all| all.len() == virtual_stages), "{kind}: {runs:?}");
             assert!(runs.iter().flatten().all(|run| run.sums == replicas), "{kind}: {runs:?}");
-            assert!(runs.iter().any(|all| all.iter().any(|run| run.count > 2)), "{kind}: {runs:?}");
+            let is_long = |run: &LayerRun| !run.backward && run.len > 2;
+            assert!(runs.iter().flatten().any(is_long), "{kind}: {runs:?}");
         }
+    }
+}
+
+/// Of B and W apart that of stage 0, of whole backwards all.
+#[test]
+fn last_backwards_that_no_rank_waits_for_run_with_their_w() {
+    for (kind, virtual_stages, stages) in
+        [("zb-h1", 1, vec![0]), ("1f1b", 1, vec![0, 1, 2, 3]), ("gpipe", 1, vec![0, 1, 2, 3])]
+    {
+        let shape = Shape { pp: 4, virtual_stages, micro_batches: 8, unit: 8 };
+        let program = lower(&generate(kind, &shape).unwrap(), &LowerOptions::default());
+        let all = runs(&program).into_iter().flatten().filter(|run| run.backward);
+        let mut found: Vec<usize> = all.map(|run| run.stage).collect();
+        found.sort_unstable();
+        assert_eq!(found, stages, "{kind}");
     }
 }
 
@@ -65,15 +82,30 @@ fn layers_change_no_bit_and_take_what_is_predicted() {
         // The cut of sums is the same.
         let one = if config.unit == Some(3) { of("zeropp", 2, &one) } else { one };
         let reference = run(one);
-        for (kind, v) in [("zb-h1", 1), ("zb-v", 2), ("zeropp", 2), ("zeropp", 1)] {
-            if config.unit == Some(3) && kind != "zeropp" {
-                continue;
-            }
+        let in_units = [("zeropp", 2), ("zeropp", 1)];
+        let whole = [("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2)];
+        let once = whole.into_iter().filter(|_| config.unit != Some(3));
+        for (kind, v) in in_units.into_iter().chain(once) {
             let trained = run(of(kind, v, &config));
             let what = format!("{kind} V {v}, case {i}");
             assert_same_bits(&reference, &trained, &what);
             let summary = &trained.summary;
             assert_eq!(summary.peak_bytes, summary.predicted_bytes, "{what}");
+        }
+    }
+}
+
+/// Where a step's last backward is when a rank holds the most.
+#[test]
+fn a_last_backward_by_layer_holds_what_is_predicted() {
+    let base = Config { unit: Some(2), micro_batches: Some(2), layers: 6, pp: 1, ..base() };
+    for (kind, zero3, dp) in [("1f1b", 2, 1), ("zb-h1", 2, 2), ("zb-h1", 1, 2), ("1f1b", 1, 1)] {
+        for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+            let config = Config { zero3, dp, recompute, ..of(kind, 1, &base) };
+            check_memory(config.clone());
+            let precision = Precision::Bf16;
+            let adapters = Config { lora_rank: 2, lora_targets: Some("all".into()), ..config };
+            check_memory(Config { precision, tied: true, ..llama(adapters) });
         }
     }
 }
@@ -89,7 +121,7 @@ fn layers_go_with_late_updates_recomputation_and_states_out() {
     ] {
         let plain = Config { dp: config.dp, ..of("1f1b", 1, &base) };
         let reference = run(Config { pp: 1, ..plain });
-        for (kind, v) in [("zb-h1", 1), ("zb-v", 2)] {
+        for (kind, v) in [("zb-h1", 1), ("zb-v", 2), ("1f1b", 1)] {
             let trained = run(of(kind, v, &config));
             assert_same_bits(&reference, &trained, &format!("{kind} {what}"));
             let summary = &trained.summary;
@@ -109,7 +141,14 @@ fn layers_are_executed_as_simulated() {
         replica_reduce_ns: 36_000_000,
         ..StageCosts::default()
     };
-    for (kind, v, replicas) in [("zb-h1", 1, 1), ("zb-v", 2, 1), ("zb-h1", 1, 2), ("zb-v", 2, 2)] {
+    for (kind, v, replicas) in [
+        ("zb-h1", 1, 1),
+        ("zb-v", 2, 1),
+        ("zb-h1", 1, 2),
+        ("zb-v", 2, 2),
+        ("1f1b", 1, 1),
+        ("1f1b", 1, 2),
+    ] {
         let costs = Costs { stages: vec![stage; 2 * v], ..Costs::uniform(2 * v, 1, 1, 1, 1000) };
         let config = Config { dp: replicas, warmup: Some(0), ..of(kind, v, &base()) };
         let emulated = |blocks: usize| {
@@ -124,8 +163,8 @@ fn layers_are_executed_as_simulated() {
             let program: Vec<Action> = simulated.spans.iter().map(|span| span.action).collect();
             for (at, (m, s)) in measured.spans.iter().zip(&simulated.spans).enumerate() {
                 assert_eq!(m.action, s.action, "{kind} rank {rank}");
-                // Of a run's W only the last one's end is one of its own.
-                let is_inside = LayerRun::at(&program, at).is_some_and(|run| run.count > 1);
+                // Of a run's computes only the last one's end is one of its own.
+                let is_inside = LayerRun::at(&program, at).is_some_and(|run| run.len > 1);
                 if s.lane == Lane::Compute && !is_inside {
                     assert!(m.end_ns >= s.end_ns, "{kind} rank {rank}: {}", m.action);
                 }

@@ -84,10 +84,11 @@ impl BackwardPeak {
     }
 
     /// That of a B through these layers, which are in the order of their forwards; `selective` says
-    /// whether it makes again what it can.
+    /// whether it makes again what it can, `by_layer` whether each layer's W follows it.
     pub fn of_layers<'a>(
         layers: impl DoubleEndedIterator<Item = &'a LayerCost>,
         selective: bool,
+        by_layer: bool,
     ) -> BackwardPeak {
         let (mut now, mut most) = (BackwardPeak::default(), BackwardPeak::default());
         for layer in layers.rev() {
@@ -98,7 +99,7 @@ impl BackwardPeak {
             let (freed, stashed) = (now.freed + inside.freed, now.stashed + inside.stashed);
             most = most.or(BackwardPeak { freed, stashed });
             now.freed += kept;
-            now.stashed += layer.stash_bytes;
+            now.stashed += if by_layer { 0 } else { layer.stash_bytes };
         }
         most
     }
@@ -239,9 +240,14 @@ mod tests {
             ..LayerCost::default()
         };
         let layers = [layer(2, 6), layer(3, 6), layer(0, 0)];
-        let whole = BackwardPeak::of_layers(layers.iter(), false);
-        assert_eq!((whole.freed, whole.stashed), (13, 15), "of the one before the last");
-        let whole = BackwardPeak::of_layers(layers.iter(), true);
-        assert_eq!((whole.freed, whole.stashed), (16, 19), "of the first");
+        let whole = |selective, by_layer| {
+            let BackwardPeak { freed, stashed } =
+                BackwardPeak::of_layers(layers.iter(), selective, by_layer);
+            (freed, stashed)
+        };
+        assert_eq!(whole(false, false), (13, 15), "of the one before the last");
+        assert_eq!(whole(true, false), (16, 19), "of the first");
+        assert_eq!(whole(false, true), (0, 0), "of the last, at its beginning");
+        assert_eq!(whole(true, true), (0, 1), "of the last");
     }
 }

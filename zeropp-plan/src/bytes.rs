@@ -6,7 +6,7 @@ use std::sync::Arc;
 use zeropp_model::layer::{BackwardPeak, LayerCost, pieces};
 use zeropp_model::optimizer::{Cut, Out, Role, Shares, StateRule, UpdateBytes};
 use zeropp_model::params::{BLOCK, FlatLayout, ParamSpec};
-use zeropp_schedule::memory::{LayerwiseBytes, MemoryBytes, StageBytes};
+use zeropp_schedule::memory::{BackwardMoment, LayerwiseBytes, MemoryBytes, StageBytes};
 
 /// The most bytes of one message where blocks move between ranks (ADR 106).
 pub const MOVED_BYTES: u64 = 4 << 20;
@@ -156,17 +156,22 @@ pub fn stage_bytes<'a>(
     let packed = |of: fn(&LayerCost) -> bool| {
         form.packed_bytes * costs().filter(|c| of(c)).map(|c| c.packed_elements).sum::<u64>()
     };
-    let backward = BackwardPeak::of_layers(costs(), selective);
+    let activation = costs().map(|c| form.kept(c)).sum::<u64>().max(input);
+    let inside = |by_layer| {
+        let BackwardPeak { freed, stashed } = BackwardPeak::of_layers(costs(), selective, by_layer);
+        BackwardMoment { kept: activation - freed, stash: stashed }
+    };
     let layerwise = form.whole.then(|| layerwise(&layers.clone().collect::<Vec<_>>(), form));
     StageBytes {
         input,
-        activation: costs().map(|c| form.kept(c)).sum::<u64>().max(input),
+        activation,
         stash: costs().map(|c| c.stash_bytes).sum(),
         context: costs().map(|c| c.context_bytes).sum(),
         // In fp32.
         context_gradient: costs().map(|c| c.context_bytes).sum::<u64>() / element * 4,
-        backward_freed: backward.freed,
-        backward_stash: backward.stashed,
+        inside: inside(false),
+        inside_by_layer: inside(true),
+        stash_of_layer: costs().map(|c| c.stash_bytes).max().unwrap_or(0),
         layerwise: layerwise.flatten(),
         workspace: costs().map(|c| c.workspace_bytes).max().unwrap_or(0),
         weights: if alone && fp32 && is_here { 0 } else { elements * element },
@@ -212,11 +217,14 @@ fn layerwise(layers: &[&LayerSizes], form: &StageForm) -> Option<LayerwiseBytes>
             made + workspace
         };
         all.most = all.most.max(begun);
-        let peak = BackwardPeak::of_layers(costs(), form.selective);
-        for (kept, stashed) in [(begun, stash), (made - peak.freed, stash + peak.stashed)] {
-            if kept + stashed > all.inside + all.inside_stash {
-                (all.inside, all.inside_stash) = (kept, stashed);
-            }
+        for by_layer in [false, true] {
+            let (most, stash) = match by_layer {
+                true => (&mut all.inside_by_layer, 0),
+                false => (&mut all.inside, stash),
+            };
+            let peak = BackwardPeak::of_layers(costs(), form.selective, by_layer);
+            let at = |kept, stash| BackwardMoment { kept, stash };
+            *most = most.or(at(begun, stash)).or(at(made - peak.freed, stash + peak.stashed));
         }
         stash += costs().map(|c| c.stash_bytes).sum::<u64>();
     }

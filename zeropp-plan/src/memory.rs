@@ -211,7 +211,7 @@ fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize, held: FewestHel
         (whole.saturating_sub(out).max(whole.min(1)), inputs_kept.saturating_sub(out));
     let full = layout.recompute == Recompute::Full;
     let again = |s: &Stage| s.bytes.layerwise.filter(|_| full);
-    let each = least(&|s| again(s).map_or(s.bytes.activation, |layers| layers.inside));
+    let each = least(&|s| again(s).map_or(s.bytes.activation, |layers| layers.inside.kept));
     let computing = whole * each + inputs_kept * inputs + least(&|s| s.bytes.weights);
     // Kinds without units reduce a stage once a step.
     let gradients = if layout.in_units() { shard } else { shard * d };

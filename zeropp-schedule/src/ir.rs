@@ -184,38 +184,85 @@ impl Schedule {
     }
 }
 
-/// W of a stage that run layer by layer.
+/// Computes of a stage that run layer by layer: W, or a backward with its W.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerRun {
     /// Stage.
     pub stage: usize,
-    /// How many W.
-    pub count: usize,
+    /// Actions from the first of them to the last.
+    pub len: usize,
+    /// Whether they are a B and its W, or a BW.
+    pub backward: bool,
     /// Whether a sum over the replicas follows their reduction.
     pub sums: bool,
 }
 
 impl LayerRun {
-    /// Those from `at` on, if it is a W that stands before its stage's reduction, with nothing
-    /// between but W of the stage and the end of the reduction before. Of each layer they come in
+    /// Those from `at` on, if they stand before their stage's reduction. Of each layer they come in
     /// their own order, the last layer is the first, and a layer's reduction begins when they have
-    /// passed it (Zero Bubble, figure 8).
+    /// passed it (Zero Bubble, figure 8). They are one of
+    /// * W, with nothing before the reduction but the end of the one before;
+    /// * the last BW of a gradient of several, with frees and its send before that, too;
+    /// * the last B of such a gradient and its W, with only frees between: no other rank waits for
+    ///   what this B gives.
+    ///
+    /// Where the stage has one layer, or the head is split, a backward runs by itself nevertheless.
     pub fn at(program: &[Action], at: usize) -> Option<LayerRun> {
-        let of = |action: &Action| match *action {
-            Action::Compute { kind: Compute::W, stage, .. } => Some(stage),
-            _ => None,
+        let Action::Compute { kind, stage, micro_batch } = *program.get(at)? else { return None };
+        let (before, rest) = program.split_at(at);
+        let is_w = |action: &&Action| match **action {
+            Action::Compute { kind, stage: of, .. } => kind == Compute::W && of == stage,
+            _ => false,
         };
-        let stage = of(program.get(at)?)?;
-        let rest = &program[at..];
-        let count = rest.iter().take_while(|action| of(action) == Some(stage)).count();
-        let behind = match &rest[count..] {
+        let is_free = |action: &Action| matches!(action, Action::Free { .. });
+        let len = match kind {
+            Compute::F | Compute::R => return None,
+            Compute::W => rest.iter().take_while(is_w).count(),
+            Compute::BW => 1,
+            Compute::B => {
+                let w = 1 + rest[1..].iter().take_while(|action| is_free(action)).count();
+                let own = Action::compute(Compute::W, stage, micro_batch);
+                (rest.get(w) == Some(&own)).then_some(w + 1)?
+            }
+        };
+        let sent = Action::Send { message: Message::Gradient, stage, micro_batch };
+        let passes =
+            |action: &&Action| kind == Compute::BW && (is_free(action) || **action == sent);
+        let passed = rest[len..].iter().take_while(passes).count();
+        let behind = match &rest[len + passed..] {
             [Action::Retire { stage: other }, behind @ ..] if *other != stage => behind,
             behind => behind,
         };
+        if behind.first() != Some(&Action::ReduceScatter { stage }) {
+            return None;
+        }
+        let backward = kind != Compute::W;
+        if backward && !has_begun(before, stage) {
+            return None;
+        }
         let sums = behind.get(1) == Some(&Action::ReplicaReduce { stage });
-        let reduces = behind.first() == Some(&Action::ReduceScatter { stage });
-        reduces.then_some(LayerRun { stage, count, sums })
+        Some(LayerRun { stage, len, backward, sums })
     }
+
+    /// Its computes, of the `program` that has it from `at` on.
+    pub fn computes<'a>(
+        &self,
+        program: &'a [Action],
+        at: usize,
+    ) -> impl Iterator<Item = &'a Action> + use<'a> {
+        let of = |action: &&Action| matches!(action, Action::Compute { .. });
+        program[at..][..self.len].iter().filter(of)
+    }
+}
+
+/// Whether a gradient of `stage` has been begun and not reduced `before`: what one micro-batch has
+/// alone is begun behind its B, when that has given back what the F kept.
+fn has_begun(before: &[Action], stage: usize) -> bool {
+    let adds = |task: Task| task.stage == stage && matches!(task.kind, Compute::W | Compute::BW);
+    let mut latest = before.iter().rev();
+    let latest = latest
+        .find(|action| **action == Action::ReduceScatter { stage } || action.computes().any(adds));
+    latest.is_some_and(|action| action.computes().next().is_some())
 }
 
 /// The micro-batch of the F that is the first to need what the AG at `at` gathers: it waits for

@@ -13,7 +13,8 @@
 //! * *host activation*: what F has kept, from its copy out to the R or backward that takes what was
 //!   copied in; it is no *activation* from the end of the one copy to the beginning of the other;
 //! * *weight stash*: what B keeps for W; a whole backward is B, then W. Between its beginning and
-//!   its end B may hold more than at either;
+//!   its end B may hold more than at either. Where B and W run layer by layer, there is one
+//!   layer's at a time;
 //! * *gathered*: a stage's weights from AG to FREE; where a rank's shards are in a file, those of
 //!   fp32 that no other rank shares, too, which else are the parameters;
 //! * *packed weights*: copies of gathered weights as products read them, those of forwards from
@@ -31,15 +32,15 @@
 //!   a stage hands to another one of the same rank until that one takes it; what a split head has
 //!   to send on; the copy of the shard that a gather of another precision sends, until the
 //!   gathered weights are used or freed, or, where an F waits for each of a stage's layers, until
-//!   that ends; what a reduction gives, from its RS, or the W before it that run layer by layer,
-//!   until it retires; and what a reduction over replicas gives, until the optimizer.
+//!   that ends; what a reduction gives, from its RS, or the first of what runs layer by layer
+//!   before it, until it retires; and what a reduction over replicas gives, until the optimizer.
 //!
 //! The paper's own count (ZeroPP §3.4) leaves out the prefetched stage, the last stage's gradient
 //! and the stash.
 
 pub use kind::{HeldBytes, MemoryBytes, MemoryKind};
 pub use over_time::{KindPoint, over_time};
-pub use stage::{HeadBytes, LayerwiseBytes, StageBytes};
+pub use stage::{BackwardMoment, HeadBytes, LayerwiseBytes, StageBytes};
 
 mod copies;
 mod head;
@@ -54,7 +55,7 @@ use std::borrow::Cow;
 use head::HeadLedger;
 use places::MicroBatchSlots;
 
-use crate::ir::{Action, Compute, Message, Schedule, Task};
+use crate::ir::{Action, Compute, LayerRun, Message, Schedule, Task};
 
 /// The peak of every rank by kind.
 ///
@@ -148,9 +149,8 @@ pub struct Ledger<'a> {
     summed: Vec<bool>,
     /// Stage whose RS is on its way, bytes of its gradient, and of what comes out of it.
     reducing: Option<(usize, u64, u64)>,
-    /// Which stages and micro-batches have a W that begins a run layer by layer, and whether a sum
-    /// over the replicas follows.
-    runs: Vec<Option<bool>>,
+    /// Which stages and micro-batches have a W or a backward that begins a run layer by layer.
+    runs: Vec<Option<LayerRun>>,
     /// The reduction that such a run has begun, as `reducing` has it, and the stage of the sum.
     running: Option<(usize, u64, u64)>,
     summing: Option<usize>,
@@ -208,7 +208,8 @@ impl<'a> Ledger<'a> {
             }
         }
         let units = places::units(program, &of_stage, &places);
-        let runs = places::runs(program, &places);
+        let have_layers = |stage: usize| head.is_none() && of_stage[stage].in_layers;
+        let runs = places::runs(program, &places, have_layers);
         let by_layer = match head {
             // What others have sent is passed on while a rank waits, between computes.
             Some(_) => vec![false; places.len()],
@@ -361,20 +362,24 @@ impl<'a> Ledger<'a> {
         if self.is_slice_b(kind, stage) {
             self.now.activation += bytes.workspace;
         }
-        if matches!(kind, Compute::B | Compute::BW) {
+        let is_backward = matches!(kind, Compute::B | Compute::BW);
+        if is_backward {
             self.context_gradients(stage, micro_batch);
             self.pack(stage, &[PACKED_BACKWARD]);
-            self.mark_inside(bytes, self.recomputed[place]);
         }
         if kind == Compute::W {
             self.open(stage, micro_batch);
         }
-        if let Some(sums) = self.runs[place].filter(|_| kind == Compute::W) {
+        let begins = |run: &LayerRun| if run.backward { is_backward } else { kind == Compute::W };
+        if let Some(LayerRun { sums, .. }) = self.runs[place].filter(begins) {
             self.running = Some(self.reduce(stage));
             self.summing = Some(stage).filter(|_| sums);
             if sums {
                 self.sum(stage);
             }
+        }
+        if is_backward {
+            self.mark_inside(bytes, place);
         }
         self.mark();
     }
@@ -500,11 +505,13 @@ impl<'a> Ledger<'a> {
             self.arrive(message, consumer, micro_batch);
             self.mark();
         }
+        let place = self.places.of(stage, micro_batch);
+        let by_layer = self.is_backward_by_layer(place);
+        let stash = if by_layer { 0 } else { bytes.stash };
         if matches!(kind, Compute::B | Compute::BW) {
-            let layers =
-                bytes.layerwise.filter(|_| self.recomputed[self.places.of(stage, micro_batch)]);
+            let layers = bytes.layerwise.filter(|_| self.recomputed[place]);
             self.now.activation -= layers.map_or(bytes.activation, |layers| layers.redone);
-            self.now.weight_stash += bytes.stash;
+            self.now.weight_stash += stash;
             self.mark();
             if micro_batch % self.slices + 1 < self.slices {
                 self.now.activation -= bytes.context_gradient;
@@ -516,8 +523,13 @@ impl<'a> Ledger<'a> {
             self.mark();
         }
         if matches!(kind, Compute::W | Compute::BW) {
-            self.now.weight_stash -= bytes.stash;
+            self.now.weight_stash -= stash;
         }
+    }
+
+    /// Whether each layer's B is followed by its W.
+    fn is_backward_by_layer(&self, place: usize) -> bool {
+        self.runs[place].is_some_and(|run| run.backward)
     }
 
     /// A change of what there is of a split head's messages.
@@ -589,17 +601,25 @@ impl<'a> Ledger<'a> {
 
     /// The moment of a B when it holds the most. The peaks of kinds are elsewhere: at its beginning
     /// that of activations, at its end that of what it keeps.
-    fn mark_inside(&mut self, stage: StageBytes, recomputed: bool) {
+    fn mark_inside(&mut self, stage: StageBytes, place: usize) {
         let mut inside = self.now;
-        if let Some(layers) = stage.layerwise.filter(|_| recomputed) {
-            let others = inside.activation - layers.redone;
+        let layerwise = stage.layerwise.filter(|_| self.recomputed[place]);
+        let by_layer = self.is_backward_by_layer(place);
+        let (begun, moments) = match layerwise {
+            Some(layers) => (layers.redone, [layers.inside, layers.inside_by_layer]),
+            None => (stage.activation, [stage.inside, stage.inside_by_layer]),
+        };
+        let others = inside.activation - begun;
+        if let Some(layers) = layerwise {
             self.peak.activation = self.peak.activation.max(others + layers.most);
-            inside.activation = others + layers.inside;
-            inside.weight_stash += layers.inside_stash;
-        } else {
-            inside.activation -= stage.backward_freed;
-            inside.weight_stash += stage.backward_stash;
         }
+        if by_layer {
+            let most = inside.weight_stash + stage.stash_of_layer;
+            self.peak.weight_stash = self.peak.weight_stash.max(most);
+        }
+        let moment = moments[usize::from(by_layer)];
+        inside.activation = others + moment.kept;
+        inside.weight_stash += moment.stash;
         if inside.total() > self.at_once.total() {
             self.at_once = inside;
         }

@@ -32,6 +32,7 @@ pub use queue::{ForwardGrads, Grads, ParamSlot, WQueue, is_finite};
 pub use recording::{Recorded, RecordedBy, Recording};
 pub use router::{RouterCx, RouterSums, StageRouters};
 pub use slot::{Makers, Saved};
+pub use tape::begin_layer;
 pub use vjp::{Seed, custom_source, custom_vjp, custom_vjp2, custom_vjp3, seed_backward};
 pub use weight::{LayerWeights, Weight};
 

@@ -89,9 +89,20 @@ impl<const D: usize, const DY: usize> Recorded<D, DY> {
     /// Walks back from dY (plain, of y's shape): dX (plain), where the forward had an input that y
     /// depends on.
     pub fn backward(self, dy: Tensor<DY>) -> Option<Tensor<D>> {
+        self.backward_by_layer(dy, &mut |_| ())
+    }
+
+    /// The same. Where the layers were told ([`begin_layer`](super::begin_layer)) and are on a
+    /// tape, `passed` is told each one, from the last to number 0, as the walk has come past it.
+    pub fn backward_by_layer(
+        self,
+        dy: Tensor<DY>,
+        passed: &mut dyn FnMut(usize),
+    ) -> Option<Tensor<D>> {
         match self.0 {
             Way::Tape(tape) => {
-                let dx: Option<DispatchTensor> = tape.backward(dy.into_dispatch(), Dispatch::sum);
+                let dx: Option<DispatchTensor> =
+                    tape.backward(dy.into_dispatch(), Dispatch::sum, passed);
                 dx.map(Tensor::from_dispatch)
             }
             Way::Burn(seed, input) => {

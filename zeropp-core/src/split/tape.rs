@@ -25,7 +25,11 @@ struct TapeEntry {
 
 /// The operations that a forward has recorded, in their order.
 #[derive(Default)]
-pub(super) struct Tape(Vec<TapeEntry>);
+pub(super) struct Tape {
+    entries: Vec<TapeEntry>,
+    /// Where each layer's operations begin.
+    layers: Vec<usize>,
+}
 
 thread_local! {
     static RECORDING: RefCell<Option<Tape>> = const { RefCell::new(None) };
@@ -49,8 +53,18 @@ pub(super) fn take() -> Tape {
 /// Records a tensor that a forward begins with.
 pub(super) fn begin_with(id: NodeId) {
     RECORDING.with_borrow_mut(|tape| {
-        let Tape(entries) = tape.as_mut().expect("a tape was started");
-        entries.push(TapeEntry { id, inputs: Vec::new(), pull: None });
+        let tape = tape.as_mut().expect("a tape was started");
+        tape.entries.push(TapeEntry { id, inputs: Vec::new(), pull: None });
+    });
+}
+
+/// The operations of another layer follow, on a tape of this thread, if one is recorded: its
+/// backward says when it has come past them.
+pub fn begin_layer() {
+    RECORDING.with_borrow_mut(|tape| {
+        if let Some(Tape { entries, layers }) = tape {
+            layers.push(entries.len());
+        }
     });
 }
 
@@ -62,7 +76,7 @@ pub(super) fn record(id: NodeId, inputs: &[NodeId], pull: PullBack) {
     RECORDING.with_borrow_mut(|tape| {
         let tape = tape.as_mut().expect("a tape was started");
         let inputs = inputs.iter().map(|id| tape.place(*id)).collect();
-        tape.0.push(TapeEntry { id, inputs, pull: Some(pull) });
+        tape.entries.push(TapeEntry { id, inputs, pull: Some(pull) });
     });
 }
 
@@ -73,20 +87,29 @@ pub(super) const UNKNOWN: &str = "a layer that says that it is made of split ope
 impl Tape {
     /// Where a tensor stands, from the end: most inputs were made a moment ago.
     fn place(&self, id: NodeId) -> usize {
-        self.0.iter().rposition(|entry| entry.id == id).expect(UNKNOWN)
+        self.entries.iter().rposition(|entry| entry.id == id).expect(UNKNOWN)
     }
 
     /// Walks back from the last operation with its output's gradient; gives the gradient of the
-    /// tensor that the forward began with. `add` sums the gradients of a tensor with several uses.
+    /// tensor that the forward began with. `add` sums the gradients of a tensor with several uses;
+    /// `passed` is told the layers, by their numbers on the tape, as the walk has come past them.
     pub(super) fn backward(
         mut self,
         dy: DispatchTensor,
         add: impl Fn(DispatchTensor, DispatchTensor) -> DispatchTensor,
+        passed: &mut dyn FnMut(usize),
     ) -> Option<DispatchTensor> {
-        let mut gradients: Vec<Option<DispatchTensor>> = self.0.iter().map(|_| None).collect();
+        let mut gradients: Vec<Option<DispatchTensor>> =
+            self.entries.iter().map(|_| None).collect();
         *gradients.last_mut().expect("something was recorded") = Some(dy);
-        // What a forward begins with comes before its operations, and has no pullback.
-        while let Some(TapeEntry { inputs, pull: Some(pull), .. }) = self.0.pop() {
+        loop {
+            while self.layers.pop_if(|begin| self.entries.len() <= *begin).is_some() {
+                passed(self.layers.len());
+            }
+            // What a forward begins with comes before its operations, and has no pullback.
+            let Some(TapeEntry { inputs, pull: Some(pull), .. }) = self.entries.pop() else {
+                break;
+            };
             // What the output does not depend on has no gradient, and is dropped as it is.
             let Some(dy) = gradients.pop().flatten() else { continue };
             for (at, gradient) in inputs.into_iter().zip(pull(dy)) {

@@ -4,7 +4,7 @@ use burn::tensor::{DType, Device, Tensor};
 use proptest::prelude::*;
 use zeropp_core::cpu_tensor;
 use zeropp_core::meter::{MemoryBytes, Meter};
-use zeropp_core::split::{Grads, OpCx, RecordedBy, Recording, WQueue, ops};
+use zeropp_core::split::{Grads, OpCx, RecordedBy, Recording, WQueue, begin_layer, ops};
 
 use crate::cases::cases;
 use crate::common::*;
@@ -60,6 +60,43 @@ proptest! {
             .map(|by| recorded(by, &p, &x, &dy, forward));
         prop_assert_eq!(tape, burn);
     }
+}
+
+/// The walk back says when it has come past a layer, whose W may run then: to the same bits, and
+/// with one layer's stash at a time.
+#[test]
+fn each_layer_s_w_may_follow_its_b() {
+    let mut rng = Random(5);
+    let p = block_params(&mut rng, 24);
+    let (x, dy) = (rng.tensor([2, 7, 24]), rng.tensor([2, 7, 24]));
+    let layers = |x: Tensor<3>, cx: &OpCx| {
+        (0..3).fold(x, |x, layer| {
+            begin_layer();
+            let cx = OpCx { queue: cx.queue.of_layer(layer), ..cx.clone() };
+            block(x, &p.weights, &cx)
+        })
+    };
+    let whole = recorded(RecordedBy::Tape, &p, &x, &dy, layers);
+    let meter = Meter::new();
+    let on = (&Device::flex(), DType::F32);
+    let recording = Recording::start(Some(x), on, RecordedBy::Tape);
+    let cx = OpCx { token: recording.token(), ..context(&meter, false, false) };
+    let y = layers(recording.input().expect("given above"), &cx);
+    let (_, way_back) = recording.finish(y);
+    let mut grads = Grads::new(vec![p.layout.clone()], &Device::flex(), &Meter::new());
+    let (mut seen, mut left, mut most) = (Vec::new(), vec![meter.now().activation], 0);
+    let dx = way_back.backward_by_layer(dy, &mut |layer| {
+        most = most.max(meter.now().weight_stash);
+        cx.queue.run_layer(layer, &mut grads);
+        assert_eq!((cx.queue.len(), meter.now().weight_stash), (0, 0));
+        seen.push(layer);
+        left.push(meter.now().activation);
+    });
+    assert_eq!(seen, [2, 1, 0]);
+    assert!(left.is_sorted_by(|a, b| a > b) && left[3] == 0, "{left:?}");
+    assert_eq!(3 * most, whole.after_b.weight_stash);
+    assert_eq!(bits(&values(&dx.expect("y depends on x"))), whole.dx);
+    assert_eq!(bits(&cpu_tensor::into_vec(grads.into_flat().0.remove(0))), whole.dw);
 }
 
 proptest! {

@@ -271,6 +271,21 @@ impl Worker for EmulatedWorker {
         Ok((stage > 0).then(|| self.message()))
     }
 
+    fn backward_by_layer(
+        &mut self,
+        stage: usize,
+        micro_batch: usize,
+        _: Option<Tensor<1>>,
+        passed: &mut dyn FnMut(&mut Self, usize),
+    ) -> Result<Option<Tensor<1>>, StepError> {
+        let whole = self.costs.stages[self.cell(stage) + micro_batch % self.slices].b_ns;
+        for layer in (0..self.layers(stage)).rev() {
+            self.take(self.costs.w_of_layer(self.layers_at(stage), layer, whole));
+            passed(self, layer);
+        }
+        Ok((stage > 0).then(|| self.message()))
+    }
+
     fn weight(&mut self, stage: usize, micro_batch: usize) {
         self.compute(Compute::W, stage, micro_batch);
     }

@@ -30,7 +30,7 @@ pub(crate) enum RunningOperation {
     Copy(usize, usize),
 }
 
-/// W of a stage that have run layer by layer.
+/// Computes of a stage that have run layer by layer.
 pub(crate) struct RunByLayer {
     /// When each of those ends that are still to be told, as if it had run by itself.
     pub(crate) ends: VecDeque<u64>,
@@ -39,6 +39,14 @@ pub(crate) struct RunByLayer {
     pub(crate) reduced_from: u64,
     /// Whether the sum over the replicas was asked for.
     pub(crate) sums: bool,
+}
+
+impl RunByLayer {
+    /// When the next one began and ended, if any is still to be told.
+    pub(crate) fn told(&mut self) -> Option<(u64, u64)> {
+        let end = self.ends.pop_front()?;
+        Some((std::mem::replace(&mut self.start, end), end))
+    }
 }
 
 /// The data that is under way within a step.
@@ -54,7 +62,7 @@ pub(crate) struct Flight {
     /// F that wait for each layer of their stage as they come to it: stages and micro-batches.
     pub(crate) by_layer: HashSet<(usize, usize)>,
     pub(crate) reduces: Vec<(usize, usize)>,
-    /// W that have run layer by layer, with the reduction behind them.
+    /// What has run layer by layer, with the reduction behind it.
     pub(crate) run: Option<RunByLayer>,
     /// The spans of copies that were not waited for.
     pub(crate) copies: HashMap<(usize, usize), usize>,

@@ -1,5 +1,7 @@
 //! The graph of one stage and micro-batch between F (or R) and B.
 
+use std::ops::Range;
+
 use burn::tensor::Tensor;
 use zeropp_core::split::{Recorded, Recording, Saved};
 
@@ -15,6 +17,8 @@ pub(super) enum StageOutput {
 pub(super) struct Graph {
     input: Option<Saved<3>>,
     recorded: RecordedStage,
+    /// The places of its layers in the stage.
+    layers: Range<usize>,
 }
 
 enum RecordedStage {
@@ -23,11 +27,13 @@ enum RecordedStage {
 }
 
 impl Graph {
-    /// Ends a recording of a forward of `input`; the output is given back plain.
+    /// Ends a recording of a forward of `input` through these layers; the output is given back
+    /// plain.
     pub(super) fn new(
         recording: Recording<3>,
         input: Option<Saved<3>>,
         output: StageOutput,
+        layers: Range<usize>,
     ) -> (Graph, StageOutput) {
         let (recorded, plain) = match output {
             StageOutput::Hidden(y) => {
@@ -39,25 +45,37 @@ impl Graph {
                 (RecordedStage::Loss(recorded), StageOutput::Loss(loss))
             }
         };
-        (Graph { input, recorded }, plain)
+        (Graph { input, recorded, layers }, plain)
     }
 
     /// Walks back from dY, or from the gradient that the loss is given: dX of stages with an input.
+    /// `passed` is told each layer, by its place in the stage, from the last to the first, as the
+    /// walk has come past it; of what is in Burn's graph, when that has been walked.
     pub(super) fn backward(
         self,
         dy: Option<Tensor<3>>,
         loss_gradient: impl FnOnce() -> Tensor<1>,
+        mut passed: impl FnMut(usize),
     ) -> Option<Tensor<3>> {
-        let Graph { input, recorded } = self;
+        let Graph { input, recorded, layers } = self;
         let has_input = input.is_some();
         // From here on it is there as long as the first operation keeps it.
         drop(input);
+        let mut left = layers.clone();
+        let mut on_tape = |layer: usize| {
+            left.end = layers.start + layer;
+            passed(left.end);
+        };
         let dx = match recorded {
             RecordedStage::Hidden(recorded) => {
-                recorded.backward(dy.expect("every stage but the last receives a gradient"))
+                let dy = dy.expect("every stage but the last receives a gradient");
+                recorded.backward_by_layer(dy, &mut on_tape)
             }
-            RecordedStage::Loss(recorded) => recorded.backward(loss_gradient()),
+            RecordedStage::Loss(recorded) => {
+                recorded.backward_by_layer(loss_gradient(), &mut on_tape)
+            }
         };
+        left.rev().for_each(passed);
         assert_eq!(dx.is_some(), has_input, "an output depends on its stage's input");
         dx
     }

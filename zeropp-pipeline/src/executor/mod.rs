@@ -252,7 +252,11 @@ impl<W: Worker> Executor<W> {
                     (f.spans[span].start_ns, f.spans[span].end_ns) = (start, end);
                     false
                 }
-                None => self.compute(f, action, span).map(|()| true)?,
+                None => {
+                    self.compute(f, action, span)?;
+                    f.spans[span].end_ns = self.has_computed(f);
+                    false
+                }
             },
             Action::Send { message, stage, micro_batch } => {
                 self.send(f, (message, stage, micro_batch), span);
@@ -399,7 +403,10 @@ impl<W: Worker> Executor<W> {
             if !by_layer {
                 self.status.set_computing(self.world_rank, true);
             }
-            let output = self.computed(task, input);
+            let output = match self.backward_by_layer(span) {
+                Some(run) => self.run_backward(f, run, span, input),
+                None => self.computed(task, input),
+            };
             self.status.set_computing(self.world_rank, false);
             self.has_waited(f, stage, span);
             self.hand_on(f, task, output?)?;

@@ -14,7 +14,7 @@ use zeropp_core::meter::Meter;
 use zeropp_core::split::ops::{SliceLogits, SplitHead};
 use zeropp_core::split::{
     ForwardGrads, Grads, LayerWeights, Makers, OpCx, RecordedBy, RouterCx, RouterSums,
-    SampleContext, Saved, StageRouters, WQueue, is_finite,
+    SampleContext, Saved, StageRouters, WQueue, begin_layer, is_finite,
 };
 use zeropp_zero3::{LayerSums, Optimizer, ParamExport, ShardedStage};
 
@@ -283,6 +283,7 @@ impl ModelWorker {
         let mut x = x;
         for i in range.clone() {
             self.have_layer(stage, i)?;
+            begin_layer();
             let (this, (source, step)) = (&self.stages[&stage], self.source());
             let (part, weights) = (&this.parts[i], this.weights[i].clone());
             let output_wanted = output_wanted || i + 1 < range.end;

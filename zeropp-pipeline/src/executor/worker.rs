@@ -50,6 +50,20 @@ pub trait Worker {
         stage: usize,
         micro_batch: usize,
         dy: Option<Tensor<1>>,
+    ) -> Result<Option<Tensor<1>>, StepError> {
+        self.backward_by_layer(stage, micro_batch, dy, &mut |_, _| ())
+    }
+    /// The same, which says of each layer, from the last to the first, when it has come past it:
+    /// its W may run then.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    fn backward_by_layer(
+        &mut self,
+        stage: usize,
+        micro_batch: usize,
+        dy: Option<Tensor<1>>,
+        passed: &mut dyn FnMut(&mut Self, usize),
     ) -> Result<Option<Tensor<1>>, StepError>;
     /// W: adds the queued weight gradients to the stage's buffer.
     fn weight(&mut self, stage: usize, micro_batch: usize);

@@ -1,4 +1,4 @@
-//! What running W layer by layer hides of reductions and sums over replicas.
+//! What running W, and last backwards, layer by layer hides of reductions and sums over replicas.
 
 use super::{Simulation, Terms};
 use zeropp_schedule::ir::LayerRun;
@@ -50,11 +50,14 @@ fn step(terms: &Terms) -> f64 {
 fn layers_hide_gathers_reductions_and_sums_over_replicas() {
     // Seconds of the step, of reductions, sums and gathers, of what they are with whole stages.
     for (schedule, v, zero1, most) in [
-        ("zb-h1", 1, false, [0.90, 0.67, 0.77, 0.15]),
-        ("zb-h1", 1, true, [0.90, 0.67, 0.50, 0.15]),
-        ("zb-v", 2, false, [0.95, 0.60, 0.97, 0.28]),
-        ("zb-v", 2, true, [0.95, 0.60, 0.90, 0.28]),
-        ("zeropp", 2, false, [0.95, 0.60, 0.97, 0.28]),
+        ("zb-h1", 1, false, [0.87, 0.16, 0.74, 0.15]),
+        ("zb-h1", 1, true, [0.87, 0.16, 0.48, 0.15]),
+        ("zb-v", 2, false, [0.95, 0.18, 0.94, 0.28]),
+        ("zb-v", 2, true, [0.95, 0.18, 0.80, 0.28]),
+        ("zeropp", 2, false, [0.94, 0.43, 0.97, 0.28]),
+        ("interleaved-zb", 2, false, [0.93, 0.29, 0.77, 0.28]),
+        ("1f1b", 1, false, [0.89, 0.16, 0.74, 0.15]),
+        ("interleaved", 2, false, [0.94, 0.29, 0.77, 0.28]),
     ] {
         let [layers, whole] = both(schedule, v, zero1);
         let share = [
@@ -64,27 +67,33 @@ fn layers_hide_gathers_reductions_and_sums_over_replicas() {
             layers.gathers / whole.gathers,
         ];
         let s = |terms: &Terms| [step(terms), terms.reductions, terms.replicas, terms.gathers];
-        println!("{schedule} zero1 {zero1}: {:.3?} of {:.3?}: {share:.3?}", s(&layers), s(&whole));
+        let of_step = 100.0 * layers.reductions / step(&layers);
+        println!(
+            "{schedule} zero1 {zero1}: {:.3?} of {:.3?}: {share:.3?}; {of_step:.1} % reductions",
+            s(&layers),
+            s(&whole)
+        );
         let within = share.iter().zip(most).all(|(share, most)| *share <= most);
         assert!(within, "{schedule} zero1 {zero1}: {share:.3?}");
     }
 }
 
-/// A bound, while a layer's reduction begins behind its last W, and W behind the stage's B: ZB-H1's
-/// first rank has one W left at its end, and a block's reduction takes longer than its W.
+/// A bound, while a layer's reduction begins behind its last W: the first rank of ZB-H1 has one B
+/// and its W left at its end, and a block's reduction takes longer than both.
 #[test]
-fn zb_h1_leaves_of_its_reductions_what_one_w_cannot_hide() {
+fn zb_h1_leaves_of_its_reductions_what_one_b_and_w_cannot_hide() {
     let (job, layout) = large("zb-h1", 1, false);
     let (stages, _) = Models::new(&job).stages(&job, &layout).unwrap();
     let simulation = Simulation::new(&job, &layout, &stages).unwrap();
     let program = &simulation.programs[0].ranks[0];
-    let runs = (0..program.len()).filter_map(|at| LayerRun::at(program, at));
-    assert_eq!(runs.map(|run| run.count).collect::<Vec<_>>(), [1]);
+    let run = (0..program.len()).find_map(|at| LayerRun::at(program, at)).unwrap();
+    assert_eq!((run.stage, run.backward), (0, true));
     let (costs, last) = (stages[0].costs, stages[0].layers.len() - 1);
-    let first_w = simulation.costs.w_of_layer(0, last, costs.w_ns);
-    let left = (costs.reduce_scatter_ns + first_w - costs.w_ns) as f64 / 1e9;
-    let [reductions, w] = [costs.reduce_scatter_ns, costs.w_ns].map(|ns| ns as f64 / 1e9);
+    let both = costs.b_ns + costs.w_ns;
+    let first = simulation.costs.w_of_layer(0, last, both);
+    let left = (costs.reduce_scatter_ns + first - both) as f64 / 1e9;
+    let [reductions, both] = [costs.reduce_scatter_ns, both].map(|ns| ns as f64 / 1e9);
     let found = simulation.terms().reductions;
-    println!("{found:.4} s of {reductions:.4} s beside W of {w:.4} s; the bound is {left:.4} s");
+    println!("{found:.4} s of {reductions:.4} s beside {both:.4} s; the bound is {left:.4} s");
     assert!((found - left).abs() < 0.02 * left, "{found} s, and {left} s cannot be hidden");
 }

@@ -241,7 +241,8 @@ actions! {
         looks 0 "F" "forward" 0x0072b2 Solid.
     B: MicroBatch, Compute, B, NoRank, false, Keeps at 5;
         spelled "B" "B" "I" Same;
-        takes [Activation, Stash, Packed, Communication] gives [Activation, Communication, Host];
+        takes [Activation, Stash, Packed, GradientShard, Communication]
+        gives [Activation, Communication, Host];
         looks 1 "B" "gradient of the input" 0xe69f00 Solid.
     W: MicroBatch, Compute, W, NoRank, false, Keeps at 5;
         spelled "W" "W" "W" Same;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{CostsError, Table};
-use crate::memory::{HeadBytes, LayerwiseBytes, StageBytes};
+use crate::memory::{BackwardMoment, HeadBytes, LayerwiseBytes, StageBytes};
 use crate::simulate::{Costs, StageCosts};
 
 /// Every slice but the last of a sample has a multiple of so many tokens: blocks of so many are
@@ -263,25 +263,30 @@ fn times_of(of: &StageCosts, growth: &SampleGrowth, part: Part) -> StageCosts {
 }
 
 /// Everything of a micro-batch grows by tokens; what is the stage's stays. Each is rounded by
-/// itself, so a part of another is held to it: no B gives back a byte more than F took.
+/// itself, so a part of another is held to it: no B has a byte more than F took.
 fn bytes(of: &StageBytes, part: Part) -> StageBytes {
     let activation = part.bytes(of.activation);
+    let moment = |of: BackwardMoment, most: u64| BackwardMoment {
+        kept: part.bytes(of.kept).min(most),
+        stash: part.bytes(of.stash),
+    };
     StageBytes {
         input: part.bytes(of.input),
         activation,
         stash: part.bytes(of.stash),
         context: part.bytes(of.context),
         context_gradient: part.bytes(of.context_gradient),
-        backward_freed: part.bytes(of.backward_freed).min(activation),
-        backward_stash: part.bytes(of.backward_stash),
+        inside: moment(of.inside, activation),
+        inside_by_layer: moment(of.inside_by_layer, activation),
+        stash_of_layer: part.bytes(of.stash_of_layer),
         layerwise: of.layerwise.map(|layers| {
             let most = part.bytes(layers.most);
             LayerwiseBytes {
                 inputs: part.bytes(layers.inputs),
                 redone: part.bytes(layers.redone).min(most),
                 most,
-                inside: part.bytes(layers.inside).min(most),
-                inside_stash: part.bytes(layers.inside_stash),
+                inside: moment(layers.inside, most),
+                inside_by_layer: moment(layers.inside_by_layer, most),
             }
         }),
         workspace: part.bytes(of.workspace),
@@ -359,13 +364,13 @@ mod tests {
     }
 
     #[test]
-    fn no_backward_of_a_slice_frees_more_than_its_forward_took() {
+    fn no_backward_of_a_slice_has_more_than_its_forward_took() {
         for activation in 1..40 {
             let mut whole = Costs::uniform(1, 7, 8, 9, 0);
-            whole.memory[0] =
-                StageBytes { activation, backward_freed: activation - 1, ..whole.memory[0] };
+            let inside = BackwardMoment { kept: activation + 1, stash: 0 };
+            whole.memory[0] = StageBytes { activation, inside, ..whole.memory[0] };
             let costs = of_slices(&whole, 1, &growth(0.0, 0.0), &[256, 512, 256, 100]);
-            assert!(costs.memory.iter().all(|m| m.backward_freed <= m.activation));
+            assert!(costs.memory.iter().all(|m| m.inside.kept <= m.activation));
         }
     }
 

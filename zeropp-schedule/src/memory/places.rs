@@ -75,19 +75,24 @@ pub(super) fn units(
     units
 }
 
-/// Which W begin a run layer by layer, and whether a sum over the replicas follows its reduction.
-pub(super) fn runs(program: &[Action], places: &MicroBatchSlots) -> Vec<Option<bool>> {
+/// Which W, B and BW begin a run layer by layer; backwards of stages that `have_layers`.
+pub(super) fn runs(
+    program: &[Action],
+    places: &MicroBatchSlots,
+    have_layers: impl Fn(usize) -> bool,
+) -> Vec<Option<LayerRun>> {
     let mut begins = vec![None; places.len()];
     let mut at = 0;
     while let Some(action) = program.get(at) {
-        let Some(run) = LayerRun::at(program, at) else {
+        let run = LayerRun::at(program, at);
+        let Some(run) = run.filter(|run| !run.backward || have_layers(run.stage)) else {
             at += 1;
             continue;
         };
         for Task { stage, micro_batch, .. } in action.computes() {
-            begins[places.of(stage, micro_batch)] = Some(run.sums);
+            begins[places.of(stage, micro_batch)] = Some(run);
         }
-        at += run.count;
+        at += run.len;
     }
     begins
 }

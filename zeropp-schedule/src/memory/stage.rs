@@ -18,11 +18,12 @@ pub struct StageBytes {
     /// The fp32 gradients of a slice's keys and values, which slices behind it add to; with the
     /// first slice's, the gradients of vectors that slices hand on.
     pub context_gradient: u64,
-    /// What B has given back of the activation when it holds the most.
-    pub backward_freed: u64,
-    /// What it keeps for W by then, beside what was in the activation; both are 0 where it holds
-    /// the most at its beginning.
-    pub backward_stash: u64,
+    /// When B holds the most; 0 where that is its beginning.
+    pub inside: BackwardMoment,
+    /// The same where each layer's B is followed by its W.
+    pub inside_by_layer: BackwardMoment,
+    /// The most that such a B keeps for the W of a layer.
+    pub stash_of_layer: u64,
     /// What there is of it where it recomputes, if that is more than one layer; else its input,
     /// and after R the whole.
     pub layerwise: Option<LayerwiseBytes>,
@@ -100,6 +101,22 @@ impl HeadBytes {
     }
 }
 
+/// What there is of a micro-batch of a stage inside of its B.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackwardMoment {
+    /// Of what F or R has kept, and B has not given back.
+    pub kept: u64,
+    /// What B keeps for W.
+    pub stash: u64,
+}
+
+impl BackwardMoment {
+    /// That of the two which holds more; this one where they are equal.
+    pub fn or(self, other: BackwardMoment) -> BackwardMoment {
+        if other.kept + other.stash > self.kept + self.stash { other } else { self }
+    }
+}
+
 /// A micro-batch of a stage of several layers, each of which is done again by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerwiseBytes {
@@ -109,8 +126,8 @@ pub struct LayerwiseBytes {
     pub redone: u64,
     /// The most of it in B.
     pub most: u64,
-    /// How much of it there is when B holds the most, with what it keeps for W.
-    pub inside: u64,
-    /// What B keeps for W by then.
-    pub inside_stash: u64,
+    /// When B holds the most.
+    pub inside: BackwardMoment,
+    /// The same where each layer's B is followed by its W.
+    pub inside_by_layer: BackwardMoment,
 }

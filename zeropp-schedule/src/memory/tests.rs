@@ -20,8 +20,9 @@ const BYTES: StageBytes = StageBytes {
     packed_backward: 0,
     packed_in_forward: 0,
     workspace: 0,
-    backward_freed: 0,
-    backward_stash: 0,
+    inside: BackwardMoment { kept: 0, stash: 0 },
+    inside_by_layer: BackwardMoment { kept: 0, stash: 0 },
+    stash_of_layer: 0,
     layerwise: None,
     gradient: 1000,
     gradient_in_forward: 0,
@@ -233,7 +234,9 @@ fn a_stage_of_several_layers_is_done_again_layer_by_layer() {
     let shape = Shape { pp: 1, virtual_stages: 2, micro_batches: 3, unit: 3 };
     let options = LowerOptions { recompute: true, ..LowerOptions::default() };
     let lowered = lower(&generate("zeropp", &shape).unwrap(), &options);
-    let layers = LayerwiseBytes { inputs: 4, redone: 9, most: 11, inside: 6, inside_stash: 5 };
+    let inside = BackwardMoment { kept: 6, stash: 5 };
+    let layers =
+        LayerwiseBytes { inputs: 4, redone: 9, most: 11, inside, ..LayerwiseBytes::default() };
     let stages = [StageBytes { layerwise: Some(layers), message: 0, ..BYTES }, BYTES];
     let mut ledger = Ledger::new(&lowered.ranks[0], &stages);
     let mut seen = Vec::new();
@@ -424,7 +427,9 @@ fn every_action_takes_and_gives_the_memory_that_its_row_says() {
             let replicas = true;
             let options = LowerOptions { recompute, replicas, sync, out, ..Default::default() };
             // Of unequal sizes, so that none takes as much as another gives.
-            let stage = |s| StageBytes { keeps_first_gradient, reduced: 13 + s, ..bytes };
+            let in_layers = out == 0;
+            let stage =
+                |s| StageBytes { keeps_first_gradient, in_layers, reduced: 13 + s, ..bytes };
             let stages: Vec<_> = (0..shape.stages() as u64).map(stage).collect();
             // And as programs of before had it.
             let mut before = lower(&compact, &options).ranks;
@@ -476,5 +481,43 @@ fn w_that_run_layer_by_layer_take_the_room_of_their_reduction() {
         actions[first + 1..].iter().for_each(|a| ledger.run(a));
         assert_eq!(ledger.now(), MemoryBytes::default());
         assert_eq!(ledger.peak().communication, room);
+    }
+}
+
+/// Of a last backward that runs layer by layer with its W, one layer's stash is there at a time;
+/// the room of its reduction is taken as it begins.
+#[test]
+fn a_backward_by_layer_keeps_one_layer_for_w() {
+    let inside_by_layer = BackwardMoment { kept: 4, stash: 5000 };
+    let by_layer = StageBytes { reduced: 20, stash_of_layer: 6000, inside_by_layer, ..BYTES };
+    let shape = Shape { pp: 2, virtual_stages: 1, micro_batches: 2, unit: 2 };
+    for kind in ["zb-h1", "1f1b"] {
+        let program = lower(&generate(kind, &shape).unwrap(), &LowerOptions::default());
+        let actions = &program.ranks[0];
+        let is_backward = |action: &Action| {
+            let mut tasks = action.computes();
+            tasks.any(|t| t.micro_batch == 1 && matches!(t.kind, Compute::B | Compute::BW))
+        };
+        let backward = actions.iter().position(is_backward).unwrap();
+        for (in_layers, room) in [(true, 20), (false, 0)] {
+            let stages = [StageBytes { in_layers, ..by_layer }; 2];
+            let mut ledger = Ledger::of(&program, 0, &stages);
+            actions[..backward].iter().for_each(|a| ledger.run(a));
+            assert_eq!((ledger.now().gradient, ledger.now().weight_stash), (1000, 0), "{kind}");
+            ledger.run(&actions[backward]);
+            let stash = if kind == "zb-h1" && !in_layers { 7 } else { 0 };
+            assert_eq!(ledger.now().weight_stash, stash, "{kind}");
+            assert_eq!((ledger.now().activation, ledger.now().communication), (0, room), "{kind}");
+            actions[backward + 1..].iter().for_each(|a| ledger.run(a));
+            assert_eq!(ledger.now(), MemoryBytes::default());
+            let (peak, at_once) = (ledger.peak(), ledger.at_once());
+            if in_layers {
+                assert_eq!(peak.weight_stash, 6000, "{kind}");
+                let inside = (at_once.activation, at_once.weight_stash, at_once.communication);
+                assert_eq!(inside, (4, 5000, room), "{kind}");
+            } else {
+                assert_eq!(peak.weight_stash, 7, "{kind}");
+            }
+        }
     }
 }

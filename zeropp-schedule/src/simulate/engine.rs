@@ -88,10 +88,10 @@ enum Pause {
     For(usize),
 }
 
-/// W that run layer by layer, and the reductions between them.
+/// Computes that run layer by layer, and the reductions between them.
 struct LayerRun {
     stage: usize,
-    /// Of those W that are still to be told, as if each had run by itself: when they end.
+    /// Of those that are still to be told, as if each had run by itself: when they end.
     ends: VecDeque<u64>,
     /// When the rank goes on.
     end: u64,
@@ -122,7 +122,7 @@ struct SimulatedRank<'a> {
     stages: Vec<(u64, u64)>,
     /// The last stage to be reduced, and when its layers are, in their order.
     layers: (usize, Vec<u64>),
-    /// What runs layer by layer, from the first of its W to its reduction and sum.
+    /// What runs layer by layer, from its first compute to its reduction and sum.
     run: Option<LayerRun>,
     copies: CopyQueue,
     /// Stages of which a reduced gradient is out.
@@ -257,6 +257,7 @@ impl<'a> SimulatedRank<'a> {
         }
         if self.run.is_none()
             && let Some(run) = ir::LayerRun::at(self.program, self.spans.len())
+            && (!run.backward || self.has_layers(world, run.stage))
         {
             self.run_layers(world, &run, start);
         }
@@ -294,7 +295,7 @@ impl<'a> SimulatedRank<'a> {
         let takes = world.costs.stages[entry].all_gather_ns;
         let (start, end) = self.zero3(read, takes);
         let cell = world.schedule.cell(self.rank, stage);
-        let has_layers = takes > 0 && world.head.is_none() && world.costs.layers_of(cell) > 1;
+        let has_layers = takes > 0 && self.has_layers(world, stage);
         let first = has_layers.then(|| ir::first_forward(self.program, self.spans.len()));
         self.stages[stage].0 = match first.flatten() {
             Some(micro_batch) => {
@@ -304,6 +305,12 @@ impl<'a> SimulatedRank<'a> {
             None => end,
         };
         (start, end)
+    }
+
+    /// Whether F and backwards of the stage may go layer by layer.
+    fn has_layers(&self, world: &SimulationState, stage: usize) -> bool {
+        let layers = world.costs.layers_of(world.schedule.cell(self.rank, stage));
+        layers > 1 && world.head.is_none()
     }
 
     /// Sends now: the start of the transfer and the arrival.
@@ -387,15 +394,15 @@ impl<'a> SimulatedRank<'a> {
         (first.unwrap_or(self.clock), self.replica_free)
     }
 
-    /// Runs W layer by layer, the last layer first. Where a sum over the replicas follows, that of
-    /// a layer begins when it is reduced.
+    /// Runs computes layer by layer, the last layer first; a layer has of a backward what it has of
+    /// its W. Where a sum over the replicas follows, that of a layer begins when it is reduced.
     fn run_layers(&mut self, world: &SimulationState, run: &ir::LayerRun, begin: u64) {
-        let ir::LayerRun { stage, count, sums } = *run;
+        let ir::LayerRun { stage, sums, .. } = *run;
         let before = self.reduced;
         self.clock = begin;
         let cell = world.schedule.cell(self.rank, stage);
-        let tasks = &self.program[self.spans.len()..][..count];
-        let takes: Vec<u64> = tasks.iter().map(|w| world.duration(self.rank, w)).collect();
+        let tasks = run.computes(self.program, self.spans.len());
+        let takes: Vec<u64> = tasks.map(|task| world.duration(self.rank, task)).collect();
         let layers = world.costs.layers_of(cell);
         self.layers = (stage, vec![0; layers]);
         for layer in (0..layers).rev() {

@@ -7,7 +7,7 @@ use super::Costs;
 pub struct LayerShare {
     /// Of F.
     pub f: u64,
-    /// Of W.
+    /// Of W, and of a backward that goes layer by layer.
     pub w: u64,
     /// Of gathers: bytes of their weights.
     pub weights: u64,
@@ -105,7 +105,7 @@ impl Costs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ir::{Action, Compute, LayerRun, Schedule, first_forward};
+    use crate::ir::{Action, Compute, LayerRun, Message, Schedule, first_forward};
     use crate::lower::{LowerOptions, lower};
     use crate::simulate::{StageCosts, simulate};
 
@@ -164,9 +164,9 @@ mod tests {
     fn w_that_stand_before_their_reduction_run_layer_by_layer() {
         let program = lower(&two_left(), &LowerOptions::default()).ranks.remove(0);
         let first = at(&program, Action::compute(Compute::W, 0, 0));
-        let run = LayerRun { stage: 0, count: 2, sums: false };
+        let run = LayerRun { stage: 0, len: 2, backward: false, sums: false };
         assert_eq!(LayerRun::at(&program, first), Some(run));
-        assert_eq!(LayerRun::at(&program, first + 1), Some(LayerRun { count: 1, ..run }));
+        assert_eq!(LayerRun::at(&program, first + 1), Some(LayerRun { len: 1, ..run }));
         assert_eq!(LayerRun::at(&program, first - 1), None, "a B, or a free");
         let reduction = at(&program, Action::ReduceScatter { stage: 0 });
         let with = |between: Action| {
@@ -177,6 +177,79 @@ mod tests {
         assert_eq!(with(Action::Retire { stage: 1 }), Some(run));
         for other in [Action::Retire { stage: 0 }, Action::AllGather { stage: 1 }] {
             assert_eq!(with(other), None, "{other}");
+        }
+    }
+
+    /// One rank with a W behind each B, or with whole backwards.
+    fn one_left(whole: bool) -> Vec<Action> {
+        use Compute::{B, BW, F, W};
+        let order: &[_] = match whole {
+            true => &[(F, 0), (F, 1), (BW, 0), (BW, 1)],
+            false => &[(F, 0), (F, 1), (B, 0), (W, 0), (B, 1), (W, 1)],
+        };
+        let actions = order.iter().map(|(kind, i)| Action::compute(*kind, 0, *i));
+        let schedule = Schedule { ranks: vec![actions.collect()], ..two_left() };
+        lower(&schedule, &LowerOptions::default()).ranks.remove(0)
+    }
+
+    #[test]
+    fn a_last_backward_runs_layer_by_layer_with_its_w() {
+        let stage =
+            StageCosts { f_ns: 1, b_ns: 6, w_ns: 4, reduce_scatter_ns: 8, ..StageCosts::default() };
+        let layer = LayerShare { w: 1, gradient: 1, ..LayerShare::default() };
+        let layers = vec![LayerShare::of_stage([layer; 2])];
+        let costs = Costs { layers, stages: vec![stage], ..Costs::uniform(1, 0, 0, 0, 0) };
+        // The second backward from 12 on, its last layer until 17, and reduced until 21; the other
+        // until 22 and 26. With whole stages the reduction would end at 30, by W alone at 28.
+        for whole in [false, true] {
+            let program = one_left(whole);
+            let schedule = Schedule { ranks: vec![program.clone()], ..two_left() };
+            let timeline = simulate(&schedule, &costs).unwrap();
+            let span = |action: Action| {
+                let spans = &timeline.ranks[0].spans;
+                let span = spans.iter().find(|span| span.action == action).unwrap();
+                (span.start_ns, span.end_ns)
+            };
+            assert_eq!(span(Action::ReduceScatter { stage: 0 }), (18, 26), "whole {whole}");
+            let of = |kind| span(Action::compute(kind, 0, 1));
+            match whole {
+                true => assert_eq!(of(Compute::BW), (12, 22)),
+                false => assert_eq!((of(Compute::B), of(Compute::W)), ((12, 18), (18, 22))),
+            }
+        }
+    }
+
+    /// Nothing may stand between a last B and its W that others wait for, or that another
+    /// collective is.
+    #[test]
+    fn a_backward_by_layer_is_one_that_no_rank_waits_for() {
+        let sent = Action::Send { message: Message::Gradient, stage: 0, micro_batch: 1 };
+        let free = Action::Free { stage: 0 };
+        for (kind, with_send) in [(Compute::B, false), (Compute::BW, true)] {
+            let program = one_left(kind == Compute::BW);
+            let backward = at(&program, Action::compute(kind, 0, 1));
+            let run = LayerRun::at(&program, backward);
+            let len = at(&program, Action::ReduceScatter { stage: 0 }) - backward;
+            let len = if kind == Compute::BW { 1 } else { len };
+            let expected = LayerRun { stage: 0, len, backward: true, sums: false };
+            assert_eq!(run, Some(expected), "{kind:?}");
+            assert_eq!(program[backward + 1], free);
+            assert_eq!(expected.computes(&program, backward).count(), 2 - usize::from(with_send));
+            let with = |between: Action| {
+                let mut program = program.clone();
+                program.insert(backward + 1, between);
+                LayerRun::at(&program, backward).is_some()
+            };
+            assert!(with(Action::Free { stage: 1 }), "{kind:?}");
+            assert_eq!(with(sent), with_send, "{kind:?}");
+            let of_other = Action::Send { message: Message::Gradient, stage: 1, micro_batch: 1 };
+            for other in [of_other, Action::AllGather { stage: 1 }] {
+                assert!(!with(other), "{kind:?}, {other}");
+            }
+            let first = at(&program, Action::compute(kind, 0, 0));
+            assert_eq!(LayerRun::at(&program, first), None, "a reduction follows the last one");
+            let alone = [&program[..first], &program[backward..]].concat();
+            assert_eq!(LayerRun::at(&alone, first), None, "it begins the gradient");
         }
     }
 

@@ -8,12 +8,12 @@
 //! an RS where the program retires it, and before the next one. Copies of activations out and in
 //! are one more queue, of the rank's file; the compute thread waits for a copy out where the
 //! program says that it is gone, for one in before what needs it. The F that is the first to need
-//! gathered weights waits for each layer as it comes to it, if the head is not split. W that stand
-//! directly before their stage's reduction run layer by layer, the last layer first, and each
-//! layer's reduction begins behind them; a layer's sum over the replicas when it is reduced. Where
-//! states are out, a gather begins when the shard is read in the same queue, and a reduction ends
-//! when its result is added there. All D ranks of a ZeRO-3 group are alike and run as one. Times
-//! are whole nanoseconds, so that results are exact.
+//! gathered weights waits for each layer as it comes to it, if the head is not split. What stands
+//! directly before a stage's reduction ([`LayerRun`](crate::ir::LayerRun)) runs layer by layer, the
+//! last layer first, and each layer's reduction begins behind it; a layer's sum over the replicas
+//! when it is reduced. Where states are out, a gather begins when the shard is read in the same
+//! queue, and a reduction ends when its result is added there. All D ranks of a ZeRO-3 group are
+//! alike and run as one. Times are whole nanoseconds, so that results are exact.
 
 use crate::ir::{Compute, Schedule};
 use crate::memory::StageBytes;

@@ -26,8 +26,8 @@ impl ModelWorker {
         let recording = Recording::start(x, self.gradients_on(), by);
         let op = self.op_cx(stage, micro_batch, queue, forward_grads, recording.token())?;
         let x = recording.input();
-        let output = self.run_layers(stage, micro_batch, piece, x, &op, output_wanted)?;
-        let (graph, plain) = Graph::new(recording, input, output);
+        let output = self.run_layers(stage, micro_batch, piece.clone(), x, &op, output_wanted)?;
+        let (graph, plain) = Graph::new(recording, input, output, piece);
         self.graphs.insert((stage, micro_batch), graph);
         Ok(plain)
     }

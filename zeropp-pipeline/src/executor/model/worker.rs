@@ -59,11 +59,12 @@ impl Worker for ModelWorker {
         Ok(())
     }
 
-    fn backward(
+    fn backward_by_layer(
         &mut self,
         stage: usize,
         micro_batch: usize,
         dy: Option<Tensor<1>>,
+        passed: &mut dyn FnMut(&mut Self, usize),
     ) -> Result<Option<Tensor<1>>, StepError> {
         let at = (stage, micro_batch);
         let dims = self.dims(micro_batch);
@@ -71,10 +72,9 @@ impl Worker for ModelWorker {
         self.begin_backward(stage, micro_batch);
         loop {
             let graph = self.graphs.remove(&at).expect("B follows its F");
-            dy = graph.backward(dy, || {
-                let on = (&self.options.device, DType::F32);
-                Tensor::full([1], self.options.loss_scale, on)
-            });
+            let (device, scale) = (self.options.device.clone(), self.options.loss_scale);
+            let loss_gradient = || Tensor::full([1], scale, (&device, DType::F32));
+            dy = graph.backward(dy, loss_gradient, |layer| passed(self, layer));
             if !self.redo(at)? {
                 self.end_backward(stage, micro_batch);
                 return Ok(dy.map(flat));
