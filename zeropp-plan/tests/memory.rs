@@ -7,6 +7,7 @@ use zeropp_plan::layout::{ComputeSettings, Fixed, Job, OutPlace, Recompute};
 use zeropp_plan::machines;
 use zeropp_plan::model::ModelSizes;
 use zeropp_plan::plan::{LayoutPlan, Ranked};
+use zeropp_plan::search::Search;
 
 const GIB: f64 = (1u64 << 30) as f64;
 /// How far plans may be above the study.
@@ -31,11 +32,11 @@ enum Moments {
 
 impl Moments {
     fn state(self) -> RunState {
-        let eight = |of: usize| Kept { block_words: 2 * (1 + of / 4), ..Kept::default() };
+        let eight = Kept { block_words: 2 * (1 + 256 / 4), ..Kept::default() };
         match self {
             Moments::Fp32 => RunState::uniform(2),
             Moments::Eight => {
-                RunState { rule: StateRule::new(move |_, _| eight(256)), ..RunState::uniform(2) }
+                RunState { rule: StateRule::new(move |_, _| eight), ..RunState::uniform(2) }
             }
         }
     }
@@ -48,15 +49,6 @@ struct Way {
     unit: Option<usize>,
     moments: Moments,
 }
-
-const ALL: [Way; 6] = [
-    way(false, Some(8), Moments::Fp32),
-    way(false, None, Moments::Fp32),
-    way(true, Some(8), Moments::Fp32),
-    way(true, None, Moments::Fp32),
-    way(false, Some(8), Moments::Eight),
-    way(false, None, Moments::Eight),
-];
 
 const fn way(states: bool, unit: Option<usize>, moments: Moments) -> Way {
     Way { states, unit, moments }
@@ -101,45 +93,78 @@ fn best(job: &Job) -> Option<Ranked> {
     layouts.into_iter().min_by(|a, b| a.planned.step_s.total_cmp(&b.planned.step_s))
 }
 
-/// Seconds of a step that keeps all, in units of 8.
-fn none_s(name: &str) -> f64 {
-    let mut all = job(name, 80.0, Outside::Nothing, ALL[0]);
-    all.fixed.recompute = Some(Recompute::None);
-    best(&all).unwrap().planned.step_s
+fn best_s(job: &Job) -> f64 {
+    let found = Search::new(job).unwrap().within(job.memory).best;
+    found.iter().map(|planned| planned.step_s).fold(f64::INFINITY, f64::min)
 }
 
-type Place = (&'static str, f64, Outside, f64);
+/// Seconds of a step that keeps all, in units of 8.
+fn none_s(name: &str) -> f64 {
+    let mut all = job(name, 80.0, Outside::Nothing, EIGHT);
+    all.fixed.recompute = Some(Recompute::None);
+    best_s(&all)
+}
 
-/// Model, GiB, what may be out, and the study's times over a step that keeps all: it has moments
-/// out for nothing where something is out, and heads' gradients reduced apart.
+/// Model, GiB, what may be out, the study's times over a step that keeps all, and a way there.
+type Place = (&'static str, f64, Outside, f64, Way);
+
+const EIGHT: Way = way(false, Some(8), Moments::Fp32);
+const ANY: Way = way(false, None, Moments::Fp32);
+const STATES: Way = way(true, Some(8), Moments::Fp32);
+const ANY_STATES: Way = way(true, None, Moments::Fp32);
+const BITS: Way = way(false, Some(8), Moments::Eight);
+const ANY_BITS: Way = way(false, None, Moments::Eight);
+const ALL: [Way; 6] = [EIGHT, ANY, STATES, ANY_STATES, BITS, ANY_BITS];
+
 const PLACES: [Place; 19] = [
-    ("14.6b", 11.3, Outside::States, 1.207),
-    ("14.6b", 11.3, Outside::Activations(12.0), 1.137),
-    ("14.6b", 11.3, Outside::Activations(24.0), 1.033),
-    ("14.6b", 16.0, Outside::Nothing, 1.169),
-    ("14.6b", 16.0, Outside::States, 1.093),
-    ("14.6b", 16.0, Outside::Activations(12.0), 1.023),
-    ("14.6b", 16.0, Outside::Activations(24.0), 1.013),
-    ("14.6b", 20.0, Outside::Nothing, 1.081),
-    ("14.6b", 20.0, Outside::States, 1.017),
-    ("14.6b", 20.0, Outside::Activations(12.0), 1.009),
-    ("14.6b", 20.0, Outside::Activations(24.0), 1.004),
-    ("28.3b", 22.2, Outside::Nothing, 1.22),
-    ("28.3b", 22.2, Outside::States, 1.207),
-    ("28.3b", 22.2, Outside::Activations(12.0), 1.128),
-    ("28.3b", 22.2, Outside::Activations(24.0), 1.018),
-    ("28.3b", 28.0, Outside::Nothing, 1.170),
-    ("28.3b", 28.0, Outside::States, 1.165),
-    ("28.3b", 28.0, Outside::Activations(12.0), 1.082),
-    ("28.3b", 28.0, Outside::Activations(24.0), 1.011),
+    ("14.6b", 11.3, Outside::States, 1.207, ANY_BITS),
+    ("14.6b", 11.3, Outside::Activations(12.0), 1.137, ANY_BITS),
+    ("14.6b", 11.3, Outside::Activations(24.0), 1.033, ANY_BITS),
+    ("14.6b", 16.0, Outside::Nothing, 1.169, EIGHT),
+    ("14.6b", 16.0, Outside::States, 1.093, BITS),
+    ("14.6b", 16.0, Outside::Activations(12.0), 1.023, BITS),
+    ("14.6b", 16.0, Outside::Activations(24.0), 1.013, EIGHT),
+    ("14.6b", 20.0, Outside::Nothing, 1.081, EIGHT),
+    ("14.6b", 20.0, Outside::States, 1.017, BITS),
+    ("14.6b", 20.0, Outside::Activations(12.0), 1.009, EIGHT),
+    ("14.6b", 20.0, Outside::Activations(24.0), 1.004, EIGHT),
+    ("28.3b", 22.2, Outside::Nothing, 1.22, EIGHT),
+    ("28.3b", 22.2, Outside::States, 1.207, STATES),
+    ("28.3b", 22.2, Outside::Activations(12.0), 1.128, ANY),
+    ("28.3b", 22.2, Outside::Activations(24.0), 1.018, ANY_STATES),
+    ("28.3b", 28.0, Outside::Nothing, 1.170, ANY),
+    ("28.3b", 28.0, Outside::States, 1.165, STATES),
+    ("28.3b", 28.0, Outside::Activations(12.0), 1.082, EIGHT),
+    ("28.3b", 28.0, Outside::Activations(24.0), 1.011, EIGHT),
 ];
+
+/// The study's table, with moments in 8 bits where it has them out for nothing and plans cannot:
+/// they count what runs copy of states that are out, most of it while nothing is computed. Less
+/// that, fp32 moments are as fast.
+#[test]
+fn plans_are_as_fast_as_the_study_within_its_memory() {
+    let all_s = ["14.6b", "28.3b"].map(|name| (name, none_s(name)));
+    let mut missed = Vec::new();
+    for (name, gib, outside, asked, way) in PLACES {
+        let all_s = all_s.iter().find(|(of, _)| *of == name).unwrap().1;
+        let mut reached = vec![best_s(&job(name, gib, outside, way)) / all_s];
+        if way.moments == Moments::Eight {
+            let found = best(&job(name, gib, outside, ANY_STATES)).unwrap();
+            reached.push((found.planned.step_s - found.terms.states) / all_s);
+        }
+        if reached.iter().any(|times| *times > WITHIN * asked) {
+            missed.push(format!("{name}, {gib} GiB, {outside:?}: {reached:.3?} of {asked}"));
+        }
+    }
+    assert!(missed.is_empty(), "{missed:#?}");
+}
 
 /// All ways to each place: `cargo test --release -p zeropp-plan --test memory -- --ignored
 /// --nocapture`.
 #[test]
 #[ignore = "prints the table and checks nothing"]
 fn every_way_to_every_place_of_the_table() {
-    for (name, gib, outside, asked) in PLACES {
+    for (name, gib, outside, asked, _) in PLACES {
         let all_s = none_s(name);
         println!("{name} within {gib} GiB, {outside:?} out: asked {asked:.3}");
         for way in ALL.into_iter().filter(|way| !way.states || outside != Outside::Nothing) {

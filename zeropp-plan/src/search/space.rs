@@ -121,10 +121,7 @@ pub(super) fn beside(job: &Job, layout: &Layout) -> Vec<Layout> {
     if layout.in_units() {
         let near = (1..=3).flat_map(|by| [layout.unit.saturating_sub(by), layout.unit + by]);
         for unit in near.chain(units(job, layout)) {
-            // As large a part of it is done again and put out.
-            let part = |of: usize| (of * unit).div_ceil(layout.unit);
-            let (redone, out) = (layout.redone.map(part), part(layout.out));
-            add(Layout { unit, redone, out, ..layout.clone() });
+            add(Layout { unit, ..layout.clone() });
         }
     }
     let v = layout.virtual_stages;

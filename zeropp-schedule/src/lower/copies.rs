@@ -131,11 +131,13 @@ impl Chosen {
     }
 
     /// From one whole one to the next in a unit of `unit`, and one more where these are not all as
-    /// far apart.
+    /// far apart; 0 where only inputs go out.
     fn apart(self, unit: usize) -> usize {
-        let (first, out, others) = self.of(unit);
-        let is_even = first == 0 && others.is_multiple_of(out.max(1));
-        unit.div_ceil(out.max(1)) + usize::from(!is_even)
+        match self.of(unit) {
+            (_, 0, _) => 0,
+            (0, out, others) if others.is_multiple_of(out) => others / out,
+            (_, out, _) => unit.div_ceil(out) + 1,
+        }
     }
 
     /// Whether some whole ones of a unit stay.
@@ -200,8 +202,8 @@ mod tests {
         let all = lower(&compact, &LowerOptions { out: 3, ..LowerOptions::default() });
         assert_eq!(
             text(&all.ranks[0]),
-            "0F0 OUT0.0 0F1 0F2 OUT0.2 0F3 GONE0.0 OUT0.3 1F0 1B0 GONE0.2 1F1 GONE0.3 1B1 1F2 \
-             IN0.0 1B2 1F3 1B3 0B0 IN0.2 1W0 0B1 IN0.3 1W1 0B2 1W2 0B3 1W3 0W0 0W1 0W2 0W3 STEP"
+            "0F0 OUT0.0 0F1 0F2 OUT0.2 0F3 OUT0.3 GONE0.0 1F0 1B0 1F1 1B1 GONE0.2 1F2 IN0.0 1B2 \
+             GONE0.3 1F3 1B3 0B0 IN0.2 1W0 0B1 IN0.3 1W1 0B2 1W2 0B3 1W3 0W0 0W1 0W2 0W3 STEP"
         );
     }
 
