@@ -20,12 +20,15 @@ impl Pass<'_> {
     /// in units of every size that is worth it: what differs from a good layout in one of the three
     /// alone is too large or too slow, so that no climb leads through it to the next one.
     pub(super) fn balance_copies(&mut self, memory: u64) {
+        if self.again || !self.job.may_put_out() {
+            return;
+        }
         let fastest = self.fitting(memory).min_by(|a, b| in_order(a, b));
         let leanest = || self.known.values().flatten().min_by(|a, b| by_memory(a, b));
         let Some(from) = fastest.or_else(leanest).map(|planned| planned.layout.clone()) else {
             return;
         };
-        if self.again || !self.job.may_put_out() || !from.in_units() || from.slices > 1 {
+        if !from.in_units() || from.slices > 1 {
             return;
         }
         let mut limits = Limits { memory, budget: BUDGET };
