@@ -1,6 +1,6 @@
 //! The time of a step in closed form: what layouts are ranked by before the best are simulated.
 
-use crate::layout::{CopyRate, Layout, Recompute};
+use crate::layout::{CopyRate, Layout};
 use crate::stages::Stage;
 use zeropp_schedule::schedules::{MeanTimes, Shape};
 use zeropp_schedule::simulate::{LayerShare, LinkCosts, StateCopies};
@@ -75,10 +75,7 @@ fn work_ns(layout: &Layout, stages: &[Stage], shared: f64) -> f64 {
 fn copies_ns(layout: &Layout, stages: &[Stage], copies: CopyRate) -> f64 {
     let Some(rate) = copies.bytes_per_s else { return 0.0 };
     let apart = copies.apart;
-    let redone = match layout.recompute {
-        Recompute::Full => layout.redone.unwrap_or(layout.unit).min(layout.out),
-        _ => 0,
-    };
+    let redone = layout.inputs_out();
     let (mut bytes, mut beside) = (0.0, 0.0);
     for (stage, of) in stages.iter().enumerate() {
         let again = if stage < layout.recomputed() { redone } else { 0 };

@@ -398,7 +398,7 @@ pub struct Layout {
     pub prefetch: usize,
     /// Slices of a sample; 1 where samples are whole.
     pub slices: usize,
-    /// Of each unit the first so many micro-batches of which what F keeps is put out.
+    /// Of each unit so many micro-batches of which what F keeps is put out.
     pub out: usize,
 }
 
@@ -467,6 +467,15 @@ impl Layout {
     /// The share of micro-batches that are recomputed in full, where stages are.
     pub(crate) fn share_redone(&self) -> f64 {
         self.redone.map_or(1.0, |first| first as f64 / self.unit as f64)
+    }
+
+    /// Of each unit so many micro-batches go out of which there are inputs alone.
+    pub(crate) fn inputs_out(&self) -> usize {
+        let again = match self.recompute {
+            Recompute::Full => self.redone.unwrap_or(self.unit),
+            _ => 0,
+        };
+        self.out.saturating_sub(self.unit - again.min(self.unit))
     }
 
     /// How many stages are done again as a whole for every micro-batch.

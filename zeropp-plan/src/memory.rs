@@ -118,10 +118,7 @@ const NOT_OUT_YET: usize = 2;
 /// schedule has in flight the share that goes out.
 pub(crate) fn outside(job: &Job, layout: &Layout, stages: &[Stage]) -> u64 {
     let share = |part: usize| part as f64 / layout.unit as f64;
-    let redone = match layout.recompute {
-        Recompute::Full => layout.redone.unwrap_or(layout.unit).min(layout.out),
-        _ => 0,
-    };
+    let redone = layout.inputs_out();
     let of = |rank: usize| {
         let mine = stages_of(layout, stages, rank);
         let sum = |of: &dyn Fn(&Stage) -> u64| mine.iter().map(|(_, s)| of(s)).sum::<u64>() as f64;

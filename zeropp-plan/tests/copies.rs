@@ -44,31 +44,6 @@ fn best_s(job: &Job) -> f64 {
     plan.layouts.iter().map(|ranked| ranked.planned.step_s).fold(f64::INFINITY, f64::min)
 }
 
-/// Times over a step that keeps all, within so many GiB, at 12 and at 24 GB/s. A study of these
-/// programs has 1.023, 1.009 and 1.082 at 12 GB/s and 1.013, 1.004 and 1.011 at 24, with moments
-/// out for nothing: with as much more memory plans are within 0.02 of that, or faster.
-#[test]
-fn copies_buy_memory_for_a_few_per_cent() {
-    let moments = 3.3;
-    for (name, gpus, gib, most) in [
-        ("14.6b", 32, 16.0, [1.110, 1.010]),
-        ("14.6b", 32, 20.0, [1.010, 1.005]),
-        ("28.3b", 64, 28.0, [1.120, 1.011]),
-        ("14.6b", 32, 16.0 + moments, [1.023, 1.013]),
-        ("14.6b", 32, 20.0 + moments, [1.009, 1.004]),
-        ("28.3b", 64, 28.0 + moments, [1.102, 1.011]),
-    ] {
-        let mut all = job(name, gpus, None);
-        all.fixed.recompute = Some(Recompute::None);
-        let all_s = best_s(&all);
-        for (bytes_per_s, most) in [12e9, 24e9].into_iter().zip(most) {
-            let memory = (gib * GIB) as u64;
-            let times = best_s(&Job { memory, ..job(name, gpus, Some(bytes_per_s)) }) / all_s;
-            assert!(times <= most, "{name}, {gib} GiB, {bytes_per_s}: {times} of {most}");
-        }
-    }
-}
-
 /// A model by its preset on such machines, with all that may be put out on the host.
 fn on_host(name: &str, gpus: usize, global_batch: usize, machine: Machine) -> Job {
     let decoder = Preset::find(name).unwrap().decoder;

@@ -37,8 +37,8 @@ pub struct LowerOptions {
     pub redone: Option<usize>,
     /// Of so many micro-batches of each unit, what F has kept is copied out of the rank's memory
     /// and in again before it is needed, in all stages where there is time for both: of those that
-    /// are recomputed, which are the first, and then of others that are as far apart as they can
-    /// be. Slices of samples, which need each other's, stay.
+    /// are not recomputed, as far apart as they can be, and where all of these are out the inputs
+    /// of others. Slices of samples, which need each other's, stay.
     pub out: usize,
     /// There are data-parallel replicas: sum every stage's gradient over them after its last unit.
     /// Copies of a stage are summed in any case.
@@ -139,8 +139,9 @@ pub enum Residency {
 ///   a receive one compute action before the one that takes it;
 /// * OUT after the F, and behind its send, of the micro-batches that `out` asks for; GONE before
 ///   the second next OUT, or, where that is earlier, three compute actions later, or as many as
-///   there are F to the next one that goes out; IN as many before the R or the backward, but never
-///   in a warm-up. A micro-batch that has no time for that between its F and its backward stays
+///   there are F to the next one that goes out, and in units of which some stay so much later that
+///   the last copies end with the last F; IN as many before the R or the backward, but never in a
+///   warm-up. A micro-batch that has no time for that between its F and its backward stays
 ///   (ADR 101);
 /// * R where `recompute` asks for it, and one optimizer step at the end, unless there are forwards
 ///   only;

@@ -1,5 +1,6 @@
 //! One way through a job's layouts: those that are likeliest first, then what is beside the best.
 
+mod outs;
 mod recuts;
 mod splits;
 
@@ -167,6 +168,7 @@ impl<'a> Pass<'a> {
             let is_enough = |pass: &Pass<'_>| is_sliced && pass.fitting(memory).count() >= enough;
             self.climb_to_less_memory(leanest, first, climb, is_enough);
         }
+        self.balance_copies(memory);
         let budget = if self.again { AGAIN_BUDGET } else { CLIMB_BUDGET };
         if self.fitting(memory).next().is_some() {
             self.climb(memory, budget, best_s);

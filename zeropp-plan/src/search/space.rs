@@ -102,11 +102,7 @@ pub(super) fn beside(job: &Job, layout: &Layout) -> Vec<Layout> {
     }
     for redone in redone_beside(job, layout) {
         let layout = Layout { recompute: Recompute::Full, redone: Some(redone), ..layout.clone() };
-        add(layout.clone());
-        // Inputs alone go out of what is recomputed: one goes with the other.
-        if layout.out > 0 {
-            [1, 2].into_iter().for_each(|by| add(Layout { out: redone + by, ..layout.clone() }));
-        }
+        add(layout);
     }
     for out in out_beside(job, layout) {
         add(Layout { out, ..layout.clone() });
@@ -353,6 +349,20 @@ fn units(job: &Job, layout: &Layout) -> Vec<usize> {
     units.retain(|u| *u <= b && *u >= 1);
     units.push(default);
     units.sort_unstable();
+    units.dedup();
+    units
+}
+
+/// Sizes with which a step is cut into units that are as equal as can be, those near the one at
+/// hand first; no smaller than half the ranks, and no larger than eight times as many.
+pub(super) fn even_units(job: &Job, layout: &Layout) -> Vec<usize> {
+    if job.fixed.unit.is_some() {
+        return vec![layout.unit];
+    }
+    let (p, b) = (layout.pp, layout.micro_batches);
+    let mut units: Vec<usize> = (1..=b).map(|n| b.div_ceil(n)).chain([layout.unit]).collect();
+    units.retain(|unit| (p.div_ceil(2)..=8 * p).contains(unit));
+    units.sort_by_key(|unit| (unit.abs_diff(layout.unit), *unit));
     units.dedup();
     units
 }

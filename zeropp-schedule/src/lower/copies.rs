@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::Inserts;
 use crate::ir::{Action, Compute, Schedule, Task};
+use crate::schedules::{Kind, StepForm};
 
 /// Compute actions that a copy has for itself, at least.
 const COPY_COMPUTES: usize = 3;
@@ -31,13 +32,16 @@ pub(super) fn add_copies(
     let unit = schedule.units.iter().copied().max().unwrap_or(1);
     // As many as there are to the next one's: a link that is as fast as that is never waited for.
     let computes = COPY_COMPUTES.max(chosen.apart(unit));
+    let phases = phases(schedule, program, chosen.leaves_some(unit));
     for Kept { stage, micro_batch, forward, needed } in kept(schedule, program, chosen) {
         // There is time for the copy out, and for the one in behind the warm-up.
         let comes = needed.saturating_sub(computes);
-        let last = forward + computes;
-        if comes <= last || comes < warm_up {
+        let soonest = forward + computes;
+        if comes <= soonest || comes < warm_up {
             continue;
         }
+        let later = phases[micro_batch].later(forward);
+        let last = (soonest + later).min(comes - 1);
         under_way.retain(|(gone, last)| {
             let is_over = *last < forward;
             if is_over {
@@ -45,7 +49,7 @@ pub(super) fn add_copies(
             }
             !is_over
         });
-        if under_way.len() == COPIES_MAX
+        if under_way.len() >= COPIES_MAX + later / computes
             && let Some((gone, _)) = under_way.pop_front()
         {
             inserts.after(forward, gone);
@@ -57,9 +61,53 @@ pub(super) fn add_copies(
     under_way.into_iter().for_each(|(gone, last)| inserts.after(last, gone));
 }
 
-/// How many micro-batches of each unit go out: the first of them, of which R makes all but inputs
-/// again, and of the others as many as are wanted in all, as far apart as they can be, so that a
-/// link is always as busy.
+/// Where a rank's forwards of a unit begin, its first backward, and its last forward.
+#[derive(Clone, Copy, Default)]
+struct Phase {
+    begins: usize,
+    backward: usize,
+    ends: usize,
+}
+
+impl Phase {
+    /// How much later a copy out that begins at `forward` may end: a rank holds most when its last
+    /// forward is done, as what W of its last stage need is there by then. So copies may fall
+    /// behind its other stages' forwards as long as they are through by that.
+    fn later(self, forward: usize) -> usize {
+        let Phase { begins, backward, ends } = self;
+        match ends > backward && backward > begins {
+            true => forward.saturating_sub(begins) * (ends - backward) / (backward - begins),
+            false => 0,
+        }
+    }
+}
+
+/// That of each micro-batch's unit, in a kind that goes through a step in units, where some of a
+/// unit stay: else there is as little in memory as can be, and no time.
+fn phases(schedule: &Schedule, program: &[Action], leaves_some: bool) -> Vec<Phase> {
+    let mut phases = vec![Phase::default(); schedule.units.len()];
+    let of_unit = |(unit, size): (usize, &usize)| std::iter::repeat_n(unit, *size);
+    let units: Vec<usize> = schedule.units.iter().enumerate().flat_map(of_unit).collect();
+    let in_units = Kind::find(&schedule.kind).is_some_and(|kind| kind.step == StepForm::Units);
+    let mut begun = vec![false; phases.len()];
+    let program = if in_units && leaves_some { program } else { &[] };
+    for (position, action) in program.iter().enumerate() {
+        for Task { kind, micro_batch, .. } in action.computes() {
+            let (phase, begun) = (&mut phases[units[micro_batch]], &mut begun[units[micro_batch]]);
+            match kind {
+                Compute::F if !*begun => (phase.begins, *begun) = (position, true),
+                Compute::F => phase.ends = position,
+                _ if phase.backward == 0 => phase.backward = position,
+                _ => {}
+            }
+        }
+    }
+    units.into_iter().map(|unit| phases[unit]).collect()
+}
+
+/// How many micro-batches of each unit go out: as many of which R makes nothing again, as far apart
+/// as they can be, so that a link is always as busy; and, where all of these do, the first of the
+/// others, of which there are inputs.
 #[derive(Clone, Copy)]
 pub(super) struct Chosen {
     pub(super) out: usize,
@@ -67,21 +115,35 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
+    /// How many of a unit R makes again, of the others how many go out, and of how many.
+    fn of(self, unit: usize) -> (usize, usize, usize) {
+        let first = self.redone.min(unit);
+        (first, self.out.min(unit - first), unit - first)
+    }
+
     /// Whether micro-batch `index` of a unit of `unit` is one of them.
     fn has(self, index: usize, unit: usize) -> bool {
-        let first = self.redone.min(self.out).min(unit);
-        if index < first || self.out >= unit {
-            return true;
+        let (first, out, others) = self.of(unit);
+        match index.checked_sub(first) {
+            Some(index) => index * out % others < out,
+            None => index < self.out - out,
         }
-        (index - first) * (self.out - first) % (unit - first) < self.out - first
     }
 
     /// From one whole one to the next in a unit of `unit`, and one more where these are not all as
-    /// far apart.
+    /// far apart; 0 where only inputs go out.
     fn apart(self, unit: usize) -> usize {
-        let first = self.redone.min(self.out).min(unit);
-        let (others, out) = (unit - first, (self.out.min(unit) - first).max(1));
-        others.div_ceil(out) + usize::from(!others.is_multiple_of(out))
+        match self.of(unit) {
+            (_, 0, _) => 0,
+            (0, out, others) if others.is_multiple_of(out) => others / out,
+            (_, out, _) => unit.div_ceil(out) + 1,
+        }
+    }
+
+    /// Whether some whole ones of a unit stay.
+    fn leaves_some(self, unit: usize) -> bool {
+        let (_, out, others) = self.of(unit);
+        out < others
     }
 }
 
@@ -140,8 +202,8 @@ mod tests {
         let all = lower(&compact, &LowerOptions { out: 3, ..LowerOptions::default() });
         assert_eq!(
             text(&all.ranks[0]),
-            "0F0 OUT0.0 0F1 0F2 OUT0.2 0F3 GONE0.0 OUT0.3 1F0 1B0 GONE0.2 1F1 GONE0.3 1B1 1F2 \
-             IN0.0 1B2 1F3 1B3 0B0 IN0.2 1W0 0B1 IN0.3 1W1 0B2 1W2 0B3 1W3 0W0 0W1 0W2 0W3 STEP"
+            "0F0 OUT0.0 0F1 0F2 OUT0.2 0F3 OUT0.3 GONE0.0 1F0 1B0 1F1 1B1 GONE0.2 1F2 IN0.0 1B2 \
+             GONE0.3 1F3 1B3 0B0 IN0.2 1W0 0B1 IN0.3 1W1 0B2 1W2 0B3 1W3 0W0 0W1 0W2 0W3 STEP"
         );
     }
 
@@ -203,10 +265,10 @@ mod tests {
         assert!(out(1).into_iter().eq([0, 4]));
         assert!(out(2).into_iter().eq([0, 2, 4, 6]));
         assert!(out(9).into_iter().eq(0..8));
-        // Of those that R makes again inputs go out, and they are the first.
-        assert!(again(2, Some(2)).into_iter().eq([0, 1, 4, 5]));
-        assert!(again(2, Some(1)).into_iter().eq([0, 1, 4, 5]));
-        assert!(again(3, Some(1)).into_iter().eq([0, 1, 3, 4, 5, 7]));
+        // Those that R makes again have inputs alone, which go out behind the others.
+        assert!(again(2, Some(2)).into_iter().eq([2, 3, 6, 7]));
+        assert!(again(2, Some(1)).into_iter().eq([1, 3, 5, 7]));
+        assert!(again(3, Some(2)).into_iter().eq([0, 2, 3, 4, 6, 7]));
         assert!(again(2, Some(4)).into_iter().eq([0, 1, 4, 5]));
     }
 
