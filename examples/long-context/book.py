@@ -4,7 +4,7 @@
 
 A verse repeats a few words: FOLDER/verses.bin teaches to go on with what followed a word before.
 Books of 65,536 words go to FOLDER/train.bin: prose about people who have their surnames for one
-book. Of 1,024 first names few are frequent and most are rare, as words in any text. A surname is
+book. Of 2,048 first names few are frequent and most are rare, as words in any text. A surname is
 known from where its first name was met before in the book, and from nowhere else. Of other books,
 that are held out, there is a file for each range of positions up to SEQ: beginnings of books, the
 same HELD of them in each file and more of short ones, of which the words of the range alone are
@@ -18,7 +18,7 @@ import sys
 from bisect import bisect
 from pathlib import Path
 
-BOOK, VERSE, FIRST_NAMES, SURNAMES, HELD = 65536, 512, 1024, 64, 3
+BOOK, VERSE, FIRST_NAMES, SURNAMES, HELD = 65536, 512, 2048, 64, 3
 VOCABULARY = ". met saw heard found".split()
 FIRST = len(VOCABULARY)
 WORDS = FIRST + FIRST_NAMES + SURNAMES
