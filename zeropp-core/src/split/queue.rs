@@ -132,8 +132,12 @@ impl DeviceGrads {
     }
 }
 
-/// `flat` with zeros in a part of it.
+/// `flat` with zeros in a part of it; on a GPU in place, with nothing of its size beside it.
 fn zeroed(flat: Tensor<1>, part: Range<usize>) -> Tensor<1> {
+    #[cfg(feature = "cube")]
+    if crate::cube::is_on(&flat) {
+        return crate::cube::zero_part(flat, part);
+    }
     let zeros = Tensor::zeros([part.len()], (&flat.device(), DType::F32));
     if part.len() == flat.dims()[0] { zeros } else { flat.slice_assign([part], zeros) }
 }
