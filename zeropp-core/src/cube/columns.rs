@@ -69,12 +69,12 @@ fn column_sums_kernel<F: Float, N: Size>(
 }
 
 /// Where sums go.
-struct Place<'a> {
-    sums: &'a CubeTensor,
+pub(super) struct Place<'a> {
+    pub(super) sums: &'a CubeTensor,
     /// The first of them there.
-    start: usize,
+    pub(super) start: usize,
     /// Whether they are added to what is there.
-    add: bool,
+    pub(super) add: bool,
 }
 
 /// The sums of blocks of `block` rows, one row of them after the other.
@@ -168,7 +168,8 @@ pub(super) fn sums(x: CubeTensor) -> CubeTensor {
     sums
 }
 
-fn to_place(x: CubeTensor, place: Place<'_>) {
+/// Sums the columns of `x`, whoever holds what they are added to.
+pub(super) fn to_place(x: CubeTensor, place: Place<'_>) {
     let x = StridedRows::of(x);
     let block = BLOCK.max(x.n.div_ceil(BLOCKS));
     let blocks = x.n.div_ceil(block);

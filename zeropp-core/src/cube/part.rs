@@ -64,9 +64,16 @@ fn part_kernel<F: Float, N: Size>(
 
 /// See [`add_to_part`].
 pub(super) fn add(sum: CubeTensor, part: CubeTensor, start: usize, begun: bool) -> CubeTensor {
-    let (sum, part) = (to_change(sum), into_contiguous(part));
+    let sum = to_change(sum);
+    add_to(&sum, part, start, begun);
+    sum
+}
+
+/// The same to contiguous `sum`, whoever holds it.
+pub(super) fn add_to(sum: &CubeTensor, part: CubeTensor, start: usize, begun: bool) {
+    let part = into_contiguous(part);
     let n = part.meta.num_elements();
-    let vector = vector_size(&[&sum, &part], &[n, start]);
+    let vector = vector_size(&[sum, &part], &[n, start]);
     let client = sum.client.clone();
     let dim = CubeDim::new(&client, n / vector);
     let kernel = kernel_for!(part_kernel, part.dtype, "a gradient");
@@ -76,7 +83,7 @@ pub(super) fn add(sum: CubeTensor, part: CubeTensor, start: usize, begun: bool) 
             &client,
             cubecl::calculate_cube_count_elemwise(&client, n / vector, dim),
             dim,
-            addresses(&[&sum, &part]),
+            addresses(&[sum, &part]),
             vector,
             sum.clone().into_tensor_arg(),
             part.into_tensor_arg(),
@@ -85,7 +92,6 @@ pub(super) fn add(sum: CubeTensor, part: CubeTensor, start: usize, begun: bool) 
             begun,
         );
     }
-    sum
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
