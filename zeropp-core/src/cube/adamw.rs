@@ -13,8 +13,8 @@ use super::rows::{addresses, empty, vector_size};
 use crate::kernels::adamw::AdamWScalars;
 use crate::params::BLOCK;
 
-/// A unit updates a vector of elements. Weight decay begins and ends at blocks `changes`, and applies
-/// to those before the first of them where `decays` is 1.
+/// A unit updates a vector of elements. Weight decay begins and ends at blocks `changes`, and
+/// applies to those before the first of them where `decays` is 1.
 #[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 fn adamw_kernel<I: Int, N: Size>(
