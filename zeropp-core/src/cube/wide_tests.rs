@@ -48,7 +48,8 @@ fn apart(x: &Tensor<2>) -> Tensor<2> {
 #[test]
 fn parts_behind_32_bits_are_written_and_added_to() {
     let Some(device) = cuda() else { return };
-    let far = (ROWS - 1) * PITCH + 128;
+    // Odd, so that units count elements and not vectors of them.
+    let far = (ROWS - 1) * PITCH + 129;
     let (x, y) = (numbers(WIDTH, 1), numbers(ROWS * WIDTH, 2));
     let mut wanted: Vec<f32> =
         (0..WIDTH).map(|c| (0..ROWS).map(|r| y[r * WIDTH + c]).sum()).collect();
@@ -59,17 +60,18 @@ fn parts_behind_32_bits_are_written_and_added_to() {
     assert_eq!(part(&all), wanted);
     let all = zero_part(all, far..far + WIDTH);
     assert_eq!(part(&all), [0.0; WIDTH]);
-    // The last row of an embedding and one below 2^32 elements.
-    let rows = ROWS * PITCH / WIDTH;
+    // The last row of an embedding, and one of its first.
+    let h = WIDTH - 1;
+    let rows = ROWS * PITCH / h;
     let ids = [rows - 1, 3, rows - 1].map(|id| id as i32);
     let ids = Tensor::<1, Int>::from_data(TensorData::new(ids.to_vec(), [3]), &device);
-    let some = numbers(3 * WIDTH, 4);
-    let ends = [3 * WIDTH, (rows - 1) * WIDTH];
-    let all = ends.iter().fold(all, |all, at| zero_part(all, *at..at + WIDTH));
-    let all = add_token_rows(all, 0..rows * WIDTH, ids, on(&device, some.clone(), [3, WIDTH]));
-    let got = ends.map(|at| values(view_part(all.clone(), at..at + WIDTH)));
-    let last = some[..WIDTH].iter().zip(&some[2 * WIDTH..]).map(|(a, b)| a + b).collect();
-    assert_eq!(got, [some[WIDTH..2 * WIDTH].to_vec(), last]);
+    let some = numbers(3 * h, 4);
+    let ends = [3 * h, (rows - 1) * h];
+    let all = ends.iter().fold(all, |all, at| zero_part(all, *at..at + h));
+    let all = add_token_rows(all, 0..rows * h, ids, on(&device, some.clone(), [3, h]));
+    let got = ends.map(|at| values(view_part(all.clone(), at..at + h)));
+    let last = some[..h].iter().zip(&some[2 * h..]).map(|(a, b)| a + b).collect();
+    assert_eq!(got, [some[h..2 * h].to_vec(), last]);
 }
 
 #[test]
