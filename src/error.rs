@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::config::ConfigError;
+use crate::config::{Config, ConfigError};
 use crate::refusal::TooLittleMemory;
 use zeropp_comm::CommError;
 use zeropp_comm::launch::{JobError, LaunchError};
@@ -171,6 +171,23 @@ impl Error {
         }
     }
 
+    /// The same, where ranks waited as long as a first step may take in which kernels are compiled.
+    pub(crate) fn with_first_step(self, config: &Config) -> Error {
+        let Error::Rank { failure, .. } = &self else { return self };
+        let waited = match failure.between_ranks() {
+            Some(CommError::Timeout { after_s, .. }) => *after_s,
+            _ => return self,
+        };
+        match config.first_timeout().map(|first| first.as_secs_f64()) {
+            Some(first) if waited >= first => self.with_advice(&format!(
+                "{waited} s is {} times timeout-s: a rank may take so long for its first step, in \
+                 which a GPU's kernels are compiled; docs/gpu.md says how they are kept",
+                (first / config.timeout_s).round()
+            )),
+            _ => self,
+        }
+    }
+
     /// Whether the input was wrong (nothing has started), as opposed to a run that failed.
     pub fn is_bad_input(&self) -> bool {
         !matches!(
@@ -296,6 +313,7 @@ impl RankError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::DeviceKind;
 
     #[test]
     fn an_error_that_main_returns_is_printed_as_its_message() {
@@ -306,5 +324,22 @@ mod tests {
         let failed = Error::Rank { rank: 3, seen_by: 3, failure, verdict, advice: Vec::new() };
         let failed = failed.with_advice("b");
         assert_eq!(format!("{failed:?}"), "rank 3 failed: panicked: a (before it)\nb");
+    }
+
+    #[test]
+    fn a_wait_for_a_first_step_that_compiles_is_named() {
+        let after = |after_s: f64, device| {
+            let (group, operation, missing) = ("world".into(), "recv".into(), vec![0]);
+            let late = CommError::Timeout { group, operation, sequence: 1, after_s, missing };
+            let (failure, verdict) = (Box::new(late.into()), Box::new(Verdict::unknown("".into())));
+            let failed = Error::Rank { rank: 0, seen_by: 1, failure, verdict, advice: Vec::new() };
+            let config = Config { device, timeout_s: 15.0, ..Config::default() };
+            failed.with_first_step(&config).to_string()
+        };
+        let said = after(150.0, DeviceKind::Cuda);
+        assert!(said.contains("150 s is 10 times timeout-s: a rank may take so long"), "{said}");
+        for other in [after(15.0, DeviceKind::Cuda), after(150.0, DeviceKind::Cpu)] {
+            assert!(!other.contains("kernels"), "{other}");
+        }
     }
 }

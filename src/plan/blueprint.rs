@@ -316,7 +316,7 @@ impl Blueprint {
     }
 
     /// The ranks that share a stage.
-    fn cut(&self) -> Cut {
+    pub(crate) fn cut(&self) -> Cut {
         let zero1 = self.config.zero1;
         let owners = if zero1 { self.mesh.dp } else { 1 };
         let out = Out::of_run(self.config.optimizer_out.is_some(), self.mesh.dp);

@@ -10,7 +10,7 @@ use crate::Error;
 use crate::config::{Config, DeviceKind};
 use crate::plan::blueprint::Blueprint;
 use crate::plan::memory::{needed, tightest};
-use crate::plan::{changes, disk, host, split};
+use crate::plan::{changes, disk, host, largest, split};
 use crate::refusal::TooLittleMemory;
 
 /// How long is looked for more: a schedule of many actions takes a while to predict for.
@@ -20,10 +20,12 @@ const TIME: Duration = Duration::from_secs(5);
 /// out of memory than there is room for.
 ///
 /// # Errors
-/// [`Error::Memory`], with what would fit; the folder with too little room.
+/// [`Error::Memory`], with what would fit; the folder with too little room; the layer that no GPU
+/// has in one piece.
 pub(crate) fn check(bp: &Blueprint) -> Result<(), Error> {
     disk::check(&bp.needs())?;
     host::check(bp)?;
+    largest::check(bp)?;
     if bp.config.no_memory_check {
         return Ok(());
     }

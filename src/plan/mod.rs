@@ -11,6 +11,7 @@ pub(crate) mod fits;
 pub(crate) mod head;
 pub(crate) mod hints;
 pub(crate) mod host;
+pub(crate) mod largest;
 pub(crate) mod limit;
 pub(crate) mod mask_check;
 pub(crate) mod memory;

@@ -528,6 +528,7 @@ impl<'a> Steps<'a> {
 
     /// `error` with how to read what the ranks wrote; those here that live on write now.
     fn recorded(&self, error: Error) -> Error {
+        let error = error.with_first_step(&self.blueprint().config);
         match &self.epoch.ranks.context.recorder {
             Some(recorder) if !error.is_bad_input() => {
                 let found = recorder.write_all(EndKind::AtWork, MEANWHILE);

@@ -136,7 +136,8 @@ fn norms_of_rows_of_any_shape() {
 
 #[test]
 fn heads_of_queries_and_keys_are_normed_and_values_pass() {
-    for (n, heads, groups, d) in [(1, 1, 1, 8), (5, 3, 1, 6), (33, 4, 2, 64), (9, 2, 2, 300)] {
+    let sizes = [(1, 1, 1, 8), (5, 3, 1, 6), (33, 4, 2, 64), (5, 2, 1, 128), (7, 3, 1, 40)];
+    for (n, heads, groups, d) in sizes.into_iter().chain([(6, 2, 1, 96), (9, 2, 2, 300)]) {
         let width = (heads + 2 * groups) * d;
         let mut rng = Random((n * width) as u64);
         let (x, dy) = (Data::new(&mut rng, [1, n, width]), Data::new(&mut rng, [1, n, width]));
@@ -241,15 +242,22 @@ fn maps_of_one_input_are_side_by_side() {
         let width = outs.iter().sum();
         let mut rng = Random((n * width) as u64);
         let (x, dy) = (Data::new(&mut rng, [1, n, input]), Data::new(&mut rng, [1, n, width]));
-        let weights = outs.map(|out| (rng.normals(input * out), vec![input, out]));
+        let mut weights: Vec<Parameter> =
+            outs.map(|out| (rng.normals(input * out), vec![input, out])).into();
+        // The first and the last have a bias.
+        weights.extend([outs[0], outs[2]].map(|out| (rng.normals(out), vec![out])));
         compare(
             &format!("{input} to {outs:?}"),
             [&x, &dy],
             &weights,
             &Masks::default(),
             |x, w, cx| {
-                let map = |i| Projection { weight: w.weight(&format!("w{i}")), bias: None };
-                ops::projections(x, &[0, 1, 2].map(map), None, cx)
+                let map = |(i, bias): (usize, Option<&str>)| Projection {
+                    weight: w.weight(&format!("w{i}")),
+                    bias: bias.map(|name| w.weight(name)),
+                };
+                let maps = [(0, Some("w3")), (1, None), (2, Some("w4"))];
+                ops::projections(x, &maps.map(map), None, cx)
             },
         );
     }

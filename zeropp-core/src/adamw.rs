@@ -12,6 +12,8 @@ use parking_lot::Mutex;
 
 use crate::kernels::adamw::AdamWScalars;
 #[cfg(feature = "cube")]
+use crate::params::BLOCK;
+#[cfg(feature = "cube")]
 use crate::split::on_devices::OnDevices;
 
 /// The elements of an update, `[n]` each, in fp32.
@@ -42,8 +44,9 @@ pub fn adamw(
     if crate::cube::is_on(&parameter) {
         let mut changes: Vec<i32> = Vec::new();
         for pair in parts.windows(2).filter(|pair| pair[0].1 != pair[1].1) {
-            let element = u32::try_from(pair[1].0.start).expect("elements of a layer");
-            changes.push(element as i32);
+            let start = pair[1].0.start;
+            assert!(start.is_multiple_of(BLOCK), "a parameter begins at element {start}");
+            changes.push(u32::try_from(start / BLOCK).expect("blocks of a layer") as i32);
         }
         if changes.is_empty() {
             changes.push(-1);

@@ -22,9 +22,9 @@ struct Handle : Object { int device; };
 struct Product : Object {
     int compute, scale, turned[2];
     unsigned epilogue;
-    Address bias; // a number for each row of D, in its type
+    Address vector; // a number for each row of D, in its type
 };
-constexpr unsigned NOTHING = 1, ADD_BIAS = 4; // epilogues
+constexpr unsigned NOTHING = 1, ADD_BIAS = 4, SUM_A = 256; // epilogues
 struct Matrix : Object {
     int type;
     uint64_t rows, columns;
@@ -155,8 +155,9 @@ Result may(const Work &w) {
     Result r = touch(w.a, w.at_a, false);
     if (!r) r = touch(w.b, w.at_b, false);
     if (!r) r = touch(w.d, w.at_d, true);
-    if (!r && w.p.epilogue == ADD_BIAS)
-        r = may_touch(w.device, w.p.bias, w.s.m * bytes(w.d.type), false, "cuBLASLt's bias");
+    if (!r && w.p.epilogue != NOTHING)
+        r = may_touch(w.device, w.p.vector, w.s.m * bytes(w.d.type), w.p.epilogue == SUM_A,
+                      "cuBLASLt's vector");
     if (!r) r = may_touch(w.device, (Address)w.room, w.room_bytes, true, "cuBLASLt's workspace");
     return r;
 }
@@ -184,6 +185,11 @@ void multiply(void *argument) {
                 uint64_t at = w->p.turned[0] ? l + i * w->a.pitch : i + l * w->a.pitch;
                 a[l * m + i] = factor(at_a, w->a.type, at);
             }
+        for (uint64_t i = 0; w->p.epilogue == SUM_A && i < m; i++) {
+            float sum = 0;
+            for (uint64_t l = 0; l < k; l++) sum += a[l * m + i];
+            write((void *)w->p.vector, w->d.type, i, sum);
+        }
         for (uint64_t j = 0; j < n; j++) {
             std::fill(column.begin(), column.end(), 0.0f);
             for (uint64_t l = 0; l < k; l++) {
@@ -195,7 +201,7 @@ void multiply(void *argument) {
                 uint64_t at = i + j * w->d.pitch;
                 float x = w->alpha * column[i];
                 if (w->beta != 0) x += w->beta * read(at_d, w->d.type, at);
-                if (w->p.epilogue == ADD_BIAS) x += read((void *)w->p.bias, w->d.type, i);
+                if (w->p.epilogue == ADD_BIAS) x += read((void *)w->p.vector, w->d.type, i);
                 write(at_d, w->d.type, at, x);
             }
         }
@@ -225,9 +231,10 @@ API int cublasLtMatmulDescSetAttribute(Product *p, int attribute, const void *fr
     if (!is(p, PRODUCT, "product")) return BAD_VALUE;
     if (attribute == 7) {
         if (Status s = set(p->epilogue, from, size, "an epilogue")) return s;
-        return p->epilogue == NOTHING || p->epilogue == ADD_BIAS ? SUCCESS : fault("an epilogue");
+        bool known = p->epilogue == NOTHING || p->epilogue == ADD_BIAS || p->epilogue == SUM_A;
+        return known ? SUCCESS : fault("an epilogue");
     }
-    if (attribute == 8) return set(p->bias, from, size, "the place of a bias");
+    if (attribute == 8) return set(p->vector, from, size, "the place of a vector");
     if (attribute != 3 && attribute != 4) return fault("an attribute of a product");
     int &turned = p->turned[attribute - 3];
     if (Status s = set(turned, from, size, "a transposition")) return s;
@@ -282,7 +289,8 @@ API int cublasLtMatmulAlgoGetHeuristic(Handle *handle, Product *p, Matrix *a, Ma
         if (!least[i] || (least[i] & (least[i] - 1))) return fault("an alignment of no power of 2");
         if (a->type == BFLOAT && i < 2 && least[i] < 4) return UNSUPPORTED;
     }
-    if (p->epilogue == ADD_BIAS && !p->bias) return fault("a bias without a place");
+    if (p->epilogue != NOTHING && !p->vector) return fault("a vector without a place");
+    if (p->epilogue == SUM_A && d->batch > 1) return UNSUPPORTED;
     unsigned room = std::min<uint64_t>(preference->workspace, 65536);
     Algorithm algorithm{fingerprint(*p, *a, *b, *d), room,
                         {least[0], least[1], least[2], least[3]}, {}};
@@ -319,9 +327,9 @@ API int cublasLtMatmul(Handle *handle, Product *p, const float *alpha, const voi
     work->skipped = settings().count_only || (most && s.m * s.n * d->batch >= most);
     if (work->skipped && !settings().count_only && !counts.skipped++)
         fprintf(stderr, "[cuda-on-cpu] not executed, as it is too large: a product\n");
-    log_line("product %d s%d m %lu n %lu k %lu batch %d in %lu out %lu add %d bias %d",
+    log_line("product %d s%d m %lu n %lu k %lu batch %d in %lu out %lu add %d bias %d sums %d",
              work->device, queue_number(stream), s.m, s.n, s.k, d->batch, bytes(a->type),
-             bytes(d->type), *beta != 0, p->epilogue == ADD_BIAS);
+             bytes(d->type), *beta != 0, p->epilogue == ADD_BIAS, p->epilogue == SUM_A);
     queue_add(stream, multiply, work);
     return SUCCESS;
 }

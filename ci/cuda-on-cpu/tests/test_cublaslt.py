@@ -99,6 +99,21 @@ class Products(unittest.TestCase):
         self.assertEqual(self.multiply(p, a, la, b, lb, out, ld, found), 0)
         self.assertEqual(d.down(out, "f", 4), [3 + 10, 6 + 20, 4 + 10, 8 + 20])
 
+    def test_the_sums_of_a_s_rows_are_written_beside_a_sum(self):
+        # A: 2 × 3, stored turned.
+        d = self.device
+        a, b, out = self.up([1, 2, 3, 4, 5, 6]), self.up([1, 1, 1]), self.up([10, 20])
+        sums = self.up([7, 7])
+        p, la, lb = product(turn_a=1), matrix(F32, 3, 2, 3), matrix(F32, 3, 1, 3)
+        ld = matrix(F32, 2, 1, 2)
+        put("cublasLtMatmulDescSetAttribute", p, 7, U32(256))
+        self.assertEqual(self.propose(p, la, lb, ld)[0], BAD_VALUE)
+        put("cublasLtMatmulDescSetAttribute", p, 8, U64(sums.value))
+        code, [found] = self.propose(p, la, lb, ld)
+        self.assertEqual(code, 0)
+        self.assertEqual(self.multiply(p, a, la, b, lb, out, ld, found, beta=1.0), 0)
+        self.assertEqual(d.down(out, "f", 2) + d.down(sums, "f", 2), [16, 35, 6, 15])
+
     def test_batches_go_on_at_their_strides(self):
         d = self.device
         a, b, out = self.up([1, 0, 2, 0, 3]), self.up([5, 6, 7]), self.up([0] * 5)

@@ -14,7 +14,7 @@ use cudarc::driver::{DriverError, result};
 use parking_lot::Mutex;
 
 use super::library::{self, Algorithm, CublasLt, Descriptor, Handle, Proposal};
-use super::problem::{Placement, Problem};
+use super::problem::{Beside, Placement, Problem};
 use crate::device::cuda::{CudaServer, queue_of};
 
 /// Bytes that algorithms may use beside the tensors. All work of a GPU is in one queue (ADR 10), so
@@ -59,7 +59,7 @@ pub(super) struct Blocks {
     pub(super) x: BufferBinding,
     pub(super) y: BufferBinding,
     pub(super) d: BufferBinding,
-    pub(super) bias: Option<BufferBinding>,
+    pub(super) vector: Option<BufferBinding>,
 }
 
 /// Frees a descriptor that is needed no longer.
@@ -161,8 +161,12 @@ impl GpuBlas {
                 self.set(f.product_set, made.descriptor, attribute, &library::TRANSPOSED)?;
             }
         }
-        if let Some(alignment) = p.bias {
-            self.set(f.product_set, made.descriptor, library::EPILOGUE, &library::ADD_BIAS)?;
+        if let Some((beside, alignment)) = p.vector {
+            let epilogue = match beside {
+                Beside::Bias => library::ADD_BIAS,
+                Beside::ColumnSums => library::SUM_A,
+            };
+            self.set(f.product_set, made.descriptor, library::EPILOGUE, &epilogue)?;
             // The heuristics look at the address's alignment only.
             let somewhere = u64::from(alignment);
             self.set(f.product_set, made.descriptor, library::BIAS_POINTER, &somewhere)?;
@@ -251,9 +255,9 @@ impl GpuBlas {
         add: bool,
         stream: StreamId,
     ) {
-        let d = blocks.d.clone();
+        let written = [Some(blocks.d.clone()), blocks.vector.clone()];
         if let Err(error) = self.multiply(server, plan, problem, blocks, add, stream) {
-            failed_writing(server, stream, vec![d], error);
+            failed_writing(server, stream, written.into_iter().flatten().collect(), error);
         }
     }
 
@@ -273,9 +277,9 @@ impl GpuBlas {
         let d = server.get_resource(blocks.d, stream)?;
         let [at_x, at_y, at_d] = [&x, &y, &d].map(|block| block.resource().ptr);
         // On this thread alone, so that a plan's descriptor may hold the address of one product.
-        let bias = blocks.bias.map(|block| server.get_resource(block, stream)).transpose()?;
-        if let Some(bias) = &bias {
-            let (set, at) = (self.cublas.functions.product_set, bias.resource().ptr);
+        let vector = blocks.vector.map(|block| server.get_resource(block, stream)).transpose()?;
+        if let Some(vector) = &vector {
+            let (set, at) = (self.cublas.functions.product_set, vector.resource().ptr);
             let told = self.set(set, plan.product, library::BIAS_POINTER, &at);
             told.map_err(generic)?;
         }

@@ -35,6 +35,8 @@ pub(crate) const EPILOGUE: c_int = 7;
 pub(crate) const BIAS_POINTER: c_int = 8;
 /// A number is added for each of the library's rows, in the result's type.
 pub(crate) const ADD_BIAS: u32 = 4;
+/// The sums of A's rows over the depth of the product go there, in the result's type.
+pub(crate) const SUM_A: u32 = 256;
 /// The number of a transposed factor.
 pub(crate) const TRANSPOSED: i32 = 1;
 

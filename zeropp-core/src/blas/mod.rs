@@ -23,16 +23,19 @@ use parking_lot::Mutex;
 
 use self::gpu::{Blocks, GpuBlas};
 use self::library::CublasLt;
+pub(crate) use self::problem::Beside;
 use self::problem::{Placement, Problem, alignment};
 use crate::device::cuda::server;
 
 /// What becomes of a product.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct How {
+#[derive(Clone, Copy)]
+pub(crate) struct How<'a> {
     /// It is added to what is there.
     pub(crate) add: bool,
     /// fp32 factors are rounded to TF32.
     pub(crate) tf32: bool,
+    /// What is done with a contiguous vector of its type, a number for each of its columns.
+    pub(crate) beside: Option<(Beside, &'a CubeTensor)>,
 }
 
 /// The library, looked for once.
@@ -112,15 +115,16 @@ pub(crate) fn product(
     *shape.last_mut()? = *y.meta.shape().last()?;
     let (client, on) = (x.client.clone(), x.device.clone());
     let d = empty_device_contiguous_dtype(client, on, Shape::from(shape), dtype);
-    queue(gpu, &device, [x, y], bias, &d, How { add: false, tf32 }).then_some(d)
+    let beside = bias.map(|bias| (Beside::Bias, bias));
+    queue(gpu, &device, [x, y], &d, How { add: false, tf32, beside }).then_some(d)
 }
 
 /// Writes x·y to `d: [m, n]` of their type, whose rows may lie apart, or adds it, in place, for
 /// `x: [m, k]`, `y: [k, n]`; or to fp32 `d: [m·n]`. False where nothing was done, as for
 /// [`product`].
-pub(crate) fn product_to(d: &CubeTensor, x: &CubeTensor, y: &CubeTensor, how: How) -> bool {
+pub(crate) fn product_to(d: &CubeTensor, x: &CubeTensor, y: &CubeTensor, how: How<'_>) -> bool {
     let Some((device, gpu)) = gpu_for(x, y) else { return false };
-    queue(gpu, &device, [x, y], None, d, how)
+    queue(gpu, &device, [x, y], d, how)
 }
 
 /// Queues D = X·Y (+ D) behind what was asked for so far; false where there is no way to compute
@@ -129,9 +133,8 @@ fn queue(
     gpu: &'static GpuBlas,
     device: &CudaDevice,
     [x, y]: [&CubeTensor; 2],
-    bias: Option<&CubeTensor>,
     d: &CubeTensor,
-    How { add, tf32 }: How,
+    How { add, tf32, beside }: How<'_>,
 ) -> bool {
     let (Some((x, x_at)), Some((y, y_at))) =
         (Placement::or_copy(x.clone()), Placement::or_copy(y.clone()))
@@ -149,10 +152,11 @@ fn queue(
     };
     let Some(d_at) = d_at.filter(|at| !at.by_columns) else { return false };
     let (factors, result) = (x.dtype, d.dtype);
-    let bias_at = bias.map(|bias| alignment(bias.handle.offset_start.unwrap_or(0)));
+    let first = |of: &CubeTensor| alignment(of.handle.offset_start.unwrap_or(0));
+    let vector = beside.map(|(what, of)| (what, first(of)));
     let tf32 = tf32 && factors == DType::F32;
     let problem =
-        Problem { m, n, k, batch, factors, tf32, result, x: x_at, y: y_at, d: d_at, bias: bias_at };
+        Problem { m, n, k, batch, factors, tf32, result, x: x_at, y: y_at, d: d_at, vector };
     let server = server(device);
     // The first time a shape comes, this waits for the heuristics, not for the GPU.
     let plan = gpu.known(&problem).unwrap_or_else(|| {
@@ -160,7 +164,8 @@ fn queue(
     });
     let Some(plan) = plan else { return false };
     let block = |tensor: &CubeTensor| tensor.handle.clone().binding();
-    let blocks = Blocks { x: block(&x), y: block(&y), d: block(d), bias: bias.map(block) };
+    let vector = beside.map(|(_, of)| block(of));
+    let blocks = Blocks { x: block(&x), y: block(&y), d: block(d), vector };
     let stream = StreamId::current();
     server.submit(move |server| gpu.queue(server, &plan, &problem, blocks, add, stream));
     true

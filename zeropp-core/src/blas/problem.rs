@@ -93,8 +93,17 @@ pub(crate) struct Problem {
     pub(crate) y: Placement,
     /// D lies row after row.
     pub(crate) d: Placement,
-    /// The alignment of a vector in the type of D that is added to each row, where there is one.
-    pub(crate) bias: Option<u32>,
+    /// What is done with a vector in the type of D, and its alignment, where there is one.
+    pub(crate) vector: Option<(Beside, u32)>,
+}
+
+/// What a product does with a vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Beside {
+    /// It is added to each row of D.
+    Bias,
+    /// The sums of Y's columns are written there.
+    ColumnSums,
 }
 
 #[cfg(test)]

@@ -9,12 +9,13 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{empty, vector_size};
+use super::rows::{addresses, empty, vector_size};
 use crate::kernels::adamw::AdamWScalars;
+use crate::params::BLOCK;
 
-/// A unit updates a vector of elements. Weight decay begins and ends at elements `changes`, and
+/// A unit updates a vector of elements. Weight decay begins and ends at blocks `changes`, and
 /// applies to those before the first of them where `decays` is 1.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 fn adamw_kernel<I: Int, N: Size>(
     p: &Tensor<Vector<f32, N>>,
@@ -40,11 +41,11 @@ fn adamw_kernel<I: Int, N: Size>(
     if ABSOLUTE_POS >= units {
         terminate!();
     }
-    let element = (ABSOLUTE_POS * N::value()) as u32;
+    let block = (ABSOLUTE_POS * N::value() / BLOCK) as u32;
     let mut decay = decays;
     let mut i = 0usize.runtime();
     while i < changes_len {
-        if element >= u32::cast_from(changes[i]) {
+        if block >= u32::cast_from(changes[i]) {
             decay = 1 - decay;
         }
         i += 1;
@@ -107,9 +108,9 @@ fn updated_of(
 }
 
 /// fp32 parameters `p` and moments `m` and `v` after an update by the gradient `g`, `[n]` each, in
-/// place where nothing else holds them. `changes` are the elements where weight decay begins or
-/// ends, in order, with the bits of a u32, and may lie behind the last; it applies to element 0 if
-/// `decays`.
+/// place where nothing else holds them. `changes` are the blocks of [`BLOCK`] elements where weight
+/// decay begins or ends, in order, with the bits of a u32, and may lie behind the last; it applies
+/// to block 0 if `decays`.
 pub(crate) fn adamw(
     [p, m, v, g]: [Plain<1>; 4],
     changes: Plain<1, Whole>,
@@ -144,7 +145,7 @@ fn update(
     let fresh = new.iter().flatten();
     let all: Vec<&CubeTensor> = [&p, &m, &v, &g].into_iter().chain(fresh).collect();
     // Parameters begin at multiples of a block, so that a vector is of one of them.
-    let vector = vector_size(&all, &[n, crate::params::BLOCK]);
+    let vector = vector_size(&all, &[n, BLOCK]);
     let units = n / vector;
     let client = p.client.clone();
     let dim = CubeDim::new(&client, units);
@@ -164,6 +165,7 @@ fn update(
             &client,
             count,
             dim,
+            addresses(&all),
             vector,
             arg(&p),
             arg(&m),

@@ -10,7 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::part::to_change;
-use super::rows::{StridedRows, empty, kernel_for, vector_size};
+use super::rows::{StridedRows, addresses, empty, kernel_for, vector_size};
 
 /// Columns of a cube, in vectors.
 const LANES: u32 = 8;
@@ -23,7 +23,7 @@ const BLOCKS: usize = 64;
 
 /// A unit adds every n-th row of its block in one column; then one adds those units' sums, and what
 /// is there if `add`. Sums begin at vector `start`.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 fn column_sums_kernel<F: Float, N: Size>(
     x: &Tensor<Vector<F, N>>,
@@ -69,12 +69,12 @@ fn column_sums_kernel<F: Float, N: Size>(
 }
 
 /// Where sums go.
-struct Place<'a> {
-    sums: &'a CubeTensor,
+pub(super) struct Place<'a> {
+    pub(super) sums: &'a CubeTensor,
     /// The first of them there.
-    start: usize,
+    pub(super) start: usize,
     /// Whether they are added to what is there.
-    add: bool,
+    pub(super) add: bool,
 }
 
 /// The sums of blocks of `block` rows, one row of them after the other.
@@ -94,6 +94,7 @@ fn of_blocks(x: &StridedRows, block: usize, Place { sums, start, add }: Place<'_
             &client,
             count,
             dim,
+            addresses(&[&x.tensor, sums]),
             vector,
             x.tensor.clone().into_tensor_arg(),
             sums.clone().into_tensor_arg(),
@@ -167,7 +168,8 @@ pub(super) fn sums(x: CubeTensor) -> CubeTensor {
     sums
 }
 
-fn to_place(x: CubeTensor, place: Place<'_>) {
+/// Sums the columns of `x`, whoever holds what they are added to.
+pub(super) fn to_place(x: CubeTensor, place: Place<'_>) {
     let x = StridedRows::of(x);
     let block = BLOCK.max(x.n.div_ceil(BLOCKS));
     let blocks = x.n.div_ceil(block);

@@ -5,7 +5,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::kernel_for;
+use super::rows::{addresses, kernel_for};
 use crate::kernels::dropout::DropoutRule;
 
 /// Columns whose elements sixteen blocks of four words decide.
@@ -48,7 +48,7 @@ fn decide<F: Float>(
 }
 
 /// A unit makes one block of Philox4x32-10, and decides the four elements of its words.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 fn drop_kernel<F: Float>(
     x: &mut Tensor<F>,
@@ -117,6 +117,7 @@ pub(super) fn drop_rows(x: CubeTensor, rows: DroppedRows) -> CubeTensor {
             &client,
             count,
             dim,
+            addresses(&[&x]).max(AddressType::from_len(units)),
             x.clone().into_tensor_arg(),
             units,
             lanes,

@@ -12,14 +12,14 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::columns;
-use super::norm::{CUBES, Lanes, add_up, lanes};
+use super::norm::{CUBES, Lanes, RowParts, add_up, lanes};
 use super::rows::{
-    StridedRows, empty, kernel_with_weights_for, lane_of_unit, row_sum, vector_size,
+    StridedRows, addresses, empty, kernel_with_weights_for, lane_of_unit, vector_size,
 };
 use crate::kernels::head_norm::HeadRow;
 
 /// Of `all` heads of a row the first `normed` are normalised, of which the first `queries` by `q`.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 fn head_norm_forward_kernel<F: Float, G: Float, N: Size>(
     x: &Tensor<Vector<F, N>>,
@@ -41,24 +41,12 @@ fn head_norm_forward_kernel<F: Float, G: Float, N: Size>(
     let (row, start, step) = lane_of_unit();
     let token = row / all;
     let head = row % all;
-    let from = token * pitch + head * width;
     let mut end = 0usize.runtime();
     if row < rows {
         end = width;
     }
-    let mut kept = Array::<Vector<f32, N>>::new(parts);
-    let mut squares = Vector::<f32, N>::new(0.0f32);
-    #[unroll]
-    for part in 0..parts {
-        let i = start + part * step;
-        let mut value = Vector::<f32, N>::new(0.0f32);
-        if i < end {
-            value = Vector::cast_from(x[from + i]);
-        }
-        kept[part] = value;
-        squares += value * value;
-    }
-    let mut scale = 1.0 / (row_sum(squares.vector_sum(), dim) / elements + eps).sqrt();
+    let kept = RowParts::<N>::read::<F>(x, token * pitch + head * width, end, parts);
+    let mut scale = kept.scale(elements, eps, parts, dim);
     if head >= normed {
         scale = 1.0f32.runtime();
     } else if start == 0 && row < rows {
@@ -74,7 +62,7 @@ fn head_norm_forward_kernel<F: Float, G: Float, N: Size>(
             } else if head < normed {
                 gamma = Vector::cast_from(k[i]);
             }
-            let value = kept[part] * Vector::new(scale) * gamma;
+            let value = kept.values[part] * Vector::new(scale) * gamma;
             y[row * width + i] = Vector::cast_from(value);
         }
     }
@@ -104,7 +92,7 @@ fn add_head<G: Float, N: Size>(
 
 /// Rows of lanes take every n-th head, `rounds` of them; a cube's sum the gradients of q's weight,
 /// and of k's after it, over their heads: a row of `sums`.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 fn head_norm_backward_kernel<F: Float, G: Float, N: Size>(
     dy: &Tensor<Vector<F, N>>,
@@ -142,7 +130,6 @@ fn head_norm_backward_kernel<F: Float, G: Float, N: Size>(
                 scale = scales[token * normed + head];
             }
         }
-        let mut weighted = Vector::<f32, N>::new(0.0f32);
         #[unroll]
         for part in 0..parts {
             let i = start + part * step;
@@ -159,19 +146,8 @@ fn head_norm_backward_kernel<F: Float, G: Float, N: Size>(
             }
             lanes.hats[part] = hat;
             lanes.slopes[part] = slope;
-            weighted += slope * hat;
         }
-        let c = row_sum(weighted.vector_sum(), dim) / elements;
-        #[unroll]
-        for part in 0..parts {
-            let i = start + part * step;
-            if i < end {
-                let slope = lanes.slopes[part] - lanes.hats[part] * Vector::new(c);
-                dx[row * width + i] = Vector::cast_from(slope * Vector::new(scale));
-            }
-        }
-        // The next row's sums take the places of this one's, which all lanes must have read.
-        sync_cube();
+        lanes.write::<F>(dx, row * width, end, scale, elements, false, parts, dim);
     }
     add_up::<N>(&lanes, sums, width, true, parts, dim);
 }
@@ -309,6 +285,7 @@ fn forward(
             &launch.client,
             launch.count,
             launch.dim,
+            addresses(&[&x.tensor]),
             vector,
             x.tensor.clone().into_tensor_arg(),
             q.into_tensor_arg(),
@@ -356,6 +333,7 @@ fn backward(
             &launch.client,
             CubeCount::Static(cubes as u32, 1, 1),
             dim,
+            addresses(&[&dy.tensor, &x.tensor]),
             vector,
             dy.tensor.clone().into_tensor_arg(),
             x.tensor.into_tensor_arg(),

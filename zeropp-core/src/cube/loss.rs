@@ -5,11 +5,11 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{ExpSum, StridedRows, empty, lane_of_unit, row_sum, vector_size};
+use super::rows::{ExpSum, StridedRows, addresses, empty, lane_of_unit, row_sum, vector_size};
 
 /// The gradient of `weight` times the sum takes the place of the logits if `gradient`; a target
 /// that is no column makes the row's loss `unknown`, which WGSL has no literal for.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 fn cross_entropy_kernel<F: Float, I: Int, N: Size>(
     logits: &mut Tensor<Vector<F, N>>,
@@ -122,6 +122,7 @@ pub(super) fn cross_entropy(
             &at.client,
             at.count,
             at.dim,
+            addresses(&[&logits.tensor]),
             n,
             logits.tensor.clone().into_tensor_arg(),
             targets.into_tensor_arg(),

@@ -20,13 +20,15 @@ mod sums;
 mod tests;
 mod token_rows;
 mod turn;
+#[cfg(all(test, feature = "cuda"))]
+mod wide_tests;
 
 pub(crate) use adamw::adamw;
 pub(crate) use attention::FusedAttention;
 pub(crate) use columns::{add_column_sums, column_sums};
 pub(crate) use dropout::DroppedRows;
 pub(crate) use head_norm::{head_norm, head_norm_backward};
-pub(crate) use part::{add_to_part, view_columns, view_part};
+pub(crate) use part::{add_to_part, view_columns, view_part, zero_part};
 pub(crate) use products::{
     Maker, PlaceOfProduct, add_product, affine, has_library, product, product_to_columns,
 };

@@ -11,15 +11,85 @@ use cubecl::prelude::*;
 
 use super::columns;
 use super::rows::{
-    StridedRows, empty, kernel_with_weights_for, lane_of_unit, row_sum, vector_size,
+    StridedRows, addresses, empty, kernel_with_weights_for, lane_of_unit, row_sum, vector_size,
 };
 
 /// Cubes of a backward, each of which sums the gradients of gamma and beta over its rows. A
 /// constant, so that these sums have the same bits in every run.
 pub(super) const CUBES: usize = 256;
 
+/// What a lane holds of a row in a forward; zeros behind its end.
+#[derive(CubeType)]
+pub(super) struct RowParts<N: Size> {
+    pub(super) values: Array<Vector<f32, N>>,
+}
+
+#[cube]
+impl<N: Size> RowParts<N> {
+    /// The row's vectors before `end`, the first of which is at `from`.
+    pub(super) fn read<F: Float>(
+        x: &Tensor<Vector<F, N>>,
+        from: usize,
+        end: usize,
+        #[comptime] parts: usize,
+    ) -> RowParts<N> {
+        let (_, start, step) = lane_of_unit();
+        let mut kept = RowParts::<N> { values: Array::new(parts) };
+        #[unroll]
+        for part in 0..parts {
+            let i = start + part * step;
+            let mut value = Vector::<f32, N>::new(0.0f32);
+            if i < end {
+                value = Vector::cast_from(x[from + i]);
+            }
+            kept.values[part] = value;
+        }
+        kept
+    }
+
+    /// Takes the mean of the row's `elements` from each of them, and returns it.
+    fn center(
+        &mut self,
+        end: usize,
+        elements: f32,
+        #[comptime] parts: usize,
+        #[comptime] dim: CubeDim,
+    ) -> f32 {
+        let (_, start, step) = lane_of_unit();
+        let mut sum = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for part in 0..parts {
+            sum += self.values[part];
+        }
+        let mean = row_sum(sum.vector_sum(), dim) / elements;
+        #[unroll]
+        for part in 0..parts {
+            if start + part * step < end {
+                self.values[part] -= Vector::new(mean);
+            }
+        }
+        mean
+    }
+
+    /// 1/√(mean square of the row's `elements` + eps).
+    pub(super) fn scale(
+        &self,
+        elements: f32,
+        eps: f32,
+        #[comptime] parts: usize,
+        #[comptime] dim: CubeDim,
+    ) -> f32 {
+        let mut squares = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for part in 0..parts {
+            squares += self.values[part] * self.values[part];
+        }
+        1.0 / (row_sum(squares.vector_sum(), dim) / elements + eps).sqrt()
+    }
+}
+
 /// With `centered` a layer norm; without, an RMS norm, which has neither means nor beta.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 fn forward_kernel<F: Float, G: Float, N: Size>(
     x: &Tensor<Vector<F, N>>,
@@ -38,48 +108,26 @@ fn forward_kernel<F: Float, G: Float, N: Size>(
     #[comptime] dim: CubeDim,
 ) {
     let (row, start, step) = lane_of_unit();
-    let from = row * pitch;
     let mut end = 0usize.runtime();
     if row < rows {
         end = width;
     }
-    let mut kept = Array::<Vector<f32, N>>::new(parts);
-    let mut sum = Vector::<f32, N>::new(0.0f32);
-    #[unroll]
-    for part in 0..parts {
-        let i = start + part * step;
-        let mut value = Vector::<f32, N>::new(0.0f32);
-        if i < end {
-            value = Vector::cast_from(x[from + i]);
-        }
-        kept[part] = value;
-        sum += value;
-    }
-    let mut mean = 0.0f32.runtime();
+    let mut kept = RowParts::<N>::read::<F>(x, row * pitch, end, parts);
     if comptime!(centered) {
-        mean = row_sum(sum.vector_sum(), dim) / elements;
-    }
-    let mut squares = Vector::<f32, N>::new(0.0f32);
-    #[unroll]
-    for part in 0..parts {
-        if start + part * step < end {
-            let c = kept[part] - Vector::new(mean);
-            kept[part] = c;
-            squares += c * c;
-        }
-    }
-    let scale = 1.0 / (row_sum(squares.vector_sum(), dim) / elements + eps).sqrt();
-    if start == 0 && row < rows {
-        if comptime!(centered) {
+        let mean = kept.center(end, elements, parts, dim);
+        if start == 0 && row < rows {
             means[row] = mean;
         }
+    }
+    let scale = kept.scale(elements, eps, parts, dim);
+    if start == 0 && row < rows {
         scales[row] = scale;
     }
     #[unroll]
     for part in 0..parts {
         let i = start + part * step;
         if i < end {
-            let mut value = kept[part] * Vector::new(scale) * Vector::cast_from(gamma[i]);
+            let mut value = kept.values[part] * Vector::new(scale) * Vector::cast_from(gamma[i]);
             if comptime!(centered) {
                 value += Vector::cast_from(beta[i]);
             }
@@ -144,11 +192,50 @@ impl<N: Size> Lanes<N> {
         self.hats[part] = hat;
         self.slopes[part] = d * self.gamma[part];
     }
+
+    /// Writes the gradient of a row before `end` from `to` on: what the hats and slopes of its
+    /// `elements` leave after their means are taken off.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn write<F: Float>(
+        &self,
+        dx: &mut Tensor<Vector<F, N>>,
+        to: usize,
+        end: usize,
+        scale: f32,
+        elements: f32,
+        #[comptime] centered: bool,
+        #[comptime] parts: usize,
+        #[comptime] dim: CubeDim,
+    ) {
+        let (_, start, step) = lane_of_unit();
+        let mut plain = Vector::<f32, N>::new(0.0f32);
+        let mut weighted = Vector::<f32, N>::new(0.0f32);
+        #[unroll]
+        for part in 0..parts {
+            plain += self.slopes[part];
+            weighted += self.slopes[part] * self.hats[part];
+        }
+        let c2 = row_sum(weighted.vector_sum(), dim) / elements;
+        let mut c1 = 0.0f32.runtime();
+        if comptime!(centered) {
+            c1 = row_sum(plain.vector_sum(), dim) / elements;
+        }
+        #[unroll]
+        for part in 0..parts {
+            let i = start + part * step;
+            if i < end {
+                let slope = self.slopes[part] - Vector::new(c1) - self.hats[part] * Vector::new(c2);
+                dx[to + i] = Vector::cast_from(slope * Vector::new(scale));
+            }
+        }
+        // The next row's sums take the places of this one's, which all lanes must have read.
+        sync_cube();
+    }
 }
 
 /// Rows of lanes take every n-th row, `rounds` of them, and a cube's rows of lanes sum dγ, and with
 /// `centered` dβ after it, over their rows: a row of `sums`.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 fn backward_kernel<F: Float, G: Float, N: Size>(
     dy: &Tensor<Vector<F, N>>,
@@ -183,8 +270,6 @@ fn backward_kernel<F: Float, G: Float, N: Size>(
                 mean = means[row];
             }
         }
-        let mut plain = Vector::<f32, N>::new(0.0f32);
-        let mut weighted = Vector::<f32, N>::new(0.0f32);
         #[unroll]
         for part in 0..parts {
             let i = start + part * step;
@@ -196,25 +281,8 @@ fn backward_kernel<F: Float, G: Float, N: Size>(
                 d = Vector::cast_from(dy[row * dy_pitch + i]);
             }
             lanes.add(d, hat, centered, part);
-            plain += lanes.slopes[part];
-            weighted += lanes.slopes[part] * hat;
         }
-        let c2 = row_sum(weighted.vector_sum(), dim) / elements;
-        let mut c1 = 0.0f32.runtime();
-        if comptime!(centered) {
-            c1 = row_sum(plain.vector_sum(), dim) / elements;
-        }
-        #[unroll]
-        for part in 0..parts {
-            let i = start + part * step;
-            if i < end {
-                let hat = lanes.hats[part];
-                let slope = lanes.slopes[part] - Vector::new(c1) - hat * Vector::new(c2);
-                dx[row * width + i] = Vector::cast_from(slope * Vector::new(scale));
-            }
-        }
-        // The next row's sums take the places of this one's, which all lanes must have read.
-        sync_cube();
+        lanes.write::<F>(dx, row * width, end, scale, elements, centered, parts, dim);
     }
     add_up::<N>(&lanes, sums, width, centered, parts, dim);
 }
@@ -282,6 +350,7 @@ pub(super) fn forward(
             &at.client,
             at.count,
             at.dim,
+            addresses(&[&x.tensor]),
             vector,
             x.tensor.into_tensor_arg(),
             gamma.into_tensor_arg(),
@@ -340,6 +409,7 @@ pub(super) fn backward(
             &at.client,
             CubeCount::Static(cubes as u32, 1, 1),
             dim,
+            addresses(&[&dy.tensor, &x.tensor]),
             vector,
             dy.tensor.into_tensor_arg(),
             x.tensor.into_tensor_arg(),

@@ -14,7 +14,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::zspace::metadata::Metadata;
 
-use super::rows::{kernel_for, vector_size};
+use super::rows::{addresses, kernel_for, vector_size};
 
 /// `t` where it may be changed in place: in one piece, and held by nothing else.
 pub(super) fn to_change(t: CubeTensor) -> CubeTensor {
@@ -43,7 +43,7 @@ pub(super) fn columns_of(t: &CubeTensor, start: usize, columns: usize) -> CubeTe
 }
 
 /// `first` is where the part begins, in vectors.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn part_kernel<F: Float, N: Size>(
     sum: &mut Tensor<Vector<f32, N>>,
     part: &Tensor<Vector<F, N>>,
@@ -64,9 +64,16 @@ fn part_kernel<F: Float, N: Size>(
 
 /// See [`add_to_part`].
 pub(super) fn add(sum: CubeTensor, part: CubeTensor, start: usize, begun: bool) -> CubeTensor {
-    let (sum, part) = (to_change(sum), into_contiguous(part));
+    let sum = to_change(sum);
+    add_to(&sum, part, start, begun);
+    sum
+}
+
+/// The same to contiguous `sum`, whoever holds it.
+pub(super) fn add_to(sum: &CubeTensor, part: CubeTensor, start: usize, begun: bool) {
+    let part = into_contiguous(part);
     let n = part.meta.num_elements();
-    let vector = vector_size(&[&sum, &part], &[n, start]);
+    let vector = vector_size(&[sum, &part], &[n, start]);
     let client = sum.client.clone();
     let dim = CubeDim::new(&client, n / vector);
     let kernel = kernel_for!(part_kernel, part.dtype, "a gradient");
@@ -76,12 +83,42 @@ pub(super) fn add(sum: CubeTensor, part: CubeTensor, start: usize, begun: bool) 
             &client,
             cubecl::calculate_cube_count_elemwise(&client, n / vector, dim),
             dim,
+            addresses(&[sum, &part]),
             vector,
             sum.clone().into_tensor_arg(),
             part.into_tensor_arg(),
             n / vector,
             start / vector,
             begun,
+        );
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn zero_kernel<N: Size>(part: &mut Tensor<Vector<f32, N>>, vectors: usize) {
+    if ABSOLUTE_POS >= vectors {
+        terminate!();
+    }
+    part[ABSOLUTE_POS] = Vector::new(0.0f32);
+}
+
+/// See [`zero_part`].
+fn zero(sum: CubeTensor, part: Range<usize>) -> CubeTensor {
+    let (sum, n) = (to_change(sum), part.len());
+    let part = part_of(&sum, part);
+    let vector = vector_size(&[&part], &[n]);
+    let client = sum.client.clone();
+    let dim = CubeDim::new(&client, n / vector);
+    // SAFETY: a unit stays below the elements of `part`.
+    unsafe {
+        zero_kernel::launch_unchecked(
+            &client,
+            cubecl::calculate_cube_count_elemwise(&client, n / vector, dim),
+            dim,
+            addresses(&[&part]),
+            vector,
+            part.into_tensor_arg(),
+            n / vector,
         );
     }
     sum
@@ -96,6 +133,9 @@ trait Parts: Backend {
         start: usize,
         begun: bool,
     ) -> FloatTensor<Self>;
+
+    #[fusion(dtype = sum, shape = sum)]
+    fn zero_part(sum: FloatTensor<Self>, part: Range<usize>) -> FloatTensor<Self>;
 
     #[fusion(meta = part_spec)]
     fn view_part(flat: FloatTensor<Self>, part: Range<usize>) -> FloatTensor<Self>;
@@ -112,6 +152,10 @@ impl Parts for CubeBackend {
         begun: bool,
     ) -> FloatTensor<Self> {
         add(sum, part, start, begun)
+    }
+
+    fn zero_part(sum: FloatTensor<Self>, part: Range<usize>) -> FloatTensor<Self> {
+        zero(sum, part)
     }
 
     fn view_part(flat: FloatTensor<Self>, part: Range<usize>) -> FloatTensor<Self> {
@@ -148,6 +192,16 @@ pub(crate) fn add_to_part(sum: Plain<1>, part: Plain<1>, start: usize, begun: bo
     assert_eq!(sum.dtype(), DType::F32);
     let (sum, part) = (sum.into_dispatch(), part.into_dispatch());
     Plain::from_dispatch(<Dispatch as Parts>::add_to_part(sum, part, start, begun))
+}
+
+/// fp32 `sum: [n]` with zeros in a part of it, in place where nothing else holds it.
+pub(crate) fn zero_part(sum: Plain<1>, part: Range<usize>) -> Plain<1> {
+    assert!(part.end <= sum.dims()[0], "{part:?} of {:?}", sum.dims());
+    assert_eq!(sum.dtype(), DType::F32);
+    if part.is_empty() {
+        return sum;
+    }
+    Plain::from_dispatch(<Dispatch as Parts>::zero_part(sum.into_dispatch(), part))
 }
 
 /// Elements of a flat buffer. On NVIDIA GPUs a view wherever they begin, while Burn's slices are

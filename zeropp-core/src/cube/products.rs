@@ -11,9 +11,12 @@ use burn_cubecl::kernel::{into_contiguous, slice};
 use burn_cubecl::ops::numeric::add;
 use burn_cubecl::tensor::CubeTensor;
 
+use super::columns;
 use super::part::{self, to_change};
 #[cfg(feature = "cuda")]
 use super::part::{columns_of, part_of};
+#[cfg(feature = "cuda")]
+use super::rows::empty;
 #[cfg(feature = "cuda")]
 use crate::blas;
 
@@ -36,6 +39,8 @@ pub(crate) struct PlaceOfProduct {
     pub(crate) add: bool,
     /// As in [`Maker::Library`].
     pub(crate) tf32: bool,
+    /// Of a flat buffer: where the sums of y's columns go, too, and whether there are some.
+    pub(crate) sums: Option<(usize, bool)>,
 }
 
 #[backend_extension(Cube, Fusion)]
@@ -113,20 +118,36 @@ impl Products for CubeBackend {
         y: FloatTensor<Self>,
         place: PlaceOfProduct,
     ) -> FloatTensor<Self> {
-        let PlaceOfProduct { start, add, tf32 } = place;
+        let PlaceOfProduct { start, add, tf32, sums } = place;
         #[cfg(not(feature = "cuda"))]
         let _ = tf32;
         let sum = to_change(sum);
         #[cfg(feature = "cuda")]
-        {
+        let row = sums.map(|_| empty(&sum, Shape::new([y.meta.shape()[1]]), DType::F32));
+        #[cfg(feature = "cuda")]
+        let by_library = |beside| {
             let elements = x.meta.shape()[0] * y.meta.shape()[1];
             let part = part_of(&sum, start..start + elements);
-            if blas::product_to(&part, &x, &y, blas::How { add, tf32 }) {
+            blas::product_to(&part, &x, &y, blas::How { add, tf32, beside })
+        };
+        if let Some((start, begun)) = sums {
+            // The library sums columns that it reads anyway, where its heuristics have a way.
+            #[cfg(feature = "cuda")]
+            if let Some(row) = &row
+                && by_library(Some((blas::Beside::ColumnSums, row)))
+            {
+                part::add_to(&sum, row.clone(), start, begun);
                 return sum;
             }
+            columns::to_place(y.clone(), columns::Place { sums: &sum, start, add: begun });
+        }
+        #[cfg(feature = "cuda")]
+        if by_library(None) {
+            return sum;
         }
         let product = Self::product(x, y, DType::F32, Maker::CubeCl);
-        part::add(sum, product, start, add)
+        part::add_to(&sum, product, start, add);
+        sum
     }
 
     fn product_to_columns(
@@ -135,14 +156,14 @@ impl Products for CubeBackend {
         y: FloatTensor<Self>,
         place: PlaceOfProduct,
     ) -> FloatTensor<Self> {
-        let PlaceOfProduct { start, add, tf32 } = place;
+        let PlaceOfProduct { start, add, tf32, .. } = place;
         #[cfg(not(feature = "cuda"))]
         let _ = tf32;
         let out = to_change(out);
         #[cfg(feature = "cuda")]
         let columns = columns_of(&out, start, y.meta.shape()[1]);
         #[cfg(feature = "cuda")]
-        if blas::product_to(&columns, &x, &y, blas::How { add, tf32 }) {
+        if blas::product_to(&columns, &x, &y, blas::How { add, tf32, beside: None }) {
             return out;
         }
         let at = [0..x.meta.shape()[0], start..start + y.meta.shape()[1]];
@@ -203,8 +224,8 @@ pub(crate) fn affine(x: Tensor<2>, y: Tensor<2>, bias: Tensor<1>, tf32: bool) ->
 }
 
 /// fp32 `sum` with the elements of x·y from `place` on, row after row, or added to what is there,
-/// for `x: [i, k]`, `y: [k, j]` of one type, by the library if it can; in place where nothing else
-/// holds `sum`.
+/// for `x: [i, k]`, `y: [k, j]` of one type, by the library if it can; and so the sums of y's
+/// columns, if wanted. In place where nothing else holds `sum`.
 pub(crate) fn add_product(
     sum: Tensor<1>,
     x: Tensor<2>,
@@ -213,7 +234,8 @@ pub(crate) fn add_product(
 ) -> Tensor<1> {
     let start = place.start;
     let ([n], [i, k], [rows, j]) = (sum.dims(), x.dims(), y.dims());
-    let fits = k == rows && start + i * j <= n;
+    let sums_fit = place.sums.is_none_or(|(start, _)| start + j <= n);
+    let fits = k == rows && start + i * j <= n && sums_fit;
     let types = x.dtype() == y.dtype() && sum.dtype() == DType::F32;
     assert!(fits && types, "{:?}·{:?} in {n} elements from {start}", x.dims(), y.dims());
     let (sum, x, y) = (sum.into_dispatch(), x.into_dispatch(), y.into_dispatch());

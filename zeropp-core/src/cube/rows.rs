@@ -210,6 +210,11 @@ pub(super) fn vector_size(tensors: &[&CubeTensor], lengths: &[usize]) -> usize {
     client.io_optimized_vector_sizes(narrowest).filter(fits).max().unwrap_or(1)
 }
 
+/// The type of indices that reach every element of `tensors`.
+pub(super) fn addresses(tensors: &[&CubeTensor]) -> AddressType {
+    tensors.iter().map(|t| t.required_address_type()).max().unwrap_or_default()
+}
+
 /// A contiguous tensor beside `t`, not yet written.
 pub(super) fn empty(t: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(t.client.clone(), t.device.clone(), shape, dtype)

@@ -4,9 +4,9 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{ExpSum, StridedRows, empty, kernel_for, lane_of_unit, row_sum};
+use super::rows::{ExpSum, StridedRows, addresses, empty, kernel_for, lane_of_unit, row_sum};
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 fn forward_kernel<F: Float>(
     scores: &Tensor<f32>,
@@ -73,6 +73,7 @@ pub(super) fn forward(
             &at.client,
             at.count,
             at.dim,
+            addresses(&[&scores.tensor, &p]),
             scores.tensor.into_tensor_arg(),
             p.clone().into_tensor_arg(),
             sums.clone().into_tensor_arg(),
@@ -88,7 +89,7 @@ pub(super) fn forward(
     (p, sums)
 }
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 fn backward_kernel<F: Float>(
     scores: &Tensor<f32>,
@@ -160,6 +161,7 @@ pub(super) fn backward(
             &at.client,
             at.count,
             at.dim,
+            addresses(&[&scores.tensor, &dp.tensor]),
             scores.tensor.into_tensor_arg(),
             dp.tensor.into_tensor_arg(),
             sums.into_tensor_arg(),

@@ -9,9 +9,9 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{StridedRows, empty, kernel_for, row_sum, vector_size};
+use super::rows::{StridedRows, addresses, empty, kernel_for, row_sum, vector_size};
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn add_kernel(
     sum: &mut Tensor<f32>,
     part: &Tensor<f32>,
@@ -45,6 +45,7 @@ pub(super) fn add_first_rows(sum: CubeTensor, part: CubeTensor) -> CubeTensor {
             &client,
             cubecl::calculate_cube_count_elemwise(&client, elements, dim),
             dim,
+            addresses(&[&sum, &part.tensor]),
             sum.clone().into_tensor_arg(),
             part.tensor.into_tensor_arg(),
             elements,
@@ -58,7 +59,7 @@ pub(super) fn add_first_rows(sum: CubeTensor, part: CubeTensor) -> CubeTensor {
 }
 
 /// The units of a cube add the squares of a block of so many vectors, each every n-th of them.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn squares_kernel<F: Float, N: Size>(
     x: &Tensor<Vector<F, N>>,
     sums: &mut Tensor<f32>,
@@ -122,6 +123,7 @@ fn squares(x: CubeTensor, block: usize) -> CubeTensor {
             &at.client,
             count,
             dim,
+            addresses(&[&x.tensor]),
             vector,
             x.tensor.into_tensor_arg(),
             sums.clone().into_tensor_arg(),

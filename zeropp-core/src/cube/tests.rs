@@ -149,10 +149,12 @@ proptest! {
         let after = add_to_part(sum, on_gpu(&part, [n]), start, begun);
         let seen = view_part(after.clone(), start..start + n);
         assert_eq!(values(seen), want[start..start + n]);
-        assert_eq!(values(after), want);
+        assert_eq!(values(after.clone()), want);
         if let Some(kept) = kept {
             prop_assert_eq!(values(kept), before);
         }
+        want[start..start + n].fill(0.0);
+        assert_eq!(values(zero_part(after, start..start + n)), want);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::part::{part_of, to_change};
-use super::rows::{StridedRows, empty, kernel_for, vector_size};
+use super::rows::{StridedRows, addresses, empty, kernel_for, vector_size};
 
 /// How many elements of `some` are below `id`, those that equal it among them if `or_equal`.
 #[cube]
@@ -37,7 +37,7 @@ fn below<N: Size>(
 }
 
 /// The `n` tokens in the order of their ids, those of one id in their own; then these ids.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn sort_tokens_kernel<N: Size>(
     ids: &Tensor<Vector<i32, N>>,
     sorted: &mut Tensor<u32>,
@@ -76,7 +76,7 @@ fn sort_tokens_kernel<N: Size>(
 /// Rows that a unit reads before it adds them.
 const AT_A_TIME: usize = 4;
 
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 fn token_rows_kernel<F: Float, N: Size>(
     sum: &mut Tensor<Vector<f32, N>>,
@@ -167,6 +167,7 @@ pub(super) fn add(
             &client,
             count,
             dim,
+            addresses(&[&sorted]),
             each,
             arg(&ids),
             arg(&sorted),
@@ -177,6 +178,7 @@ pub(super) fn add(
             &client,
             add_count,
             add_dim,
+            addresses(&tensors),
             vector,
             arg(&sum),
             arg(&rows.tensor),

@@ -8,7 +8,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{StridedRows, vector_size};
+use super::rows::{StridedRows, addresses, vector_size};
 use crate::kernels::rope::Turned;
 
 /// Which heads of rows turn, and by which rows of the tables of angles.
@@ -25,7 +25,7 @@ pub(crate) struct TurnedRows {
 }
 
 /// A unit turns a vector of elements of a head's first half and the one of its second half.
-#[cube(launch_unchecked)]
+#[cube(launch_unchecked, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments)]
 fn turn_kernel<F: Float, I: Int, N: Size>(
     x: &mut Tensor<Vector<F, N>>,
@@ -132,6 +132,7 @@ fn turn(
             &client,
             count,
             dim,
+            addresses(&[&x.tensor]),
             vector,
             x.tensor.clone().into_tensor_arg(),
             cos.into_tensor_arg(),

@@ -132,8 +132,12 @@ impl DeviceGrads {
     }
 }
 
-/// `flat` with zeros in a part of it.
+/// `flat` with zeros in a part of it; on a GPU in place, with nothing of its size beside it.
 fn zeroed(flat: Tensor<1>, part: Range<usize>) -> Tensor<1> {
+    #[cfg(feature = "cube")]
+    if crate::cube::is_on(&flat) {
+        return crate::cube::zero_part(flat, part);
+    }
     let zeros = Tensor::zeros([part.len()], (&flat.device(), DType::F32));
     if part.len() == flat.dims()[0] { zeros } else { flat.slice_assign([part], zeros) }
 }
@@ -233,15 +237,22 @@ impl Grads {
     /// # Panics
     /// Panics on the CPU; [`host_mut`](Self::host_mut) is for that.
     pub(crate) fn change(&mut self, slot: ParamSlot, add: impl FnOnce(GradientPlace) -> Tensor<1>) {
-        let place = &self.layouts[slot.layer].params[slot.param];
-        let part = place.offset..place.offset + place.spec.len();
+        let (start, begun) = self.begin(slot);
+        let part = start..start + self.layouts[slot.layer].params[slot.param].spec.len();
         let LayerGrads::Device(all) = self.layer(slot.layer) else { panic!("on the CPU") };
         let flat = all.flat.take().expect("changed by one at a time");
         let as_before = (flat.dims(), flat.dtype());
-        let begun = std::mem::replace(&mut all.begun[slot.param], true);
         let flat = add(GradientPlace { flat, part, begun });
         assert_eq!((flat.dims(), flat.dtype()), as_before, "the gradient of {slot:?}");
         all.flat = Some(flat);
+    }
+
+    /// Where the gradient of a parameter off the CPU begins in that of its layer, and whether there
+    /// is a sum to add to: from now on there is.
+    pub(crate) fn begin(&mut self, slot: ParamSlot) -> (usize, bool) {
+        let start = self.layouts[slot.layer].params[slot.param].offset;
+        let LayerGrads::Device(all) = self.layer(slot.layer) else { panic!("on the CPU") };
+        (start, std::mem::replace(&mut all.begun[slot.param], true))
     }
 
     /// The accumulator of one parameter as a slice to add into; `None` off the CPU.

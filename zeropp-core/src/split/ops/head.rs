@@ -128,7 +128,7 @@ impl ChunkedHead<'_> {
                 dxs.push(products::matmul(slope.clone(), w.clone()));
                 if self.w.trains() {
                     let (mut grads, slot) = (sink.grads.lock(), self.w.slot());
-                    products::add_gradient(&mut grads, slot, slope.transpose(), x);
+                    products::add_gradient(&mut grads, slot, None, slope.transpose(), x);
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Tensor, bf16 as Half};
 
-use super::columns::{add_column_sums, column_sums};
+use super::columns::column_sums;
 use super::{Later, VectorSums, fast, halves, is_fast, link, products, rows, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
@@ -207,11 +207,10 @@ impl Matrix {
             return self.half_weight_gradient(bias, xs.as_slice(), dys.as_slice(), grads);
         }
         let (x, dy) = (rows(x), rows(dy));
-        if let Some(b) = bias {
-            add_column_sums(grads, b.slot(), dy.clone());
-        }
         let (left, right) = if self.transposed { (dy, x) } else { (x, dy) };
-        products::add_gradient(grads, self.w.slot(), left.transpose(), right);
+        // Of what is transposed, a head, there is no bias.
+        let (w, bias) = (self.w.slot(), bias.map(Weight::slot));
+        products::add_gradient(grads, w, bias, left.transpose(), right);
     }
 
     /// The same of bf16 factors: their products are added to fp32.

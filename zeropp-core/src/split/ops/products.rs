@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use burn::tensor::{DType, Tensor};
 
+use super::columns::add_column_sums;
 #[cfg(feature = "cube")]
 use super::on_gpu;
 use crate::choice::DeviceKind;
@@ -111,7 +112,7 @@ pub fn matmul_f32<const D: usize>(x: Tensor<D>, y: Tensor<D>) -> Tensor<D> {
 /// Where a product goes.
 #[cfg(feature = "cube")]
 fn place(start: usize, add: bool) -> PlaceOfProduct {
-    PlaceOfProduct { start, add, tf32: TF32.get() }
+    PlaceOfProduct { start, add, tf32: TF32.get(), sums: None }
 }
 
 /// The columns of `x: [n, h]` from `start` on, `[n, columns]`: a factor of a product.
@@ -173,14 +174,27 @@ pub fn add_product(sum: Tensor<1>, x: Tensor<2>, y: Tensor<2>) -> Tensor<1> {
     sum + matmul_f32(x, y).reshape(n)
 }
 
-/// Adds x·y to the gradient of the parameter of `slot`.
-pub(super) fn add_gradient(grads: &mut Grads, slot: ParamSlot, x: Tensor<2>, y: Tensor<2>) {
+/// Adds x·y to the gradient of the parameter of `slot`, and the sums of y's columns to that of
+/// `bias`, a parameter of the same layer.
+pub(super) fn add_gradient(
+    grads: &mut Grads,
+    slot: ParamSlot,
+    bias: Option<ParamSlot>,
+    x: Tensor<2>,
+    y: Tensor<2>,
+) {
+    assert!(bias.is_none_or(|bias| bias.layer == slot.layer), "{bias:?} beside {slot:?}");
     #[cfg(feature = "cube")]
     if by_library(&x, &y) {
+        let sums = bias.map(|bias| grads.begin(bias));
         return grads.change(slot, |GradientPlace { flat, part, begun }| {
             assert_eq!(part.len(), x.dims()[0] * y.dims()[1], "the gradient of {slot:?}");
-            cube::add_product(flat, x, y, place(part.start, begun))
+            let place = PlaceOfProduct { sums, ..place(part.start, begun) };
+            cube::add_product(flat, x, y, place)
         });
+    }
+    if let Some(bias) = bias {
+        add_column_sums(grads, bias, y.clone());
     }
     grads.add(slot, matmul_f32(x, y));
 }

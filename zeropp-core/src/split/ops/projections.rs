@@ -5,7 +5,7 @@
 
 use burn::tensor::{Tensor, bf16 as Half};
 
-use super::columns::{add_column_sums, column_sums};
+use super::columns::add_column_sums;
 use super::linear::{bias_gradient, packed, row_block};
 use super::position::{RotaryTurn, Rotation, turn};
 use super::{Later, VectorSums, fast, halves, is_tracked, link, products, rows, wants_gradient};
@@ -265,23 +265,13 @@ impl ProjectionMaps {
         let own = |start: &usize, map: &Projection| {
             products::columns_of(&dy, *start, map.weight.shape()[1])
         };
-        for (start, map) in self.maps.iter().filter(|(_, map)| map.weight.trains()) {
-            let (x, dy) = (x.clone().transpose(), own(start, map));
-            products::add_gradient(grads, map.weight.slot(), x, dy);
-        }
-        if let [(0, Projection { bias: Some(bias), .. })] = &self.maps[..]
-            && bias.trains()
-        {
-            return add_column_sums(grads, bias.slot(), dy);
-        }
-        let bias_trains =
-            |(_, map): &(usize, Projection)| map.bias.as_ref().is_some_and(Weight::trains);
-        let db = self.maps.iter().any(bias_trains).then(|| column_sums(dy));
         for (start, map) in &self.maps {
-            let out = map.weight.shape()[1];
-            if let Some(bias) = map.bias.as_ref().filter(|bias| bias.trains()) {
-                let db = db.clone().expect("made where a bias trains");
-                grads.add(bias.slot(), db.narrow(0, *start, out));
+            let bias = map.bias.as_ref().filter(|bias| bias.trains()).map(Weight::slot);
+            if map.weight.trains() {
+                let (x, dy) = (x.clone().transpose(), own(start, map));
+                products::add_gradient(grads, map.weight.slot(), bias, x, dy);
+            } else if let Some(bias) = bias {
+                add_column_sums(grads, bias, own(start, map));
             }
         }
     }

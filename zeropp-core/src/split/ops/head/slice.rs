@@ -360,7 +360,7 @@ fn add_weights(
         }
         Slopes::Device(slope) => {
             let x = rows(x.clone()).narrow(0, tokens.start, tokens.len());
-            products::add_gradient(grads, slot, slope.transpose(), x);
+            products::add_gradient(grads, slot, None, slope.transpose(), x);
         }
     }
 }
