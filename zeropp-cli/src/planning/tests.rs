@@ -331,7 +331,7 @@ fn a_plan_of_experts_on_gpus_says_that_runs_refuse_it() {
         refused.starts_with("launch = slurm: runs on GPUs refuse layout 1: models with experts")
     );
     let out = planned(&asked(&format!("{line} --recompute auto:out=host")), None);
-    let out = out.err().expect("refused").message;
+    let out = out.map(drop).unwrap_err().message;
     assert!(out.starts_with("recompute:out = host: model qwen3-30b-a3b has experts"), "{out}");
 }
 
