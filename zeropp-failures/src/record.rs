@@ -106,7 +106,8 @@ pub struct ExpertLoad {
 }
 
 impl ExpertLoad {
-    /// Whether an expert has so many times the mean that its layer's others wait for it.
+    /// Whether an expert has so many times the mean that a rank's threads, which take whole experts,
+    /// may wait for it.
     pub fn is_unbalanced(fullest: f64) -> bool {
         fullest >= 2.0
     }
