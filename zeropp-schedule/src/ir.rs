@@ -206,8 +206,8 @@ impl LayerRun {
     /// * the last B of such a gradient and its W, with only frees between: no other rank waits for
     ///   what this B gives.
     ///
-    /// None where the stage's gradient of an earlier unit is still being reduced. Where the stage has
-    /// one layer, or the head is split, a backward runs by itself nevertheless.
+    /// None where the stage's gradient of an earlier unit is still being reduced. Where the stage
+    /// has one layer, or the head is split, a backward runs by itself nevertheless.
     pub fn at(program: &[Action], at: usize) -> Option<LayerRun> {
         let Action::Compute { kind, stage, micro_batch } = *program.get(at)? else { return None };
         let (before, rest) = program.split_at(at);
