@@ -197,9 +197,8 @@ fn programs_without_ends_of_reductions_change_nothing() {
     let apart = schedule("zeropp", 2, 1, MICRO_BATCHES, 3);
     let mut whole = apart.clone();
     for action in whole.ranks.iter_mut().flatten() {
-        match action {
-            Action::Compute { kind: kind @ Compute::B, .. } => *kind = Compute::BW,
-            _ => {}
+        if let Action::Compute { kind: kind @ Compute::B, .. } = action {
+            *kind = Compute::BW;
         }
     }
     let is_w = |action: &Action| matches!(action, Action::Compute { kind: Compute::W, .. });
