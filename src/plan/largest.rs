@@ -21,13 +21,16 @@ pub(crate) fn check(bp: &Blueprint) -> Result<(), Error> {
 
 /// The same of GPUs whose buffers have at most so many bytes.
 fn check_against(bp: &Blueprint, most: u64) -> Result<(), Error> {
-    let pieces = bp.cut().pieces();
+    let cut = bp.cut();
     // Of a split head each rank has some rows.
     let whole = bp.parts.layers().len() - usize::from(bp.head.is_some());
     let bytes = |i: usize| {
         let layer = &bp.parts.layers()[i];
-        // The gradient is whole on every rank before it is reduced, and so are gathered weights.
-        (4 * layer.trained(pieces)).max(bp.compute.size() as u64 * layer.elements(pieces))
+        let (gradient, weights) = (layer.trained(cut.pieces()), layer.largest(cut.pieces()));
+        // The gradient is whole on every rank before it is reduced, and so are gathered weights;
+        // what trains and what does not are apart.
+        let gathered = bp.compute.size() as u64 * weights;
+        (4 * gradient).max(gathered).max(4 * weights / cut.zero3 as u64)
     };
     let Some(largest) = (0..whole).max_by_key(|i| bytes(*i)).filter(|i| bytes(*i) > most) else {
         return Ok(());
@@ -49,6 +52,7 @@ fn check_against(bp: &Blueprint, most: u64) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Precision;
     use crate::{Config, Trainer};
 
     #[test]
@@ -65,6 +69,28 @@ mod tests {
         let refused = said(largest - 1).unwrap();
         for part in ["device = cpu: layer ", "KiB in one buffer on each rank"] {
             assert!(refused.contains(part), "{refused}");
+        }
+    }
+
+    /// The fp32 shard of what is frozen is larger than its gathered bf16; what trains is apart.
+    #[test]
+    fn what_is_frozen_has_a_buffer_of_its_own() {
+        let sizes = Config { layers: 4, hidden: 64, seq: 16, heads: 2, ..Config::default() };
+        let refuses =
+            |vocab: usize, freeze: &str, precision: Precision, zero3: usize, most: u64| {
+                let (vocab, freeze) = (Some(vocab), Some(freeze.into()));
+                let config = Config { vocab, freeze, precision, zero3, ..sizes.clone() };
+                check_against(&Trainer::new(config).unwrap().blueprint, most).is_err()
+            };
+        let words = 4 * 2048 * 64;
+        for (zero3, refused) in [(1, true), (2, false)] {
+            let found = refuses(2048, "wte,lm_head", Precision::Bf16, zero3, words - 1);
+            assert_eq!(found, refused, "D {zero3}");
+        }
+        // A block's 4 · 64² and 8 · 64² numbers, and vectors.
+        for (most, refused) in [(8, true), (10, false)] {
+            let found = refuses(256, "*mlp*", Precision::Fp32, 2, 4 * most * 64 * 64);
+            assert_eq!(found, refused, "{most} · 64²");
         }
     }
 }

@@ -189,6 +189,33 @@ fn files_run_and_change_nothing() {
     assert_eq!(Trainer::new(of_file(&path, 2)).unwrap().plan().units, [3, 3, 2]);
 }
 
+/// Where a program does not say when reductions end, the one of a stage's earlier unit does before
+/// the next begins.
+#[test]
+fn programs_without_ends_of_reductions_change_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let apart = schedule("zeropp", 2, 1, MICRO_BATCHES, 3);
+    let mut whole = apart.clone();
+    for action in whole.ranks.iter_mut().flatten() {
+        if let Action::Compute { kind: kind @ Compute::B, .. } = action {
+            *kind = Compute::BW;
+        }
+    }
+    let is_w = |action: &Action| matches!(action, Action::Compute { kind: Compute::W, .. });
+    whole.ranks.iter_mut().for_each(|rank| rank.retain(|action| !is_w(action)));
+    for (what, zero3) in [("apart", 1), ("apart", 2), ("whole", 1), ("whole", 2)] {
+        let schedule = if what == "whole" { &whole } else { &apart };
+        let mut program = lower(schedule, &LowerOptions::default());
+        let is_end = |action: &Action| matches!(action, Action::Retire { .. });
+        program.ranks.iter_mut().for_each(|rank| rank.retain(|action| !is_end(action)));
+        let path = save(&dir, "program.json", &program);
+        let found = run(Config { zero3, ..of_file(&path, 2) });
+        let reference = run(Config { unit: Some(3), zero3, ..base() });
+        assert_same_bits(&reference, &found, &format!("{what}, D {zero3}"));
+        assert_eq!(found.summary.peak_bytes, found.summary.predicted_bytes, "{what}, D {zero3}");
+    }
+}
+
 /// Three stages on two ranks: 1 on rank 1, 0 and 2 on rank 0; all F, then all backwards.
 fn uneven() -> Schedule {
     let all = |kind, stage| (0..MICRO_BATCHES).map(move |i| Action::compute(kind, stage, i));

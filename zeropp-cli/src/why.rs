@@ -177,8 +177,8 @@ fn of_experts(load: &ExpertLoad) -> String {
     let ExpertLoad { fullest, layer, idle, slower, .. } = load;
     let slower = slower.filter(|slower| *slower >= SLOWER_MIN).map(|slower| {
         format!(
-            "; its stage took {slower:.1} times as long as the others for as many operations: \
-             time goes there (--balance spreads tokens)"
+            "; in that step its stage took {slower:.1} times as long as the others for as many \
+             operations: where ranks have several threads, --balance may help"
         )
     });
     format!("{}{}", spread(*fullest, layer, *idle), slower.unwrap_or_default())
@@ -272,7 +272,9 @@ mod tests {
         assert_eq!(of(1.9, None), mean);
         assert!(of(4.0, None).starts_with("experts are unbalanced: the fullest expert had 4.00 "));
         assert!(of(4.0, Some(1.2)).ends_with("5 experts without a token"));
-        let said = "; its stage took 1.8 times as long as the others for as many operations";
+        // One step's times on a machine with other work tell no cause.
+        let said = "; in that step its stage took 1.8 times as long as the others for as many \
+                    operations: where ranks have several threads, --balance may help";
         assert!(of(4.0, Some(1.8)).contains(said), "{}", of(4.0, Some(1.8)));
     }
 }

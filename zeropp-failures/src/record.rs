@@ -106,7 +106,8 @@ pub struct ExpertLoad {
 }
 
 impl ExpertLoad {
-    /// Whether an expert has so many times the mean that its layer's others wait for it.
+    /// Whether an expert has so many times the mean that a rank's threads may wait for it: each
+    /// takes whole experts.
     pub fn is_unbalanced(fullest: f64) -> bool {
         fullest >= 2.0
     }

@@ -58,6 +58,12 @@ impl LayerSizes {
         self.buffers(pieces).iter().sum()
     }
 
+    /// Elements of the larger of its flat buffers.
+    pub fn largest(&self, pieces: usize) -> u64 {
+        let [trained, frozen] = self.buffers(pieces);
+        trained.max(frozen)
+    }
+
     /// Elements of the flat buffer of what trains, and of that of what does not.
     fn buffers(&self, pieces: usize) -> [u64; 2] {
         self.padded.map(|n| n.next_multiple_of(BLOCK * pieces) as u64)

@@ -206,7 +206,8 @@ impl LayerRun {
     /// * the last B of such a gradient and its W, with only frees between: no other rank waits for
     ///   what this B gives.
     ///
-    /// Where the stage has one layer, or the head is split, a backward runs by itself nevertheless.
+    /// None where the stage's gradient of an earlier unit is still being reduced. Where the stage
+    /// has one layer, or the head is split, a backward runs by itself nevertheless.
     pub fn at(program: &[Action], at: usize) -> Option<LayerRun> {
         let Action::Compute { kind, stage, micro_batch } = *program.get(at)? else { return None };
         let (before, rest) = program.split_at(at);
@@ -230,10 +231,11 @@ impl LayerRun {
             |action: &&Action| kind == Compute::BW && (is_free(action) || **action == sent);
         let passed = rest[len..].iter().take_while(passes).count();
         let behind = match &rest[len + passed..] {
-            [Action::Retire { stage: other }, behind @ ..] if *other != stage => behind,
+            [Action::Retire { .. }, behind @ ..] => behind,
             behind => behind,
         };
-        if behind.first() != Some(&Action::ReduceScatter { stage }) {
+        let is_followed = behind.first() == Some(&Action::ReduceScatter { stage });
+        if !is_followed || is_reducing(before, stage) {
             return None;
         }
         let backward = kind != Compute::W;
@@ -253,6 +255,15 @@ impl LayerRun {
         let of = |action: &&Action| matches!(action, Action::Compute { .. });
         program[at..][..self.len].iter().filter(of)
     }
+}
+
+/// Whether the gradient of an earlier unit of `stage` is still being reduced, as where a program
+/// does not say when that ends: layers of the next one would take its place.
+fn is_reducing(before: &[Action], stage: usize) -> bool {
+    let mut latest = before.iter().rev();
+    let latest = latest
+        .find(|action| matches!(action, Action::ReduceScatter { .. } | Action::Retire { .. }));
+    latest == Some(&Action::ReduceScatter { stage })
 }
 
 /// Whether a gradient of `stage` has been begun and not reduced `before`: what one micro-batch has

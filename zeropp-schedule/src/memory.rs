@@ -497,14 +497,6 @@ impl<'a> Ledger<'a> {
             self.now.activation -= bytes.workspace;
         }
         self.of_head(micro_batch, |head, sizes| head.end(kind, stage, micro_batch, sizes));
-        let gives = kind.gives(stage, self.own);
-        if let Some(message) = gives
-            && let Some(consumer) = message.consumer(stage, self.own)
-            && self.places.has(consumer)
-        {
-            self.arrive(message, consumer, micro_batch);
-            self.mark();
-        }
         let place = self.places.of(stage, micro_batch);
         let by_layer = self.is_backward_by_layer(place);
         let stash = if by_layer { 0 } else { bytes.stash };
@@ -524,6 +516,14 @@ impl<'a> Ledger<'a> {
         }
         if matches!(kind, Compute::W | Compute::BW) {
             self.now.weight_stash -= stash;
+        }
+        let gives = kind.gives(stage, self.own);
+        if let Some(message) = gives
+            && let Some(consumer) = message.consumer(stage, self.own)
+            && self.places.has(consumer)
+        {
+            self.arrive(message, consumer, micro_batch);
+            self.mark();
         }
     }
 

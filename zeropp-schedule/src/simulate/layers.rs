@@ -175,9 +175,15 @@ mod tests {
             LayerRun::at(&program, first)
         };
         assert_eq!(with(Action::Retire { stage: 1 }), Some(run));
-        for other in [Action::Retire { stage: 0 }, Action::AllGather { stage: 1 }] {
-            assert_eq!(with(other), None, "{other}");
-        }
+        assert_eq!(with(Action::AllGather { stage: 1 }), None);
+        let reduced = Action::ReduceScatter { stage: 0 };
+        let after = |before: &[Action]| {
+            let program = [before, &program[..]].concat();
+            LayerRun::at(&program, before.len() + first)
+        };
+        assert_eq!(after(&[reduced]), None, "its gradient of an earlier unit is on its way");
+        assert_eq!(after(&[reduced, Action::Retire { stage: 0 }]), Some(run));
+        assert_eq!(after(&[reduced, Action::ReduceScatter { stage: 1 }]), Some(run));
     }
 
     /// One rank with a W behind each B, or with whole backwards.
