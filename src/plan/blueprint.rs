@@ -10,7 +10,7 @@ use zeropp_comm::mesh::Mesh;
 use zeropp_core::device;
 use zeropp_core::layer::{BatchShape, Model, Part};
 use zeropp_core::metrics::{EvaluationPlan, Plan, RankPlan};
-use zeropp_core::optimizer::{Cut, Out, Shares};
+use zeropp_core::optimizer::{Cut, Shares};
 use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict_at_once};
@@ -319,7 +319,7 @@ impl Blueprint {
     pub(crate) fn cut(&self) -> Cut {
         let zero1 = self.config.zero1;
         let owners = if zero1 { self.mesh.dp } else { 1 };
-        let out = Out::of_run(self.config.optimizer_out.is_some(), self.mesh.dp);
+        let out = self.config.states_out().beside(self.mesh.dp);
         Cut { zero3: self.mesh.zero3, owners, zero1, out }
     }
 

@@ -90,6 +90,8 @@ pub enum Out {
     /// Nothing.
     #[default]
     Nothing,
+    /// What the optimizer keeps, AdamW's moments before all.
+    Moments,
     /// Parameters and what the optimizer keeps. Gradients are summed over replicas in memory.
     States,
     /// Reduced gradients, too.
@@ -104,13 +106,9 @@ impl Out {
     /// and the one before, which is written.
     const PIECES: usize = 3;
 
-    /// What of a run is, that has a file, with or without other replicas.
-    pub fn of_run(has_file: bool, replicas: usize) -> Out {
-        match (has_file, replicas) {
-            (false, _) => Out::Nothing,
-            (true, 1) => Out::All,
-            (true, _) => Out::States,
-        }
+    /// The same in a run of so many replicas.
+    pub fn beside(self, replicas: usize) -> Out {
+        if self == Out::All && replicas > 1 { Out::States } else { self }
     }
 
     /// Whether anything is.
@@ -118,12 +116,17 @@ impl Out {
         self != Out::Nothing
     }
 
+    /// Whether parameters are.
+    pub fn has_parameters(self) -> bool {
+        [Out::States, Out::All].contains(&self)
+    }
+
     /// Bytes that adding to a reduced gradient of `elements` takes where that is in the file: its
     /// pieces.
     pub fn adding(self, elements: usize) -> u64 {
         match self {
             Out::All => 4 * (Out::PIECES * elements.min(Out::PIECE)) as u64,
-            Out::Nothing | Out::States => 0,
+            Out::Nothing | Out::Moments | Out::States => 0,
         }
     }
 
@@ -230,15 +233,19 @@ impl Owned<'_> {
         if at_once { self.len } else { self.len.min(Out::PIECE) }
     }
 
-    /// Bytes of the pieces that an update from a file has in memory at once, where all layers are
-    /// like this one and `kept` has an entry for each parameter.
-    pub fn piece_bytes(&self, kept: &[Kept], zero3: usize, zero1: bool) -> u64 {
+    /// Bytes of the pieces that an update of what is `out` has in memory at once, where all layers
+    /// are like this one and `kept` has an entry for each parameter.
+    pub fn piece_bytes(&self, kept: &[Kept], zero3: usize, zero1: bool, out: Out) -> u64 {
         let piece = self.piece(kept, zero1);
         let whole: usize = self.segments().map(|(param, _)| kept[param].whole_words).sum();
         let block = self.segments().map(|(param, _)| kept[param].block_words).max().unwrap_or(0);
+        let state = piece / BLOCK * block + whole;
+        if !out.has_parameters() {
+            // Of parameters only what is computed with is copied.
+            return 4 * (Out::PIECES * state + piece) as u64;
+        }
         let gathered = if zero1 { self.layout.len / zero3 } else { 0 };
-        let words = 2 * piece + piece / BLOCK * block + whole + gathered;
-        4 * (Out::PIECES * words) as u64
+        4 * (Out::PIECES * (2 * piece + state + gathered)) as u64
     }
 
     /// Bytes that an update takes once it is computed, in a group of `zero3` ranks: with `zero1`
@@ -262,7 +269,7 @@ impl Owned<'_> {
         let update = computing.max(self.returning(cut.zero3, cut.zero1));
         let before = own + state;
         let pieces = match cut.out.is_any() {
-            true => self.piece_bytes(kept, cut.zero3, cut.zero1),
+            true => self.piece_bytes(kept, cut.zero3, cut.zero1, cut.out),
             false => 0,
         };
         let mut bytes = UpdateBytes {
@@ -438,6 +445,9 @@ mod tests {
         assert_eq!(of(&two, &[BLOCK], false, Out::All).pieces, 3 * 4 * 4 * BLOCK as u64);
         // Gathered as a whole, and one tensor of a matrix.
         assert_eq!(of(&two, &[n], true, Out::All).pieces, 3 * 4 * 5 * n as u64);
+        let moments = 4 * (3 * 2 + 1);
+        assert_eq!(of(&two, &[n], false, Out::Moments).pieces, moments * piece);
+        assert_eq!(of(&two, &[n], true, Out::Moments).pieces, moments * n as u64);
         assert_eq!(of(&rule(), &[3 * 256, 512], false, Out::All).pieces, 3 * 4 * 3 * n as u64);
         assert_eq!(Out::All.adding(n), 3 * 4 * piece);
         assert_eq!(Out::States.adding(n), 0);

@@ -147,7 +147,7 @@ pub fn stage_bytes<'a>(
     let in_forward: u64 = in_forward.map(|layer| layer.trained(pieces)).sum();
     let [shard, trained_shard] = [elements, trained].map(|n| n / cut.zero3 as u64);
     // Without shards a gather of fp32 weights is the parameters themselves, where these are here.
-    let (alone, fp32, is_here) = (cut.zero3 == 1, element == 4, !cut.out.is_any());
+    let (alone, fp32, is_here) = (cut.zero3 == 1, element == 4, !cut.out.has_parameters());
     let own = |layer: &LayerSizes| layer.buffers(pieces).map(|n| n / cut.zero3 as u64);
     let read = layers.clone().flat_map(own).max().unwrap_or(0);
     let adding = layers.clone().map(|layer| cut.out.adding(own(layer)[0] as usize));
@@ -327,7 +327,7 @@ impl RankState {
             let gathering = if cut.zero1 { all / owners + all } else { 0 };
             // What is in a file is read as a whole.
             let read = 4 * stage.tied_rows / zero3 / owners;
-            let read = if cut.out.is_any() { read } else { 0 };
+            let read = if cut.out.has_parameters() { read } else { 0 };
             let update = |bytes: &u64| gathering.max(*bytes + read);
             shares.add(&Shares::of_exchange(stage.exchanged.iter().map(update)), 1);
         }
@@ -335,20 +335,20 @@ impl RankState {
         let gradient = shard(|stage| stage.trained);
         let updated = shard(|stage| stage.trained - stage.returned);
         let (owned, state) = (updated / owners, each().map(|b| b.state).max().unwrap_or(0));
-        let is_out = cut.out.is_any();
-        let here = |bytes: u64| if is_out { 0 } else { bytes };
-        let work = |b: &UpdateBytes| here(b.state) + b.pieces + b.update.max(swapped);
+        let here = |is_out: bool, bytes: u64| if is_out { 0 } else { bytes };
+        let [state_out, all_out] = [cut.out.is_any(), cut.out.has_parameters()];
+        let work = |b: &UpdateBytes| here(state_out, b.state) + b.pieces + b.update.max(swapped);
         let at_work = each().map(work).max().unwrap_or(0);
         let late_at_work = each().map(|b| b.state + b.late).max().unwrap_or(0);
-        let (parameters, kept) = (shard(|stage| stage.elements), here(state));
+        let (parameters, kept) = (shard(|stage| stage.elements), here(state_out, state));
         // Both layers of a tied weight have gradients until these are summed.
         let sums_out = if cut.out == Out::All { gradient + twice } else { 0 };
         RankState {
-            parameters: here(parameters),
+            parameters: here(all_out, parameters),
             gradient: if cut.out == Out::All { 0 } else { gradient },
             owned,
             kept,
-            out: if is_out { parameters + state + sums_out } else { 0 },
+            out: here(!state_out, state) + here(!all_out, parameters) + sums_out,
             kept_saved: each().map(|b| b.saved).max().unwrap_or(0),
             at_work,
             rollback: if late { owned + state + owned } else { 0 },

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
-use zeropp_core::cpu_tensor::{add_in_place, into_vec, on_cpu};
+use zeropp_core::cpu_tensor::{add_in_place, from_vec, into_vec, on_cpu};
 use zeropp_core::kernels;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_core::params::{FlatLayout, ParamSpec};
@@ -86,7 +86,21 @@ impl LayerShard {
         (self.param, self.param_hold) = kept(param, self.file.parameters.as_ref(), meter);
     }
 
-    /// The same, with what has counted them so far, until they are in their place.
+    /// Replaces some of the parameters, which are in memory.
+    pub(crate) fn write_param(
+        &mut self,
+        range: std::ops::Range<usize>,
+        values: &[f32],
+        meter: &Arc<Meter>,
+    ) {
+        self.param_hold = None;
+        let mut all = into_vec(self.take_param().into_tensor());
+        all[range].copy_from_slice(values);
+        let n = all.len();
+        self.set_param(from_vec(all, [n]), meter);
+    }
+
+    /// Replaces all, with what has counted them so far, until they are in their place.
     pub(crate) fn return_param(&mut self, param: Tensor<1>, counted: Hold, meter: &Arc<Meter>) {
         let file = self.file.parameters.clone();
         let counted = Some(counted).filter(|_| file.is_some());

@@ -53,14 +53,14 @@ pub struct ShardOptions {
 impl ShardOptions {
     /// What is in the file, with or without other replicas.
     fn out(&self, groups: &Groups) -> Out {
-        Out::of_run(self.file.is_some(), groups.replica.size())
+        self.file.as_ref().map_or(Out::Nothing, |file| file.out.beside(groups.replica.size()))
     }
 
     fn files(&self, groups: &Groups) -> ShardFile {
-        let sums_out = self.out(groups) == Out::All;
+        let out = self.out(groups);
         ShardFile {
-            parameters: self.file.clone(),
-            gradients: self.file.clone().filter(|_| sums_out),
+            parameters: self.file.clone().filter(|_| out.has_parameters()),
+            gradients: self.file.clone().filter(|_| out == Out::All),
         }
     }
 }
@@ -246,7 +246,7 @@ impl ShardedStage {
         let (dtype, group) = (self.options.compute, &self.groups.zero3);
         let hold = |kind, elements: usize| self.meter.hold(kind, (elements * dtype.size()) as u64);
         let (alone, fp32, is_out) =
-            (self.is_alone(), dtype == DType::F32, self.options.file.is_some());
+            (self.is_alone(), dtype == DType::F32, self.options.out(&self.groups).has_parameters());
         // Until they are here, room for them; a cast of the shard is a copy, and, alone in its
         // group, the result. Alone and not cast, what is gathered is the parameters themselves,
         // where they are in memory.

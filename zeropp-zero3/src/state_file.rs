@@ -10,9 +10,12 @@ use parking_lot::Mutex;
 use zeropp_comm::{CommError, CommResult};
 use zeropp_core::files::{ScratchCopy, ScratchFile, ScratchPlace};
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
+use zeropp_core::optimizer::Out;
 
 /// The file. It has no name, and its bytes count as *host state*.
 pub struct StateFile {
+    /// What is in it, where there are no other replicas.
+    pub(crate) out: Out,
     inner: Mutex<FileState>,
     meter: Arc<Meter>,
 }
@@ -47,13 +50,13 @@ pub(crate) struct StatePlace {
 }
 
 impl StateFile {
-    /// Makes a file in `folder`, and that if it is missing.
+    /// Makes a file in `folder` for what is to be `out`, and that folder if it is missing.
     ///
     /// # Errors
     /// A folder where no file can be made, or a thread that is refused.
-    pub fn open(folder: &Path, meter: &Arc<Meter>) -> io::Result<Arc<StateFile>> {
+    pub fn open(folder: &Path, out: Out, meter: &Arc<Meter>) -> io::Result<Arc<StateFile>> {
         let inner = FileState { file: ScratchFile::open(folder)?, writing: None, failed: None };
-        Ok(Arc::new(StateFile { inner: Mutex::new(inner), meter: meter.clone() }))
+        Ok(Arc::new(StateFile { out, inner: Mutex::new(inner), meter: meter.clone() }))
     }
 
     /// The first fault, if there was one.

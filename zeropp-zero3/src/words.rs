@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn words_out_of_memory_are_those_that_were_here() {
         let meter = Meter::new();
-        let file = StateFile::open(&std::env::temp_dir(), &meter).unwrap();
+        let file = StateFile::open(&std::env::temp_dir(), Out::All, &meter).unwrap();
         let n = Out::PIECE + 300;
         let values: Vec<f32> = (0..n).map(|i| i as f32).collect();
         let here = Words::Here(from_vec(values.clone(), [n]));
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn a_fault_of_the_file_is_told_when_it_is_asked() {
         let meter = Meter::new();
-        let file = StateFile::open(&std::env::temp_dir(), &meter).unwrap();
+        let file = StateFile::open(&std::env::temp_dir(), Out::All, &meter).unwrap();
         // Nothing has been written there.
         let words = Words::Out(file.place(9));
         assert_eq!(cpu_tensor::into_vec(words.tensor()), [0.0; 9]);

@@ -104,7 +104,7 @@ impl StateToWrite {
             }
         };
         let layers: Vec<_> = optimizer.layers_to_save(stages).into_iter().map(layer).collect();
-        let out = if optimizer.file.is_some() { Out::States } else { Out::Nothing };
+        let out = optimizer.file.as_ref().map_or(Out::Nothing, |file| file.out);
         let is_something = layers.iter().any(|layer| !layer.pieces.is_empty());
         is_something.then(|| StateToWrite {
             layers,
