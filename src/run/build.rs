@@ -202,7 +202,7 @@ fn copying_out(
 fn shard_options(bp: &Blueprint, bench: &Bench) -> Result<ShardOptions, RankError> {
     let config = &bp.config;
     let open = |folder: &Path| {
-        StateFile::open(folder, config.states_out(), &bench.meter)
+        StateFile::open(folder, bp.states_out(), &bench.meter)
             .map_err(|e| no_file("optimizer:out", folder, &e))
     };
     Ok(ShardOptions {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::params::{BLOCK, FlatLayout, ParamSpec};
+use crate::params::{BLOCK, FlatLayout, Init, ParamSpec};
 
 /// The role of a parameter in its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,12 +59,23 @@ type KeptOf = dyn Fn(&ParamSpec, Role) -> Kept + Send + Sync;
 
 /// The state that an optimizer keeps of each parameter of a model, as its update rule says.
 #[derive(Clone)]
-pub struct StateRule(Arc<KeptOf>);
+pub struct StateRule {
+    of: Arc<KeptOf>,
+    is_elementwise: bool,
+}
 
 impl StateRule {
     /// A rule that asks `of` for each parameter.
     pub fn new(of: impl Fn(&ParamSpec, Role) -> Kept + Send + Sync + 'static) -> StateRule {
-        StateRule(Arc::new(of))
+        let shapes: [&[usize]; 3] = [&[BLOCK], &[BLOCK, BLOCK], &[2, BLOCK, BLOCK]];
+        let roles = [Role::Embedding, Role::Hidden, Role::Small, Role::Head];
+        let is_elementwise = roles.into_iter().all(|role| {
+            shapes.iter().all(|shape| {
+                let kept = of(&ParamSpec::new("", shape, Init::Ones), role);
+                kept.whole.is_none() && kept.whole_words == 0
+            })
+        });
+        StateRule { of: Arc::new(of), is_elementwise }
     }
 
     /// So many tensors of every parameter, none of which is updated as a whole.
@@ -72,9 +83,14 @@ impl StateRule {
         StateRule::new(move |_, _| Kept::tensors(tensors))
     }
 
+    /// Whether no update looks at a whole parameter, as far as roles and shapes say it.
+    pub fn is_elementwise(&self) -> bool {
+        self.is_elementwise
+    }
+
     /// The state that is kept of a parameter.
     pub fn of(&self, parameter: &ParamSpec, role: Role) -> Kept {
-        (self.0)(parameter, role)
+        (self.of)(parameter, role)
     }
 }
 
@@ -92,6 +108,8 @@ pub enum Out {
     Nothing,
     /// What the optimizer keeps, AdamW's moments before all.
     Moments,
+    /// The same, and a stage is updated while the next step computes with those before it.
+    Behind,
     /// Parameters and what the optimizer keeps. Gradients are summed over replicas in memory.
     States,
     /// Reduced gradients, too.
@@ -111,6 +129,11 @@ impl Out {
         if self == Out::All && replicas > 1 { Out::States } else { self }
     }
 
+    /// The same where updates may be `behind` the next step.
+    pub fn updated(self, behind: bool) -> Out {
+        if self == Out::Moments && behind { Out::Behind } else { self }
+    }
+
     /// Whether anything is.
     pub fn is_any(self) -> bool {
         self != Out::Nothing
@@ -126,7 +149,7 @@ impl Out {
     pub fn adding(self, elements: usize) -> u64 {
         match self {
             Out::All => 4 * (Out::PIECES * elements.min(Out::PIECE)) as u64,
-            Out::Nothing | Out::Moments | Out::States => 0,
+            Out::Nothing | Out::Moments | Out::Behind | Out::States => 0,
         }
     }
 

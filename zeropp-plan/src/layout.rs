@@ -12,7 +12,7 @@ use zeropp_schedule::lower::{LowerOptions, OptimizerSync};
 use zeropp_schedule::schedules::{Forms, Kind, Planning, Shape, StepForm};
 
 use crate::PlanError;
-use crate::bytes::RunState;
+use crate::bytes::{RunState, is_behind};
 use crate::model::ModelSizes;
 use crate::slices::numbers;
 use crate::split;
@@ -75,7 +75,8 @@ impl Job {
             (_, true) => Out::Moments,
             (_, false) => Out::All,
         };
-        Cut { out: out.beside(layout.dp), ..layout.cut() }
+        let behind = is_behind(&self.state, layout.zero1, self.model.decoder.tied);
+        Cut { out: out.beside(layout.dp).updated(behind), ..layout.cut() }
     }
 }
 

@@ -456,12 +456,15 @@ pub(crate) fn state_copies(job: &Job, layout: &Layout, stages: &[Stage]) -> Vec<
     };
     let takes = |elements: u64| ns(4.0 * elements as f64 / layout.zero3 as f64 / rate);
     // Alone and in fp32 a gather is the read; else ranks on CPUs read before they gather.
-    let waits = !apart && (layout.zero3 > 1 || job.compute.element_bytes < 4);
     let out = job.cut(layout).out;
+    let waits = layout.zero3 > 1 || job.compute.element_bytes < 4 || out == Out::Behind;
+    let waits = waits && !apart;
     let of = |s: &Stage| {
         let of = |is_out: bool, elements| if is_out { takes(elements) } else { 0 };
         let read_ns = of(out.has_parameters(), s.state.elements);
-        let states = StateCopies { read_ns, add_ns: of(out == Out::All, s.state.trained), waits };
+        let add_ns = of(out == Out::All, s.state.trained);
+        let update_ns = of(out == Out::Behind, s.kept / 4);
+        let states = StateCopies { read_ns, add_ns, update_ns, waits };
         vec![states; s.slices.len().max(1)]
     };
     stages.iter().flat_map(of).collect()
@@ -501,13 +504,16 @@ pub(crate) fn step_ns(job: &Job, layout: &Layout, stages: &[Stage]) -> u64 {
 
 /// Seconds of the copies of an update whose states are out: before the norm, which reads all
 /// gradients there are out, and beside the update, which has one piece, reads the next one and
-/// writes the one before.
+/// writes the one before; of an update behind the next step none are there.
 fn streamed_s(job: &Job, layout: &Layout, stages: &[Stage]) -> (f64, f64) {
     let CopyRate { bytes_per_s: Some(rate), apart } = job.rate(job.fixed.states.as_ref()) else {
         return (0.0, 0.0);
     };
     let (d, owners) = (layout.zero3 as f64, layout.cut().owners as f64);
     let out = job.cut(layout).out;
+    if out == Out::Behind {
+        return (0.0, 0.0);
+    }
     let gradient = if out == Out::All { 4.0 } else { 0.0 };
     let parameter = if out.has_parameters() { 4.0 } else { 0.0 };
     let gradients = most_of_ranks(layout, stages, |s| gradient * s.state.trained as f64);

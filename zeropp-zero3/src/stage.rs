@@ -240,9 +240,11 @@ impl ShardedStage {
         self.layers.iter().map(|l| 2 * (k - 1) * bytes(&l.param) / k).sum()
     }
 
-    /// AG: starts gathering the stage's weights. What is in a file is read meanwhile where nothing
-    /// else is to be done with it, else now: all ranks begin their collectives in one order.
+    /// AG: starts gathering the stage's weights, once they are updated. What is in a file is read
+    /// meanwhile where nothing else is to be done with it, else now: all ranks begin their
+    /// collectives in one order.
     pub fn start_gather(&mut self) {
+        self.settle();
         let (dtype, group) = (self.options.compute, &self.groups.zero3);
         let hold = |kind, elements: usize| self.meter.hold(kind, (elements * dtype.size()) as u64);
         let (alone, fp32, is_out) =
@@ -356,9 +358,15 @@ impl ShardedStage {
         self.layers.iter().map(|layer| out.adding(layer.param.len())).max().unwrap_or(0)
     }
 
+    /// Waits for parameters that are being updated.
+    pub(crate) fn settle(&mut self) {
+        let meter = &self.meter;
+        self.layers.iter_mut().for_each(|layer| layer.settle(meter));
+    }
+
     /// Forgets the step's gradients.
     pub(crate) fn clear_grads(&mut self) {
-        self.layers.iter_mut().for_each(|layer| drop(layer.take_grad()));
+        self.layers.iter_mut().for_each(LayerShard::clear_grad);
         self.begun = false;
     }
 

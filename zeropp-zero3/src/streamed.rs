@@ -49,7 +49,12 @@ impl Optimizer {
         own.map(|(stage, layer)| self.pieces_of(stage, layer, file.out).1).max().unwrap_or(0)
     }
 
-    fn pieces_of(&self, stage: &ShardedStage, layer: usize, out: Out) -> (Vec<Range<usize>>, u64) {
+    pub(crate) fn pieces_of(
+        &self,
+        stage: &ShardedStage,
+        layer: usize,
+        out: Out,
+    ) -> (Vec<Range<usize>>, u64) {
         let zero3 = self.groups.zero3.size();
         self.owned(stage, layer).pieces(&self.options.parameters, zero3, self.zero1, out)
     }

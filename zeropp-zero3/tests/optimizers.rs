@@ -349,8 +349,8 @@ fn updates_that_are_validated_late_or_in_a_file_leave_the_same_bits() {
                 let clipped = barrier.iter().filter(clipped).count();
                 assert_eq!(skipped, 5, "{what}");
                 assert!(case.clip == 0.0 || (5..15).contains(&clipped), "{what}: {clipped}");
-                for (late, out) in [(true, Out::Nothing), (false, Out::Moments), (false, Out::All)]
-                {
+                let files = [Out::Moments, Out::Behind, Out::All].map(|out| (false, out));
+                for (late, out) in [(true, Out::Nothing)].into_iter().chain(files) {
                     let (outcomes, same) = of(late, out);
                     assert_eq!(outcomes, barrier, "{what}, out {out:?}");
                     assert!(same == weights, "{what}, out {out:?}: weights differ");

@@ -73,6 +73,7 @@ impl StateToWrite {
     /// The parameters and moments that this rank alone is to write. `None` where there is nothing:
     /// another replica or the embedding's rank has it. The rank's thread calls it.
     pub fn of(stages: &[ShardedStage], optimizer: &Optimizer) -> Option<StateToWrite> {
+        optimizer.wait_for_update();
         let layer = |(s, l): (usize, usize)| {
             let (start, len) = stages[s].owned_range(l);
             let state = &optimizer.state[s][l];
