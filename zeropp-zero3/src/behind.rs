@@ -1,6 +1,6 @@
 //! Updates whose optimizer state is in a file and that look at no whole parameter: a thread of
-//! their own does them while the rank begins the next step. A stage's parameters are waited for where
-//! they are read next, which is where it is gathered.
+//! their own does them while the rank begins the next step. A stage's parameters are waited for
+//! where they are read next, which is where it is gathered.
 
 use std::io;
 use std::ops::Range;

@@ -12,8 +12,9 @@
 //! directly before a stage's reduction ([`LayerRun`](crate::ir::LayerRun)) runs layer by layer, the
 //! last layer first, and each layer's reduction begins behind it; a layer's sum over the replicas
 //! when it is reduced. Where states are out, a gather begins when the shard is read in the same
-//! queue, the first one of a stage when its update of the step before is copied, and a reduction ends when its result is added there. All D ranks of a ZeRO-3 group are
-//! alike and run as one. Times are whole nanoseconds, so that results are exact.
+//! queue, the first one of a stage when its update of the step before is copied, and a reduction
+//! ends when its result is added there. All D ranks of a ZeRO-3 group are alike and run as one.
+//! Times are whole nanoseconds, so that results are exact.
 
 use crate::ir::{Compute, Schedule};
 use crate::memory::StageBytes;
