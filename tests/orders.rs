@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use common::{Run, assert_same_bits, llama, run, tiny};
 use zeropp::Config;
-use zeropp::config::{OptimizerSync, Precision, Recompute};
+use zeropp::config::{OptimizerSync, OutStates, Precision, Recompute};
 use zeropp_core::files::copies_in_any_order;
 
 /// Fills large blocks that are freed with ones: a NaN in fp32 and in bf16.
@@ -81,7 +81,10 @@ fn copies_in_any_order_change_no_bit() {
         // Every second time states are out, too, where they may be.
         let may = config.optimizer_sync == OptimizerSync::Barrier;
         let out: Option<PathBuf> = Some(folder.clone()).filter(|_| may);
-        config.optimizer_out = out.filter(|_| (seed as usize / references.len()).is_multiple_of(2));
+        let round = seed as usize / references.len();
+        config.optimizer_out = out.filter(|_| round.is_multiple_of(2));
+        let states = [OutStates::All, OutStates::Moments];
+        config.optimizer_out_states = states[round / 2 % 2];
         copies_in_any_order(seed);
         let run = run(config);
         assert_same_bits(reference, &run, &format!("order {seed}"));

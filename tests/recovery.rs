@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::{Run, assert_same_bits, run, tiny};
 use saboteur::{Fault, with_places};
-use zeropp::config::{OnLoss, OptimizerSync, Resume};
+use zeropp::config::{OnLoss, OptimizerSync, OutStates, Resume};
 use zeropp::layer::Model;
 use zeropp::model::gpt;
 use zeropp::{Config, Error, Trainer};
@@ -94,10 +94,12 @@ fn ranks_with_samples_in_slices_recover_with_the_bits_of_whole_samples() {
 fn ranks_with_their_states_in_a_file_recover_with_the_bits_of_memory() {
     let short = Config { steps: 6, ..small() };
     let whole = run(short.clone());
-    for place in [0, 60, 100] {
+    let [moments, all] = [OutStates::Moments, OutStates::All];
+    for (place, optimizer_out_states) in [(0, moments), (60, all), (60, moments), (100, all)] {
         let dir = tempfile::tempdir().unwrap();
         let (save, states) = (Some(dir.path().join("ckpt")), Some(dir.path().join("states")));
         let config = Config { save, save_every: 2, optimizer_out: states, ..short.clone() };
+        let config = Config { optimizer_out_states, ..config };
         let config = Config { max_recoveries: 2, ..config };
         let rest = with_faults(config, &[Fault::new(3, place, panics)]);
         assert_same_bits(&whole, &rest, &format!("place {place}"));

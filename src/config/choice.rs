@@ -51,6 +51,18 @@ choice! {
 }
 
 choice! {
+    /// What `optimizer:out` has out of memory.
+    OutStates {
+        /// Moments, where the others fit into memory, else all.
+        Auto = "auto",
+        /// What the optimizer keeps.
+        Moments = "moments",
+        /// Parameters and gradients, too.
+        All = "all",
+    }
+}
+
+choice! {
     /// Whether a run exchanges its program for a better one by the times that its steps take.
     Reschedule {
         /// It runs the one that it was started with.
@@ -80,6 +92,7 @@ settings!(
     OptimizerSync,
     Order,
     PackWeights,
+    OutStates,
     Place,
     Precision,
     Recompute,

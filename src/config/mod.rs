@@ -35,7 +35,7 @@ pub use batch::samples_of;
 pub use bytes::Bytes;
 pub use choice::{
     Activation, Balance, Decay, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync,
-    Order, PackWeights, Place, Precision, Recompute, Reschedule, SliceCut, Tokenizer,
+    Order, OutStates, PackWeights, Place, Precision, Recompute, Reschedule, SliceCut, Tokenizer,
 };
 pub use error::ConfigError;
 pub use file::as_table;

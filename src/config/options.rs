@@ -11,7 +11,7 @@ use zeropp_pipeline::schedules::DEFAULT;
 use super::bytes::Bytes;
 use super::choice::{
     Activation, Balance, Decay, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync,
-    Order, PackWeights, Place, Precision, Recompute, Reschedule, SliceCut, Tokenizer,
+    Order, OutStates, PackWeights, Place, Precision, Recompute, Reschedule, SliceCut, Tokenizer,
 };
 use super::kind::OptionType;
 use super::resume::Resume;
@@ -246,16 +246,24 @@ options! {
         "nesterov" "BOOL" nesterov: Option<bool> = None, Same Reported => "optimizer:nesterov";
         /// What AdamW adds to the root of the mean squared gradient. Default: 1e-8.
         "eps" "X" eps: Option<f64> = None, Same Reported => "optimizer:eps";
-        /// A folder for a file of each rank that has its parameters, optimizer state and gradients
-        /// between their uses. Default: memory has them.
+        /// A folder for a file of each rank that has its optimizer state between updates, and,
+        /// where memory is short, parameters and gradients between their uses. Default: memory has
+        /// them.
         ///
-        /// So a run takes the memory of a few stages and of the activations: with many `virtual`
-        /// stages and one rank, a model larger than memory trains. A gather reads a stage's
-        /// weights, an update reads and writes pieces; no bit depends on it. Every step reads and
-        /// writes some 44 bytes per parameter with adamw: a fast local disk is wanted, of some 16
-        /// bytes per parameter. With `dp`, sums over replicas stay in memory. On CPUs only.
+        /// With all of them out a run takes the memory of a few stages and of the activations: with
+        /// many `virtual` stages and one rank, a model larger than memory trains. A gather reads a
+        /// stage's weights, an update reads and writes pieces; no bit depends on it. Every step
+        /// reads and writes some 44 bytes per parameter with adamw, of the moments alone 16: a fast
+        /// local disk is wanted, of some 16 bytes per parameter, or 8. With `dp`, sums over
+        /// replicas stay in memory. On CPUs only.
         "optimizer-out" "DIR" optimizer_out: Option<PathBuf> = None, Given Left
             => "optimizer:out";
+        /// What of that is in the file.
+        ///
+        /// `auto`: `moments`, which is what the optimizer keeps, where all else fits into memory as
+        /// predicted, else `all`. The run says which.
+        "optimizer-out-states" "WHAT" optimizer_out_states: OutStates = OutStates::Auto, Own Left
+            => "optimizer:out-states";
         /// Also keep an exponential moving average (EMA) of the weights, with this decay, such as
         /// 0.999. Default: none.
         ///

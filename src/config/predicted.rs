@@ -13,7 +13,7 @@ use zeropp_plan::layout::{ComputeSettings, Packing};
 use zeropp_zero3::checkpoint::WRITER_BYTES;
 use zeropp_zero3::rule::{ParameterGroups, UpdateRule};
 
-use super::{Balance, Config, DeviceKind, PackWeights, Precision};
+use super::{Balance, Config, DeviceKind, OutStates, PackWeights, Precision};
 
 impl Config {
     /// The type that ranks compute in, and gather weights in.
@@ -79,6 +79,16 @@ impl Config {
         self.compute().batch(1, seq)
     }
 
+    /// What of states is out of memory, where there are no other replicas; with `auto` what is out
+    /// where memory is not short.
+    pub(crate) fn states_out(&self) -> Out {
+        match (&self.optimizer_out, self.optimizer_out_states) {
+            (None, _) => Out::Nothing,
+            (_, OutStates::All) => Out::All,
+            (_, OutStates::Auto | OutStates::Moments) => Out::Moments,
+        }
+    }
+
     /// The bytes that a rank holds with the optimizer of these settings, beside what comes and goes
     /// with its program.
     pub fn run_state(&self) -> RunState {
@@ -89,7 +99,7 @@ impl Config {
     pub(crate) fn run_state_with(&self, rule: Arc<dyn UpdateRule>) -> RunState {
         // How much is kept does not depend on what decays.
         let groups = ParameterGroups { rule, no_decay: None, ema: self.ema };
-        let out = Out::of_run(self.optimizer_out.is_some(), self.dp);
+        let out = self.states_out();
         RunState {
             rule: groups.state_rule(),
             watched: self.log_layers > 0,

@@ -290,6 +290,7 @@ fn states_out_of_memory_are_refused_beside_what_there_is_not_yet() {
     let late = beside("pp = 2\noptimizer-sync = 'late'\nschedule = 'zeropp'");
     let reschedule = beside("pp = 2\nreschedule = 'auto'\nschedule = 'zeropp'");
     refused(&[
+        ("optimizer-out-states = 'all'", "optimizer:out-states = all: says what goes out, and not"),
         (&device, "optimizer:out = /nowhere: states are not in a file with device = wgpu"),
         (&late, "optimizer:out = /nowhere: states are not in a file with optimizer-sync = late"),
         (&reschedule, "optimizer:out = /nowhere: states are not in a file with reschedule = auto"),

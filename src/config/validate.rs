@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use super::{
-    Balance, Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerSync, Precision,
-    Recompute, Resume,
+    Balance, Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerSync, OutStates,
+    Precision, Recompute, Resume,
 };
 use zeropp_core::device;
 use zeropp_core::kernels::bf16;
@@ -183,7 +183,14 @@ impl Config {
 
     /// What is in a file of its own between its uses: what there is not beside it.
     fn check_optimizer_out(&self) -> Checked {
-        let Some(folder) = &self.optimizer_out else { return Ok(()) };
+        let Some(folder) = &self.optimizer_out else {
+            let states = self.optimizer_out_states;
+            return check(states == OutStates::Auto, || {
+                let problem = "says what goes out, and not where to";
+                let help = "say that with optimizer:out, or leave it out";
+                ConfigError::value("optimizer:out-states", states, problem, help)
+            });
+        };
         let late = (self.optimizer_sync == OptimizerSync::Late).then_some(self.optimizer_sync);
         let there_is = self.device == DeviceKind::Cpu;
         self.check_file_of("optimizer:out", folder, "states are not in a file", late, there_is)

@@ -16,7 +16,7 @@ use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict_at_once};
 use zeropp_pipeline::simulate::{Costs, StageCosts};
 use zeropp_pipeline::timeline::Timeline;
-use zeropp_plan::bytes::{LayerSizes, RankState, StageForm, StageState};
+use zeropp_plan::bytes::{LayerSizes, RankState, StageForm, StageState, is_behind};
 use zeropp_plan::cutter::Stages;
 use zeropp_plan::memory::{of_ranks, rank_states};
 use zeropp_plan::parts::Parts;
@@ -319,8 +319,16 @@ impl Blueprint {
     pub(crate) fn cut(&self) -> Cut {
         let zero1 = self.config.zero1;
         let owners = if zero1 { self.mesh.dp } else { 1 };
-        let out = Out::of_run(self.config.optimizer_out.is_some(), self.mesh.dp);
+        let out = self.states_out().beside(self.mesh.dp);
         Cut { zero3: self.mesh.zero3, owners, zero1, out }
+    }
+
+    /// What of states is out of memory, where there are no other replicas.
+    pub(crate) fn states_out(&self) -> Out {
+        let config = &self.config;
+        let run = config.run_state_with(self.own.parameters(config).rule);
+        let behind = is_behind(&run, config.zero1, self.parts.trains_tied());
+        config.states_out().updated(behind)
     }
 
     fn make_plan(&self, batch: BatchShape) -> Result<Plan, Error> {

@@ -1,5 +1,6 @@
 //! A run's settings as a planner changes them, and back.
 
+use zeropp_core::optimizer::Out;
 use zeropp_plan::change::ChangeableRun;
 use zeropp_plan::layout::Layout;
 
@@ -24,6 +25,7 @@ pub(crate) fn layout(config: &Config) -> Layout {
         prefetch: config.prefetch,
         slices: config.slices(),
         out: 0,
+        moments: config.states_out() == Out::Moments,
     }
 }
 

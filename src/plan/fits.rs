@@ -7,7 +7,7 @@ use zeropp_core::device::Room;
 use zeropp_plan::change::Fit;
 
 use crate::Error;
-use crate::config::{Config, DeviceKind};
+use crate::config::{Config, DeviceKind, OutStates};
 use crate::plan::blueprint::Blueprint;
 use crate::plan::memory::{needed, tightest};
 use crate::plan::{changes, disk, host, largest, split};
@@ -70,16 +70,18 @@ fn search(bp: &Blueprint, fits: impl Fn(&Blueprint) -> Option<u64>) -> Vec<(Stri
     let mut found: Vec<_> =
         found.into_iter().map(|fit| (given.flags(&fit.layout), fit.needed)).collect();
     if found.is_empty() {
-        let needed = with_states_in_a_file(bp).and_then(|other| fits(&other));
+        let all = [OutStates::Moments, OutStates::All].into_iter();
+        let needed = all.filter_map(|states| fits(&with_states_in_a_file(bp, states)?)).next();
         let flag = format!("--optimizer {}:out=DIR", bp.config.optimizer);
         found.extend(needed.map(|needed| (flag, needed)));
     }
     found
 }
 
-/// The same run with its states in a file, if there is one and they are not.
-fn with_states_in_a_file(bp: &Blueprint) -> Option<Blueprint> {
-    let config = Config { optimizer_out: Some("DIR".into()), ..split::reopened(bp) };
+/// The same run with these states in a file, if there is one and none are.
+fn with_states_in_a_file(bp: &Blueprint, states: OutStates) -> Option<Blueprint> {
+    let optimizer_out = Some("DIR".into());
+    let config = Config { optimizer_out, optimizer_out_states: states, ..split::reopened(bp) };
     if bp.config.optimizer_out.is_some() || config.validate_for_prediction().is_err() {
         return None;
     }

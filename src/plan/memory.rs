@@ -6,6 +6,7 @@ use zeropp_comm::mesh::Coords;
 use zeropp_core::device::{self, Gpu, Room, RoomSource};
 use zeropp_core::files::in_words;
 use zeropp_core::meter::HeldBytes;
+use zeropp_core::optimizer::Out;
 use zeropp_plan::room::{Hardware, Seat, of_process};
 
 use crate::config::{Config, DeviceKind, EngineKind};
@@ -133,7 +134,8 @@ fn without_stacks(room: Room, ranks: usize, config: &Config) -> Room {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = config.threads_of(ranks, cores) as u64 - 1 + OTHER_THREADS;
     let files = [config.out_folder(), config.optimizer_out.as_deref()];
-    let threads = threads + files.into_iter().flatten().count() as u64;
+    let updates = u64::from(config.states_out() == Out::Moments);
+    let threads = threads + files.into_iter().flatten().count() as u64 + updates;
     let stacks = ranks as u64 * (STACK_BYTES as u64 + threads * THREAD_STACK_BYTES);
     Room { bytes: room.bytes.saturating_sub(stacks), ..room }
 }

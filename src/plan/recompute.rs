@@ -5,7 +5,7 @@ use zeropp_core::layer::Model;
 use zeropp_plan::recompute::least;
 
 use crate::Error;
-use crate::config::{Config, Recompute};
+use crate::config::{Config, OutStates, Recompute};
 use crate::own::CustomParts;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::{host, memory, slice_number};
@@ -21,9 +21,35 @@ pub(crate) fn planned(
     model: Model,
     own: &CustomParts,
 ) -> Result<Blueprint, Error> {
-    let mut planned = with_least(config, model, own)?;
+    let mut planned = with_states_out(config, model, own)?;
     planned.plan.notes.extend(host::predicted(&planned));
     Ok(planned)
+}
+
+/// With `optimizer:out-states = auto` moments alone are out where that is enough, else all.
+fn with_states_out(config: &Config, model: Model, own: &CustomParts) -> Result<Blueprint, Error> {
+    if config.optimizer_out.is_none() || config.optimizer_out_states != OutStates::Auto {
+        return with_least(config, model, own);
+    }
+    let made = |optimizer_out_states| {
+        with_least(&Config { optimizer_out_states, ..config.clone() }, model.clone(), own)
+    };
+    let moments = made(OutStates::Moments);
+    let short = match &moments {
+        Ok(moments) => memory::shortage(&moments.needs()),
+        Err(_) if config.mem_limit.is_none() => return moments,
+        Err(_) => None,
+    };
+    if moments.is_ok() && short.is_none() {
+        return moments;
+    }
+    let mut all = made(OutStates::All)?;
+    let why = short.map_or_else(String::new, |memory::Shortage { needed, room, source }| {
+        let (needed, room) = (in_words(needed), in_words(room));
+        format!(", as {needed} would be needed with moments out alone, and {source} is {room}")
+    });
+    all.plan.notes.push(format!("optimizer:out-states = auto: all{why}"));
+    Ok(all)
 }
 
 fn with_least(config: &Config, model: Model, own: &CustomParts) -> Result<Blueprint, Error> {

@@ -202,7 +202,8 @@ fn copying_out(
 fn shard_options(bp: &Blueprint, bench: &Bench) -> Result<ShardOptions, RankError> {
     let config = &bp.config;
     let open = |folder: &Path| {
-        StateFile::open(folder, &bench.meter).map_err(|e| no_file("optimizer:out", folder, &e))
+        StateFile::open(folder, bp.states_out(), &bench.meter)
+            .map_err(|e| no_file("optimizer:out", folder, &e))
     };
     Ok(ShardOptions {
         device: bench.device.clone(),

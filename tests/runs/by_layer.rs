@@ -3,7 +3,7 @@
 
 use crate::common::{assert_same_bits, llama, run, tiny};
 use crate::counts::check_memory;
-use zeropp::config::{OptimizerSync, Precision, Recompute};
+use zeropp::config::{OptimizerSync, OutStates, Precision, Recompute};
 use zeropp::pipeline::costs::Table;
 use zeropp::pipeline::ir::{Action, Compute, LayerRun, Schedule};
 use zeropp::pipeline::lower::{LowerOptions, lower};
@@ -117,10 +117,15 @@ fn a_last_backward_by_layer_holds_what_is_predicted() {
 fn layers_go_with_late_updates_recomputation_and_states_out() {
     let dir = tempfile::tempdir().unwrap();
     let base = base();
+    let out = |base: &Config, optimizer_out_states| {
+        let optimizer_out = Some(dir.path().into());
+        Config { optimizer_out, optimizer_out_states, ..base.clone() }
+    };
     for (what, config) in [
         ("late", Config { optimizer_sync: OptimizerSync::Late, dp: 2, ..base.clone() }),
         ("recomputed", Config { recompute: Recompute::Full, dp: 2, ..base.clone() }),
-        ("out", Config { optimizer_out: Some(dir.path().into()), ..base.clone() }),
+        ("moments out", out(&base, OutStates::Moments)),
+        ("all out", out(&base, OutStates::All)),
     ] {
         let plain = Config { dp: config.dp, ..of("1f1b", 1, &base) };
         let reference = run(Config { pp: 1, ..plain });

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::common::{Run, assert_same_bits, llama, run, run_saving_all, text_file, tiny};
 use zeropp::config::{
-    Bytes, OptimizerKind, OptimizerSync, Precision, Recompute, Reschedule, Resume,
+    Bytes, OptimizerKind, OptimizerSync, OutStates, Precision, Recompute, Reschedule, Resume,
 };
 use zeropp::meter::MemoryKind;
 use zeropp::pipeline::head::HeadTree;
@@ -127,9 +127,10 @@ fn other_kinds_bf16_dropout_and_recomputation_have_the_bits_of_the_whole_head() 
     }
 }
 
-/// States, and gradients where there is one replica, are in a file of each rank.
-fn in_file(config: Config) -> Config {
-    Config { optimizer_out: Some(std::env::temp_dir().join("zeropp-split-head")), ..config }
+/// These states are in a file of each rank, and with all gradients, where there is one replica.
+fn in_file(config: Config, optimizer_out_states: OutStates) -> Config {
+    let optimizer_out = Some(std::env::temp_dir().join("zeropp-split-head"));
+    Config { optimizer_out, optimizer_out_states, ..config }
 }
 
 #[test]
@@ -142,7 +143,10 @@ fn slices_whose_states_are_in_files_have_the_bits_of_the_whole_head() {
             (2, 2, true, &[8, 0]),
         ] {
             let base = Config { zero3, dp, zero1, clip: 0.05, ..base.clone() };
-            check(&run(base.clone()), split(in_file(base), blocks));
+            let reference = run(base.clone());
+            for states in [OutStates::Moments, OutStates::All] {
+                check(&reference, split(in_file(base.clone(), states), blocks));
+            }
         }
     }
 }
@@ -178,6 +182,7 @@ fn slices_that_do_not_train_have_the_bits_of_the_whole_head() {
 /// Peaks of every kind, and the bytes of all messages of a step.
 #[test]
 fn memory_and_messages_of_slices_are_predicted() {
+    let [moments, all] = [OutStates::Moments, OutStates::All];
     for (base, blocks) in [
         (small(), vec![4, 4]),
         (small(), vec![3, 2, 3]),
@@ -197,12 +202,15 @@ fn memory_and_messages_of_slices_are_predicted() {
         (Config { precision: Precision::Bf16, ..tied(small()) }, vec![5, 3]),
         (Config { optimizer: OptimizerKind::Sgd, zero3: 2, ..tied(small()) }, vec![5, 3]),
         (Config { freeze: Some("wte".into()), ..tied(small()) }, vec![4, 4]),
-        (in_file(small()), vec![3, 5]),
-        (in_file(tied(small())), vec![3, 5]),
-        (in_file(tied(small())), vec![0, 8]),
-        (Config { zero3: 3, log_layers: 1, ..in_file(tied(small())) }, vec![2, 1, 5]),
-        (Config { dp: 2, zero3: 2, ..in_file(tied(small())) }, vec![4, 4]),
-        (Config { dp: 2, zero1: true, ema: Some(0.9), ..in_file(tied(small())) }, vec![1, 1, 6]),
+        (in_file(small(), moments), vec![3, 5]),
+        (in_file(tied(small()), all), vec![3, 5]),
+        (in_file(tied(small()), moments), vec![0, 8]),
+        (Config { zero3: 3, log_layers: 1, ..in_file(tied(small()), all) }, vec![2, 1, 5]),
+        (Config { dp: 2, zero3: 2, ..in_file(tied(small()), all) }, vec![4, 4]),
+        (
+            Config { dp: 2, zero1: true, ema: Some(0.9), ..in_file(tied(small()), all) },
+            vec![1, 1, 6],
+        ),
     ] {
         let config = Config { steps: 2, ..split(base, &blocks) };
         let trainer = Trainer::new(config.clone()).unwrap();

@@ -1,9 +1,9 @@
-//! Parameters, optimizer state and gradients in a file of each rank: the bits of a run that has
-//! them in memory, the memory that is predicted, and checkpoints of one read by the other.
+//! Optimizer state, and parameters and gradients, in a file of each rank: the bits of a run that
+//! has them in memory, the memory that is predicted, and checkpoints of one read by the other.
 
 use crate::common::{Run, assert_same_bits, llama, run, tiny};
 use crate::slices::{assert_memory, described};
-use zeropp::config::{Decay, OptimizerKind, Precision, Recompute, Resume};
+use zeropp::config::{Decay, OptimizerKind, OutStates, Precision, Recompute, Resume};
 use zeropp::{Config, Trainer};
 
 /// Where the files are, which lose their names at once.
@@ -15,13 +15,27 @@ fn small() -> Config {
     Config { layers: 6, virtual_stages: Some(3), steps: 3, clip: 0.5, ..tiny() }
 }
 
-fn out(config: &Config) -> Config {
-    Config { optimizer_out: Some(folder()), ..config.clone() }
+fn out(config: &Config, optimizer_out_states: OutStates) -> Config {
+    Config { optimizer_out: Some(folder()), optimizer_out_states, ..config.clone() }
+}
+
+fn all_out(config: &Config) -> Config {
+    out(config, OutStates::All)
+}
+
+/// The bits of `reference`, and the predicted memory, whatever is out. Returns bytes that ranks
+/// hold with moments out, and with all.
+fn check_both(reference: &Run, config: &Config) -> [u64; 2] {
+    [OutStates::Moments, OutStates::All].map(|states| {
+        let run = check(reference, out(config, states));
+        run.summary.peak_bytes.total() - run.summary.peak_bytes.host_state
+    })
 }
 
 /// The bits of `reference`, and the predicted memory.
 fn check(reference: &Run, config: Config) -> Run {
-    let what = format!("{} zero1 {}", described(&config), config.zero1);
+    let states = config.optimizer_out_states;
+    let what = format!("{} zero1 {} {states} out", described(&config), config.zero1);
     let zero1 = config.zero1;
     let run = run(config);
     assert_same_bits(reference, &run, &what);
@@ -43,13 +57,15 @@ fn states_in_a_file_change_no_bit_on_any_mesh_and_memory_is_as_predicted() {
     let base = Config { steps: 20, ..small() };
     let reference = run(base.clone());
     let layout = |pp, zero3, v| Config { pp, zero3, virtual_stages: Some(v), ..base.clone() };
-    let of_memory = |run: &Run| run.summary.peak_bytes.total();
-    let held = of_memory(&check(&reference, out(&layout(1, 1, 6))));
-    assert!(held < of_memory(&reference) * 2 / 3, "{held} of {}", of_memory(&reference));
-    check(&reference, out(&layout(2, 1, 3)));
+    let all = reference.summary.peak_bytes;
+    let [moments, held] = check_both(&reference, &layout(1, 1, 6));
+    // A few stages stay of all.
+    assert!(held < all.total() * 1 / 2, "{held} of {}", all.total());
+    assert!(held < moments && moments < all.total() - all.optimizer / 2, "{moments}");
+    check_both(&reference, &layout(2, 1, 3));
     for (zero3, dp, zero1) in [(2, 1, false), (1, 2, false), (1, 2, true), (2, 2, true)] {
         let config = Config { dp, zero1, steps: 2, micro_batches: Some(3), ..layout(2, zero3, 2) };
-        check(&run(config.clone()), out(&config));
+        check_both(&run(config.clone()), &config);
     }
 }
 
@@ -71,7 +87,7 @@ fn other_runs_have_the_bits_of_states_in_memory() {
         Config { seq: 512, layers: 2, virtual_stages: Some(2), slices: 2.into(), ..base.clone() },
         Config { recompute: Recompute::Full, recompute_out: Some(folder()), ..base.clone() },
     ] {
-        check(&run(config.clone()), out(&config));
+        check_both(&run(config.clone()), &config);
     }
 }
 
@@ -81,7 +97,7 @@ fn all_optimizers_update_pieces_to_the_same_bits() {
         // A head of more elements than a piece has.
         let base = Config { vocab: Some(9000), steps: 2, layers: 2, ..small() };
         let base = Config { optimizer, virtual_stages: Some(2), ema: Some(0.9), ..base };
-        check(&run(base.clone()), out(&base));
+        check_both(&run(base.clone()), &base);
     }
 }
 
@@ -92,23 +108,24 @@ fn checkpoints_are_alike_whether_states_are_in_a_file_or_not() {
     let base = Config {
         ema: Some(0.9),
         decay: Decay::Constant,
-        steps: 6,
+        steps: 8,
         save: Some(dir.path().into()),
         save_every: 2,
         ..small()
     };
     let whole = run(Config { save: None, save_every: 0, ..base.clone() });
     let meshes = [
-        out(&Config { virtual_stages: Some(6), ..base.clone() }),
+        all_out(&Config { virtual_stages: Some(6), ..base.clone() }),
         Config { pp: 2, zero3: 1, ..base.clone() },
-        out(&Config { pp: 1, zero1: true, ..base.clone() }),
+        out(&Config { pp: 1, zero1: true, ..base.clone() }, OutStates::Moments),
+        all_out(&base),
     ];
     let mut parts = Vec::new();
     for (part, config) in meshes.into_iter().enumerate() {
         let steps = 2 * (part as u64 + 1);
         parts.push(run(Config { resume: Resume::Newest, steps, ..config }));
     }
-    let last = parts.pop().expect("three");
+    let last = parts.pop().expect("four");
     let steps = parts.into_iter().flat_map(|part| part.steps).chain(last.steps.clone()).collect();
     assert_same_bits(&whole, &Run { steps, ..last }, "after two changes");
 }
@@ -117,7 +134,7 @@ fn checkpoints_are_alike_whether_states_are_in_a_file_or_not() {
 #[test]
 fn a_disk_without_room_is_named_before_a_rank_starts() {
     let large = Config { hidden: 16_384, heads: 128, layers: 126, ..small() };
-    let large = Config { no_memory_check: true, ..out(&large) };
+    let large = Config { no_memory_check: true, ..all_out(&large) };
     let error = Trainer::new(large).unwrap().train(|_| ()).unwrap_err();
     assert!(error.is_bad_input(), "{error}");
     let said = error.to_string();
@@ -129,7 +146,8 @@ fn a_disk_without_room_is_named_before_a_rank_starts() {
 #[cfg(target_os = "linux")]
 fn weights_that_cannot_be_read_back_are_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let config = Config { optimizer_out: Some(dir.path().join("states")), pp: 2, ..small() };
+    let optimizer_out = Some(dir.path().join("states"));
+    let config = Config { optimizer_out, pp: 2, ..all_out(&small()) };
     let trainer = Trainer::new(config).unwrap();
     let mut steps = trainer.steps().unwrap();
     steps.next().expect("a step").expect("that ends well");
@@ -146,4 +164,27 @@ fn weights_that_cannot_be_read_back_are_an_error() {
     assert_eq!(cut, 2, "a file of each rank");
     let said = steps.weights().unwrap_err().to_string();
     assert!(said.contains("optimizer:out"), "{said}");
+}
+
+/// Moments alone are out where that is enough; a run says what it has out beside.
+#[test]
+fn a_run_puts_out_no_more_than_its_memory_asks_for() {
+    let base = Config { virtual_stages: Some(6), pp: 1, ..small() };
+    let most = |config: &Config| {
+        let trainer = Trainer::new(config.clone()).unwrap();
+        let plan = trainer.plan();
+        let most = plan.ranks.iter().map(|rank| rank.held.at_once.total()).max().unwrap();
+        (most, plan.notes.join("; "))
+    };
+    let [(moments, _), (all, _)] =
+        [OutStates::Moments, OutStates::All].map(|states| most(&out(&base, states)));
+    assert!(all < moments, "{all} and {moments}");
+    let within = |bytes: u64| {
+        let rank_memory = Some(bytes as f64 / (1u64 << 30) as f64);
+        most(&Config { rank_memory, recompute: Recompute::None, ..out(&base, OutStates::Auto) })
+    };
+    let (held, said) = within(moments);
+    assert!(held == moments && !said.contains("out-states"), "{held}: {said}");
+    let (held, said) = within(moments - 1);
+    assert!(held == all && said.contains("optimizer:out-states = auto: all, as "), "{said}");
 }

@@ -174,6 +174,7 @@ impl RunToPlan {
             slices: planning::searched_slices(config, None)?,
             sync: config.optimizer_sync,
             states: config.optimizer_out.as_deref().map(planning::folder),
+            moments: planning::moments(config),
             ..Fixed::default()
         })
     }

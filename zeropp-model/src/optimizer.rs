@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::params::{BLOCK, FlatLayout, ParamSpec};
+use crate::params::{BLOCK, FlatLayout, Init, ParamSpec};
 
 /// The role of a parameter in its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,12 +59,23 @@ type KeptOf = dyn Fn(&ParamSpec, Role) -> Kept + Send + Sync;
 
 /// The state that an optimizer keeps of each parameter of a model, as its update rule says.
 #[derive(Clone)]
-pub struct StateRule(Arc<KeptOf>);
+pub struct StateRule {
+    of: Arc<KeptOf>,
+    is_elementwise: bool,
+}
 
 impl StateRule {
     /// A rule that asks `of` for each parameter.
     pub fn new(of: impl Fn(&ParamSpec, Role) -> Kept + Send + Sync + 'static) -> StateRule {
-        StateRule(Arc::new(of))
+        let shapes: [&[usize]; 3] = [&[BLOCK], &[BLOCK, BLOCK], &[2, BLOCK, BLOCK]];
+        let roles = [Role::Embedding, Role::Hidden, Role::Small, Role::Head];
+        let is_elementwise = roles.into_iter().all(|role| {
+            shapes.iter().all(|shape| {
+                let kept = of(&ParamSpec::new("", shape, Init::Ones), role);
+                kept.whole.is_none() && kept.whole_words == 0
+            })
+        });
+        StateRule { of: Arc::new(of), is_elementwise }
     }
 
     /// So many tensors of every parameter, none of which is updated as a whole.
@@ -72,9 +83,14 @@ impl StateRule {
         StateRule::new(move |_, _| Kept::tensors(tensors))
     }
 
+    /// Whether no update looks at a whole parameter, as far as roles and shapes say it.
+    pub fn is_elementwise(&self) -> bool {
+        self.is_elementwise
+    }
+
     /// The state that is kept of a parameter.
     pub fn of(&self, parameter: &ParamSpec, role: Role) -> Kept {
-        (self.0)(parameter, role)
+        (self.of)(parameter, role)
     }
 }
 
@@ -90,6 +106,10 @@ pub enum Out {
     /// Nothing.
     #[default]
     Nothing,
+    /// What the optimizer keeps, AdamW's moments before all.
+    Moments,
+    /// The same, and a stage is updated while the next step computes with those before it.
+    Behind,
     /// Parameters and what the optimizer keeps. Gradients are summed over replicas in memory.
     States,
     /// Reduced gradients, too.
@@ -104,13 +124,14 @@ impl Out {
     /// and the one before, which is written.
     const PIECES: usize = 3;
 
-    /// What of a run is, that has a file, with or without other replicas.
-    pub fn of_run(has_file: bool, replicas: usize) -> Out {
-        match (has_file, replicas) {
-            (false, _) => Out::Nothing,
-            (true, 1) => Out::All,
-            (true, _) => Out::States,
-        }
+    /// The same in a run of so many replicas.
+    pub fn beside(self, replicas: usize) -> Out {
+        if self == Out::All && replicas > 1 { Out::States } else { self }
+    }
+
+    /// The same where updates may be `behind` the next step.
+    pub fn updated(self, behind: bool) -> Out {
+        if self == Out::Moments && behind { Out::Behind } else { self }
     }
 
     /// Whether anything is.
@@ -118,12 +139,17 @@ impl Out {
         self != Out::Nothing
     }
 
+    /// Whether parameters are.
+    pub fn has_parameters(self) -> bool {
+        [Out::States, Out::All].contains(&self)
+    }
+
     /// Bytes that adding to a reduced gradient of `elements` takes where that is in the file: its
     /// pieces.
     pub fn adding(self, elements: usize) -> u64 {
         match self {
             Out::All => 4 * (Out::PIECES * elements.min(Out::PIECE)) as u64,
-            Out::Nothing | Out::States => 0,
+            Out::Nothing | Out::Moments | Out::Behind | Out::States => 0,
         }
     }
 
@@ -230,15 +256,19 @@ impl Owned<'_> {
         if at_once { self.len } else { self.len.min(Out::PIECE) }
     }
 
-    /// Bytes of the pieces that an update from a file has in memory at once, where all layers are
-    /// like this one and `kept` has an entry for each parameter.
-    pub fn piece_bytes(&self, kept: &[Kept], zero3: usize, zero1: bool) -> u64 {
+    /// Bytes of the pieces that an update of what is `out` has in memory at once, where all layers
+    /// are like this one and `kept` has an entry for each parameter.
+    pub fn piece_bytes(&self, kept: &[Kept], zero3: usize, zero1: bool, out: Out) -> u64 {
         let piece = self.piece(kept, zero1);
         let whole: usize = self.segments().map(|(param, _)| kept[param].whole_words).sum();
         let block = self.segments().map(|(param, _)| kept[param].block_words).max().unwrap_or(0);
+        let state = piece / BLOCK * block + whole;
+        if !out.has_parameters() {
+            // Of parameters only what is computed with is copied.
+            return 4 * (Out::PIECES * state + piece) as u64;
+        }
         let gathered = if zero1 { self.layout.len / zero3 } else { 0 };
-        let words = 2 * piece + piece / BLOCK * block + whole + gathered;
-        4 * (Out::PIECES * words) as u64
+        4 * (Out::PIECES * (2 * piece + state + gathered)) as u64
     }
 
     /// Bytes that an update takes once it is computed, in a group of `zero3` ranks: with `zero1`
@@ -262,7 +292,7 @@ impl Owned<'_> {
         let update = computing.max(self.returning(cut.zero3, cut.zero1));
         let before = own + state;
         let pieces = match cut.out.is_any() {
-            true => self.piece_bytes(kept, cut.zero3, cut.zero1),
+            true => self.piece_bytes(kept, cut.zero3, cut.zero1, cut.out),
             false => 0,
         };
         let mut bytes = UpdateBytes {
@@ -438,6 +468,9 @@ mod tests {
         assert_eq!(of(&two, &[BLOCK], false, Out::All).pieces, 3 * 4 * 4 * BLOCK as u64);
         // Gathered as a whole, and one tensor of a matrix.
         assert_eq!(of(&two, &[n], true, Out::All).pieces, 3 * 4 * 5 * n as u64);
+        let moments = 4 * (3 * 2 + 1);
+        assert_eq!(of(&two, &[n], false, Out::Moments).pieces, moments * piece);
+        assert_eq!(of(&two, &[n], true, Out::Moments).pieces, moments * n as u64);
         assert_eq!(of(&rule(), &[3 * 256, 512], false, Out::All).pieces, 3 * 4 * 3 * n as u64);
         assert_eq!(Out::All.adding(n), 3 * 4 * piece);
         assert_eq!(Out::States.adding(n), 0);

@@ -49,6 +49,7 @@ fn figure_4() -> Result<Figure4, PlanError> {
                     prefetch: 1,
                     slices: 1,
                     out: 0,
+                    moments: false,
                 };
                 let planned = simulated(&job, &mut models, &layout)?;
                 let form = by_the_formula(&model, [virtual_stages, unit, 1], recompute);

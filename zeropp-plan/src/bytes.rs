@@ -88,6 +88,12 @@ impl LayerSizes {
     }
 }
 
+/// Whether a stage that is `cut` so is updated while the next step computes with those before it,
+/// where moments are out alone: by elements, of which each rank has all that it updates.
+pub fn is_behind(run: &RunState, zero1: bool, is_tied: bool) -> bool {
+    run.rule.is_elementwise() && !run.watched && !zero1 && !is_tied
+}
+
 /// What a run holds beside what comes and goes with its program.
 #[derive(Clone, Debug)]
 pub struct RunState {
@@ -153,7 +159,7 @@ pub fn stage_bytes<'a>(
     let in_forward: u64 = in_forward.map(|layer| layer.trained(pieces)).sum();
     let [shard, trained_shard] = [elements, trained].map(|n| n / cut.zero3 as u64);
     // Without shards a gather of fp32 weights is the parameters themselves, where these are here.
-    let (alone, fp32, is_here) = (cut.zero3 == 1, element == 4, !cut.out.is_any());
+    let (alone, fp32, is_here) = (cut.zero3 == 1, element == 4, !cut.out.has_parameters());
     let own = |layer: &LayerSizes| layer.buffers(pieces).map(|n| n / cut.zero3 as u64);
     let read = layers.clone().flat_map(own).max().unwrap_or(0);
     let adding = layers.clone().map(|layer| cut.out.adding(own(layer)[0] as usize));
@@ -189,6 +195,7 @@ pub fn stage_bytes<'a>(
         gradient_in_forward: in_forward * 4,
         keeps_first_gradient: alone && sums_here,
         gradient_shard: if sums_here { trained_shard * 4 } else { 0 },
+        gradient_due: if cut.out == Out::Behind { trained_shard * 4 } else { 0 },
         message,
         gather_input: if alone || (fp32 && is_here) { 0 } else { shard * element },
         gather_read: if fp32 || is_here { 0 } else { read * 4 },
@@ -269,6 +276,18 @@ pub struct Tied {
     pub head: Shares,
 }
 
+/// What the embedding of slices takes, which gets its weights last of all.
+fn of_slices(stage: &StageState, cut: Cut) -> Shares {
+    let (zero3, owners) = (cut.zero3 as u64, cut.owners as u64);
+    let all = 4 * stage.returned / zero3;
+    let gathering = if cut.zero1 { all / owners + all } else { 0 };
+    // What is in a file is read as a whole.
+    let read = 4 * stage.tied_rows / zero3 / owners;
+    let read = if cut.out.has_parameters() { read } else { 0 };
+    let update = |bytes: &u64| gathering.max(*bytes + read);
+    Shares::of_exchange(stage.exchanged.iter().map(update))
+}
+
 /// What one rank has all the time, and what its optimizer takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankState {
@@ -287,6 +306,8 @@ pub struct RankState {
     kept_saved: u64,
     /// That with what an update takes.
     at_work: u64,
+    /// The same when ranks hold most.
+    at_work_at_once: u64,
     /// What is kept of an update to go back: parameters, what the optimizer keeps, the gradient.
     rollback: u64,
     /// What is kept to go back, gradients aside, while the late update that takes most is done.
@@ -319,6 +340,8 @@ impl RankState {
         let swapped = tied.filter(|_| is_parted).map_or(0, |tied| tied.shard / owners);
         // What is in a file is read and summed beside that.
         let swapped = swapped * if cut.out == Out::All { 4 } else { 2 };
+        // One in memory is taken from where gradients are.
+        let swapped_at_once = if cut.out == Out::All { swapped } else { swapped / 2 };
         let shard = |of: fn(&StageState) -> u64| {
             mine.iter().map(|s| of(stages[*s])).sum::<u64>() * 4 / zero3 - twice
         };
@@ -327,38 +350,36 @@ impl RankState {
         if let Some(tied) = tied.filter(|_| is_parted && mine.contains(&last)) {
             shares.add(&tied.head, 1);
         }
-        // The embedding of slices gets its weights last of all.
-        for stage in mine.iter().map(|s| stages[*s]) {
-            let all = 4 * stage.returned / zero3;
-            let gathering = if cut.zero1 { all / owners + all } else { 0 };
-            // What is in a file is read as a whole.
-            let read = 4 * stage.tied_rows / zero3 / owners;
-            let read = if cut.out.is_any() { read } else { 0 };
-            let update = |bytes: &u64| gathering.max(*bytes + read);
-            shares.add(&Shares::of_exchange(stage.exchanged.iter().map(update)), 1);
-        }
+        mine.iter().for_each(|s| shares.add(&of_slices(stages[*s], cut), 1));
         let each = || shares.each().iter();
         let gradient = shard(|stage| stage.trained);
         let updated = shard(|stage| stage.trained - stage.returned);
         let (owned, state) = (updated / owners, each().map(|b| b.state).max().unwrap_or(0));
-        let is_out = cut.out.is_any();
-        let here = |bytes: u64| if is_out { 0 } else { bytes };
-        let work = |b: &UpdateBytes| here(b.state) + b.pieces + b.update.max(swapped);
-        let at_work = each().map(work).max().unwrap_or(0);
+        let here = |is_out: bool, bytes: u64| if is_out { 0 } else { bytes };
+        let [state_out, all_out] = [cut.out.is_any(), cut.out.has_parameters()];
+        // Of updates behind the next step there are at any time.
+        let pieces = each().map(|b| b.pieces).max().filter(|_| cut.out == Out::Behind);
+        let pieces = pieces.unwrap_or(0);
+        let work = |swapped: u64| {
+            let of = |b: &UpdateBytes| here(state_out, b.state) + b.pieces + b.update.max(swapped);
+            each().map(of).max().unwrap_or(0)
+        };
+        let (at_work, at_work_at_once) = (work(swapped), work(swapped_at_once));
         let late_at_work = each().map(|b| b.state + b.late).max().unwrap_or(0);
-        let (parameters, kept) = (shard(|stage| stage.elements), here(state));
+        let (parameters, kept) = (shard(|stage| stage.elements), here(state_out, state) + pieces);
         // Both layers of a tied weight have gradients until these are summed.
         let sums_out = if cut.out == Out::All { gradient + twice } else { 0 };
         RankState {
-            parameters: here(parameters),
+            parameters: here(all_out, parameters),
             gradient: if cut.out == Out::All { 0 } else { gradient },
             owned,
             kept,
-            out: if is_out { parameters + state + sums_out } else { 0 },
+            out: here(!state_out, state) + here(!all_out, parameters) + sums_out,
             kept_saved: each().map(|b| b.saved).max().unwrap_or(0),
             at_work,
+            at_work_at_once,
             rollback: if late { owned + state + owned } else { 0 },
-            rollback_at_work: if late { late_at_work.saturating_sub(at_work) } else { 0 },
+            rollback_at_work: if late { late_at_work.saturating_sub(at_work_at_once) } else { 0 },
             save,
             gathers: each().next().map_or(0, |b| b.gathers),
             sent: each().next().map_or(0, |b| b.sent),
@@ -397,7 +418,7 @@ impl RankState {
         let updating = MemoryBytes { gradient_shard: self.gradient, ..MemoryBytes::default() };
         let moments = [
             self.with(held, self.kept, 0),
-            self.with(updating, self.at_work, self.rollback_at_work),
+            self.with(updating, self.at_work_at_once, self.rollback_at_work),
             self.with(warm_up, self.kept, self.rollback),
         ];
         moments.into_iter().max_by_key(MemoryBytes::total).expect("three")

@@ -268,6 +268,7 @@ mod tests {
             prefetch: 1,
             slices: 1,
             out: 0,
+            moments: false,
         };
         let deal = Deal::even(14, 1);
         let unit = None;

@@ -120,6 +120,7 @@ fn queue_ns(layout: &Layout, stages: &[Stage], states: &[StateCopies]) -> (f64, 
     let mean = |of: fn(&Stage) -> u64| stages.iter().map(of).sum::<u64>() as f64 / n;
     let copies = |of: fn(&StateCopies) -> u64| states.iter().map(of).sum::<u64>() as f64 / n;
     let (read, add) = (copies(|s| s.read_ns), copies(|s| s.add_ns));
+    let updates = v * copies(|s| s.update_ns);
     let (gather, reduce) = (mean(|s| s.costs.all_gather_ns), mean(|s| s.costs.reduce_scatter_ns));
     let batches = layout.micro_batches as f64;
     let (gathers, reductions) = match layout.forms().gathers_by_unit {
@@ -132,5 +133,5 @@ fn queue_ns(layout: &Layout, stages: &[Stage], states: &[StateCopies]) -> (f64, 
         false if v <= 1.0 + layout.prefetch as f64 => (v, v),
         false => (2.0 * v * (batches / layout.pp as f64).ceil(), v),
     };
-    (gathers * gather + reductions * reduce, gathers * read + reductions * add)
+    (gathers * gather + (reductions * reduce).max(updates), gathers * read + reductions * add)
 }

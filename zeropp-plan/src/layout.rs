@@ -12,7 +12,7 @@ use zeropp_schedule::lower::{LowerOptions, OptimizerSync};
 use zeropp_schedule::schedules::{Forms, Kind, Planning, Shape, StepForm};
 
 use crate::PlanError;
-use crate::bytes::RunState;
+use crate::bytes::{RunState, is_behind};
 use crate::model::ModelSizes;
 use crate::slices::numbers;
 use crate::split;
@@ -70,8 +70,13 @@ pub enum Packing {
 impl Job {
     /// The ranks that share a stage of `layout`, and what of it is in their files.
     pub fn cut(&self, layout: &Layout) -> Cut {
-        let out = Out::of_run(self.fixed.states.is_some(), layout.dp);
-        Cut { out, ..layout.cut() }
+        let out = match (&self.fixed.states, layout.moments) {
+            (None, _) => Out::Nothing,
+            (_, true) => Out::Moments,
+            (_, false) => Out::All,
+        };
+        let behind = is_behind(&self.state, layout.zero1, self.model.decoder.tied);
+        Cut { out: out.beside(layout.dp).updated(behind), ..layout.cut() }
     }
 }
 
@@ -155,6 +160,8 @@ pub struct Fixed {
     pub out: Option<OutPlace>,
     /// Where parameters, optimizer state and reduced gradients are, if not in memory.
     pub states: Option<OutPlace>,
+    /// Whether that is the optimizer state alone.
+    pub moments: Option<bool>,
 }
 
 /// The value of `recompute:out` and `optimizer:out` that stands for memory of a GPU's host.
@@ -299,6 +306,18 @@ impl Job {
         host.map_or(u64::MAX, |bytes| (bytes / self.machine.per_node as f64) as u64)
     }
 
+    /// Whether the optimizer state may be out alone, and whether it may not.
+    pub(crate) fn moments(&self) -> Vec<bool> {
+        let states = self.fixed.states.is_some();
+        [true, false]
+            .into_iter()
+            .filter(|alone| match self.fixed.moments {
+                Some(given) if states => given == *alone,
+                _ => states || !alone,
+            })
+            .collect()
+    }
+
     /// Whether layouts may put activations out.
     pub(crate) fn may_put_out(&self) -> bool {
         self.fixed.out.is_some()
@@ -400,6 +419,8 @@ pub struct Layout {
     pub slices: usize,
     /// Of each unit so many micro-batches of which what F keeps is put out.
     pub out: usize,
+    /// Whether, of states that are put out, what the optimizer keeps is alone.
+    pub moments: bool,
 }
 
 impl Layout {
@@ -579,6 +600,9 @@ impl fmt::Display for Layout {
         }
         if self.out > 0 {
             write!(f, ", {} of each unit out", self.out)?;
+        }
+        if self.moments {
+            write!(f, ", moments out")?;
         }
         if self.zero1 {
             write!(f, ", ZeRO-1")?;

@@ -162,6 +162,7 @@ mod tests {
             prefetch: 1,
             slices: 1,
             out: 0,
+            moments: false,
         }
     }
 
@@ -241,6 +242,7 @@ mod tests {
                     prefetch: 1,
                     slices: 1,
                     out: 0,
+                    moments: false,
                 };
                 let (stages, blocks) = Models::new(&job).stages(&job, &layout).unwrap();
                 let simulation = Simulation::new(&job, &layout, &stages).unwrap();

@@ -131,10 +131,10 @@ pub(crate) fn outside(job: &Job, layout: &Layout, stages: &[Stage]) -> u64 {
         });
         let (cut, d) = (job.cut(layout), layout.zero3 as f64);
         let gradients = if cut.out == Out::All { 4 } else { 0 };
-        let state = sum(&|s| 4 * s.state.elements + gradients * s.state.trained);
-        let state =
-            if cut.out.is_any() { state + sum(&|s| s.kept) / cut.owners as f64 } else { 0.0 };
-        all + inputs + state / d
+        let parameters = if cut.out.has_parameters() { 4 } else { 0 };
+        let kept = if cut.out.is_any() { sum(&|s| s.kept) / cut.owners as f64 } else { 0.0 };
+        let shards = sum(&|s| parameters * s.state.elements + gradients * s.state.trained);
+        all + inputs + (shards + kept) / d
     };
     (0..layout.pp.min(2)).map(of).fold(0.0, f64::max) as u64
 }
@@ -147,7 +147,8 @@ fn stages_of<'a>(layout: &Layout, stages: &'a [Stage], rank: usize) -> Vec<(usiz
 
 /// Bytes of a rank's shards, and those of its parameters and moments, as far as they are in memory.
 fn always(layout: &Layout, stages: &[Stage], rank: usize) -> [u64; 2] {
-    if stages.iter().any(|s| s.state.out.is_any()) {
+    let out = stages.first().map(|s| s.state.out).unwrap_or_default();
+    if out.has_parameters() {
         return [0; 2];
     }
     let mine = stages_of(layout, stages, rank);
@@ -158,7 +159,8 @@ fn always(layout: &Layout, stages: &[Stage], rank: usize) -> [u64; 2] {
     let tied = stages.last().and_then(|last| last.state.tied.as_ref()).filter(|_| has_both);
     let twice = tied.map_or(0, |tied| tied.shard);
     let kept_twice = tied.map_or(0, |tied| tied.head.state_of_all(layout.cut().pieces()));
-    [shard, shard - twice + (kept - kept_twice) / d / owners]
+    let kept = if out.is_any() { 0 } else { kept - kept_twice };
+    [shard, shard - twice + kept / d / owners]
 }
 
 /// The same where samples are cut into slices: when its first backward begins, a rank has all

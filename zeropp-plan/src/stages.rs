@@ -456,11 +456,15 @@ pub(crate) fn state_copies(job: &Job, layout: &Layout, stages: &[Stage]) -> Vec<
     };
     let takes = |elements: u64| ns(4.0 * elements as f64 / layout.zero3 as f64 / rate);
     // Alone and in fp32 a gather is the read; else ranks on CPUs read before they gather.
-    let waits = !apart && (layout.zero3 > 1 || job.compute.element_bytes < 4);
+    let out = job.cut(layout).out;
+    let waits = layout.zero3 > 1 || job.compute.element_bytes < 4 || out == Out::Behind;
+    let waits = waits && !apart;
     let of = |s: &Stage| {
-        let adds = job.cut(layout).out == Out::All;
-        let add_ns = if adds { takes(s.state.trained) } else { 0 };
-        let states = StateCopies { read_ns: takes(s.state.elements), add_ns, waits };
+        let of = |is_out: bool, elements| if is_out { takes(elements) } else { 0 };
+        let read_ns = of(out.has_parameters(), s.state.elements);
+        let add_ns = of(out == Out::All, s.state.trained);
+        let update_ns = of(out == Out::Behind, s.kept / 4);
+        let states = StateCopies { read_ns, add_ns, update_ns, waits };
         vec![states; s.slices.len().max(1)]
     };
     stages.iter().flat_map(of).collect()
@@ -500,17 +504,23 @@ pub(crate) fn step_ns(job: &Job, layout: &Layout, stages: &[Stage]) -> u64 {
 
 /// Seconds of the copies of an update whose states are out: before the norm, which reads all
 /// gradients there are out, and beside the update, which has one piece, reads the next one and
-/// writes the one before.
+/// writes the one before; of an update behind the next step none are there.
 fn streamed_s(job: &Job, layout: &Layout, stages: &[Stage]) -> (f64, f64) {
     let CopyRate { bytes_per_s: Some(rate), apart } = job.rate(job.fixed.states.as_ref()) else {
         return (0.0, 0.0);
     };
     let (d, owners) = (layout.zero3 as f64, layout.cut().owners as f64);
-    let gradient = if job.cut(layout).out == Out::All { 4.0 } else { 0.0 };
+    let out = job.cut(layout).out;
+    if out == Out::Behind {
+        return (0.0, 0.0);
+    }
+    let gradient = if out == Out::All { 4.0 } else { 0.0 };
+    let parameter = if out.has_parameters() { 4.0 } else { 0.0 };
     let gradients = most_of_ranks(layout, stages, |s| gradient * s.state.trained as f64);
     let [states, shards] = [
-        most_of_ranks(layout, stages, |s| 4.0 * s.state.trained as f64 + s.kept as f64) / owners,
-        most_of_ranks(layout, stages, |s| 4.0 * s.state.trained as f64),
+        most_of_ranks(layout, stages, |s| parameter * s.state.trained as f64 + s.kept as f64)
+            / owners,
+        most_of_ranks(layout, stages, |s| parameter * s.state.trained as f64),
     ];
     // With ZeRO-1 what is written is the whole shard, of which the rank has updated a part.
     let (read, written) = (states + gradients, states + shards - shards / owners);

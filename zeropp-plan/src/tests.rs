@@ -225,6 +225,7 @@ fn a_long_step_follows_from_two_shorter_ones() {
             prefetch: 1,
             slices: 1,
             out: 0,
+            moments: false,
         };
         let (short, _, is_whole) = whole(&layout(480), &job);
         let (middle, held, _) = whole(&layout(560), &job);
@@ -338,6 +339,7 @@ fn packed_weights_are_counted_where_memory_has_room_for_them() {
         prefetch: 1,
         slices: 1,
         out: 0,
+        moments: false,
     };
     let worst = |job: &Job, layout: &Layout| {
         held(job, layout).1.into_iter().max_by_key(|rank| rank.total()).unwrap()
@@ -411,6 +413,7 @@ fn full_recomputation_takes_at_most_a_quarter_longer() {
         prefetch: 3,
         slices: 1,
         out: 0,
+        moments: false,
     };
     let alone = Layout { pp: 1, zero3: 32, dp: 2, virtual_stages: 40, unit: 4, ..layout.clone() };
     let alone = Layout { micro_batches: 4, zero1: true, prefetch: 1, ..alone };
@@ -447,6 +450,7 @@ fn full_recomputation_is_of_the_stages_that_the_program_does_again() {
             prefetch: 1,
             slices: 1,
             out: 0,
+            moments: false,
         };
         let (stages, _) = Models::new(&job).stages(&job, &layout).unwrap();
         let (program, ..) = Simulation::new(&job, &layout, &stages).unwrap().run();
@@ -481,6 +485,7 @@ fn a_smaller_last_unit_is_not_held_to_be_a_full_one() {
         prefetch: 1,
         slices: 1,
         out: 0,
+        moments: false,
     };
     let (stages, _) = Models::new(&job).stages(&job, &layout).unwrap();
     let most = held(&job, &layout).1.iter().map(|rank| rank.total()).max().unwrap();
@@ -524,6 +529,7 @@ proptest! {
             prefetch: 1,
             slices: 1,
             out: 0,
+            moments: false,
         };
         let mut models = Models::new(&job);
         let Some((stages, _)) = models.stages(&job, &layout) else { return Ok(()) };
@@ -629,6 +635,7 @@ fn of_4_ranks(schedule: &'static str) -> Layout {
         prefetch: 1,
         slices: 1,
         out: 0,
+        moments: false,
     }
 }
 

@@ -93,7 +93,7 @@ fn cards_of_24_gb_train_a_model_of_8_billion() {
     let plan = LayoutPlan::new(&states, "").unwrap();
     let first = &plan.layouts[0].planned;
     assert!(first.outside() as f64 <= 64e9, "the host has as much for each");
-    assert!(first.peaks.iter().all(|rank| rank.host_state > 0 && rank.parameter_shard == 0));
+    assert!(first.peaks.iter().all(|rank| rank.host_state > 0));
     assert!(best_s(&states) < best_s(&job), "{}", first.layout);
     let explained = text::explain(&plan, 0, 160).unwrap();
     assert!(explained.contains("states' copies not hidden"), "{explained}");
@@ -159,8 +159,10 @@ fn states_in_a_folder_take_the_time_of_their_copies() {
         said.starts_with("optimizer:out = /scratch: the machine's file has no file_bytes_per_s")
     );
     job.machine.file_bytes_per_s = Some(10e9);
+    let moments = LayoutPlan::new(&job, "").unwrap();
+    job.fixed.moments = Some(false);
     let out = LayoutPlan::new(&job, "").unwrap();
-    let [here, out] = [&here, &out].map(|plan| &plan.layouts[0]);
+    let [here, moments, out] = [&here, &moments, &out].map(|plan| &plan.layouts[0]);
     // Of each of 14.6e9 / 32 parameters: nearly two gathers' reads, a reduction's write, the norm's
     // read, and of the update 16 bytes read and 12 written, beside which it computes: 44 bytes.
     let seconds = 44.0 * 14.6e9 / 32.0 / 10e9;
@@ -169,5 +171,9 @@ fn states_in_a_folder_take_the_time_of_their_copies() {
     assert!((out.terms.states / longer - 1.0).abs() < 0.05, "{:?}", out.terms);
     let held = |of: &Ranked| of.planned.memory.iter().map(|rank| rank.total()).max().unwrap();
     assert!(held(here) - held(out) > 5 << 30, "16 bytes of each parameter, less pieces");
+    // Of moments alone 16 bytes, and of those the stages' that are gathered before any computes.
+    let longer = (moments.planned.step_s - here.planned.step_s) / (16.0 / 44.0 * seconds);
+    assert!(moments.planned.layout.moments && (0.1..0.3).contains(&longer), "{longer}");
+    assert!(held(here) - held(moments) > 3 << 30, "8 bytes of each parameter, less pieces");
     assert!(out.planned.out_to.is_none() && !out.planned.on_host);
 }

@@ -117,15 +117,15 @@ const ANY_BITS: Way = way(false, None, Moments::Eight);
 const ALL: [Way; 6] = [EIGHT, ANY, STATES, ANY_STATES, BITS, ANY_BITS];
 
 const PLACES: [Place; 19] = [
-    ("14.6b", 11.3, Outside::States, 1.207, ANY_BITS),
+    ("14.6b", 11.3, Outside::States, 1.207, STATES),
     ("14.6b", 11.3, Outside::Activations(12.0), 1.137, ANY_BITS),
     ("14.6b", 11.3, Outside::Activations(24.0), 1.033, ANY_BITS),
     ("14.6b", 16.0, Outside::Nothing, 1.169, EIGHT),
-    ("14.6b", 16.0, Outside::States, 1.093, BITS),
+    ("14.6b", 16.0, Outside::States, 1.093, STATES),
     ("14.6b", 16.0, Outside::Activations(12.0), 1.023, BITS),
     ("14.6b", 16.0, Outside::Activations(24.0), 1.013, EIGHT),
     ("14.6b", 20.0, Outside::Nothing, 1.081, EIGHT),
-    ("14.6b", 20.0, Outside::States, 1.017, BITS),
+    ("14.6b", 20.0, Outside::States, 1.017, STATES),
     ("14.6b", 20.0, Outside::Activations(12.0), 1.009, EIGHT),
     ("14.6b", 20.0, Outside::Activations(24.0), 1.004, EIGHT),
     ("28.3b", 22.2, Outside::Nothing, 1.22, EIGHT),
@@ -138,21 +138,16 @@ const PLACES: [Place; 19] = [
     ("28.3b", 28.0, Outside::Activations(24.0), 1.011, EIGHT),
 ];
 
-/// The study's table, with moments in 8 bits where it has them out for nothing and plans cannot:
-/// they count what runs copy of states that are out, most of it while nothing is computed. Less
-/// that, fp32 moments are as fast.
+/// The study's table, with moments out as runs copy them, behind the computes of stages before
+/// theirs; in 8 bits where activations go out on the same link at a low rate.
 #[test]
 fn plans_are_as_fast_as_the_study_within_its_memory() {
     let all_s = ["14.6b", "28.3b"].map(|name| (name, none_s(name)));
     let mut missed = Vec::new();
     for (name, gib, outside, asked, way) in PLACES {
         let all_s = all_s.iter().find(|(of, _)| *of == name).unwrap().1;
-        let mut reached = vec![best_s(&job(name, gib, outside, way)) / all_s];
-        if way.moments == Moments::Eight {
-            let found = best(&job(name, gib, outside, ANY_STATES)).unwrap();
-            reached.push((found.planned.step_s - found.terms.states) / all_s);
-        }
-        if reached.iter().any(|times| *times > WITHIN * asked) {
+        let reached = best_s(&job(name, gib, outside, way)) / all_s;
+        if reached > WITHIN * asked {
             missed.push(format!("{name}, {gib} GiB, {outside:?}: {reached:.3?} of {asked}"));
         }
     }

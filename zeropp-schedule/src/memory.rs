@@ -27,7 +27,7 @@
 //!   as that;
 //! * *gradient shard*: a rank's share of the sum over the units, from when the first unit's RS
 //!   retires (where no other rank shares the stage, from the first W, as above) to the optimizer
-//!   step;
+//!   step, or, where updates are done behind the next step, to the stage's first AG there;
 //! * *communication*: a message from the posting of its receive to the action that takes it; what
 //!   a stage hands to another one of the same rank until that one takes it; what a split head has
 //!   to send on; the copy of the shard that a gather of another precision sends, until the
@@ -154,6 +154,8 @@ pub struct Ledger<'a> {
     /// The reduction that such a run has begun, as `reducing` has it, and the stage of the sum.
     running: Option<(usize, u64, u64)>,
     summing: Option<usize>,
+    /// Stages whose update of the step before is due.
+    due: Vec<bool>,
     /// Stages whose gather has not been waited for.
     gathering: Vec<bool>,
     /// Which F wait for each layer of their stage as they come to it.
@@ -216,6 +218,15 @@ impl<'a> Ledger<'a> {
             None => places::layerwise_forwards(program, &of_stage, &places),
         };
         let count = of_stage.len();
+        let mut due = vec![false; count];
+        for action in program.iter().filter(|_| !forward_only) {
+            if let Action::AllGather { stage } = action {
+                due[*stage] = true;
+            }
+        }
+        let gradient_due = of_stage.iter().zip(&due).filter(|(_, due)| **due);
+        let gradient_shard = gradient_due.map(|(bytes, _)| bytes.gradient_due).sum();
+        let now = MemoryBytes { gradient_shard, ..MemoryBytes::default() };
         Ledger {
             own: count - usize::from(head.is_some()),
             slices,
@@ -236,12 +247,13 @@ impl<'a> Ledger<'a> {
             runs,
             running: None,
             summing: None,
+            due,
             gathering: vec![false; count],
             by_layer,
             packed: vec![None; count],
             stages,
             replica_reduced: 0,
-            now: MemoryBytes::default(),
+            now,
             peak: MemoryBytes::default(),
             at_once: MemoryBytes::default(),
             kept_peak: 0,
@@ -256,6 +268,9 @@ impl<'a> Ledger<'a> {
         }
         match *action {
             Action::AllGather { stage } => {
+                if std::mem::take(&mut self.due[stage]) {
+                    self.now.gradient_shard -= self.of_stage(stage).gradient_due;
+                }
                 self.now.gathered += self.of_stage(stage).weights;
                 self.now.communication += self.of_stage(stage).gather_input;
                 self.gathering[stage] = true;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
-use zeropp_core::cpu_tensor::{add_in_place, into_vec, on_cpu};
+use zeropp_core::cpu_tensor::{add_in_place, from_vec, into_vec, on_cpu};
 use zeropp_core::kernels;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_core::params::{FlatLayout, ParamSpec};
@@ -13,7 +13,7 @@ use zeropp_core::split::LayerWeights;
 
 use crate::rule::Role;
 use crate::state_file::StateFile;
-use crate::words::{Words, each_piece, own_copy};
+use crate::words::{Due, Words, each_piece, own_copy};
 
 /// One layer's part on this rank.
 pub(crate) struct LayerShard {
@@ -86,7 +86,21 @@ impl LayerShard {
         (self.param, self.param_hold) = kept(param, self.file.parameters.as_ref(), meter);
     }
 
-    /// The same, with what has counted them so far, until they are in their place.
+    /// Replaces some of the parameters, which are in memory.
+    pub(crate) fn write_param(
+        &mut self,
+        range: std::ops::Range<usize>,
+        values: &[f32],
+        meter: &Arc<Meter>,
+    ) {
+        self.param_hold = None;
+        let mut all = into_vec(self.take_param().into_tensor());
+        all[range].copy_from_slice(values);
+        let n = all.len();
+        self.set_param(from_vec(all, [n]), meter);
+    }
+
+    /// Replaces all, with what has counted them so far, until they are in their place.
     pub(crate) fn return_param(&mut self, param: Tensor<1>, counted: Hold, meter: &Arc<Meter>) {
         let file = self.file.parameters.clone();
         let counted = Some(counted).filter(|_| file.is_some());
@@ -101,7 +115,38 @@ impl LayerShard {
     pub(crate) fn share_param(&mut self, param: Words, meter: &Arc<Meter>) {
         match param {
             Words::Here(param) => self.set_param(param, meter),
-            out @ Words::Out(_) => self.param = out,
+            out => self.param = out,
+        }
+    }
+
+    /// Gives parameters and gradient to an update, and says where the parameters will be. Both
+    /// count until they are [`settle`](Self::settle)d.
+    pub(crate) fn update_behind(&mut self, meter: &Arc<Meter>) -> (Tensor<1>, Tensor<1>, Due) {
+        let param = self.take_param().into_tensor();
+        let grad = self.take_grad().expect("a layer with a gradient").into_tensor();
+        let n = param.dims()[0];
+        self.expect_param(n, meter);
+        let bytes = 4 * grad.dims()[0] as u64;
+        // Its memory is somebody else's before the rank looks.
+        self.grad_hold = Some(meter.hold(MemoryKind::GradientShard, bytes));
+        let due = Due::default();
+        self.param = Words::Due(due.clone(), n);
+        (param, grad, due)
+    }
+
+    /// Waits for parameters that are being updated.
+    pub(crate) fn settle(&mut self, meter: &Arc<Meter>) {
+        if let Words::Due(..) = self.param {
+            let param = self.take_param().into_tensor();
+            self.grad_hold = None;
+            self.set_param(param, meter);
+        }
+    }
+
+    /// Forgets the step's gradient; that of an update under way counts on.
+    pub(crate) fn clear_grad(&mut self) {
+        if !matches!(self.param, Words::Due(..)) {
+            drop(self.take_grad());
         }
     }
 

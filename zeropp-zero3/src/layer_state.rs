@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use zeropp_comm::CommResult;
 use zeropp_core::cpu_tensor;
 use zeropp_core::kernels::{lerp, zeros};
-use zeropp_core::optimizer;
+use zeropp_core::optimizer::{self, Out};
 use zeropp_core::params::{FlatLayout, ParamPlace};
 
 use crate::exact::ExactSum;
@@ -84,10 +84,11 @@ impl OwnedRange<'_> {
         groups: &ParameterGroups,
         zero3: usize,
         zero1: bool,
+        out: Out,
     ) -> (Vec<Range<usize>>, u64) {
         let (elements, kept) = (self.elements(), self.kept(groups));
         let pieces = pieces(self.len, elements.piece(&kept, zero1));
-        (pieces, elements.piece_bytes(&kept, zero3, zero1))
+        (pieces, elements.piece_bytes(&kept, zero3, zero1, out))
     }
 
     fn kept(&self, groups: &ParameterGroups) -> Vec<optimizer::Kept> {
@@ -157,7 +158,10 @@ impl LayerState {
         let count = segments.iter().map(|s| s.state.len()).max().unwrap_or(0);
         let zeros = |tensor| Words::zeros(words_of(&segments, tensor), &device, file);
         let words = (0..count).map(zeros).collect();
-        let ema = groups.ema.map(|_| param.copied(start..start + owned.len));
+        let ema = groups.ema.map(|_| match param.copied(start..start + owned.len) {
+            Words::Here(ema) => Words::new(ema, file),
+            out => out,
+        });
         LayerState { words, segments, ema }
     }
 

@@ -8,6 +8,7 @@ pub mod adafactor;
 pub mod adamw;
 pub mod adamw8bit;
 pub mod balanced;
+mod behind;
 pub mod checkpoint;
 pub mod exact;
 mod fill;

@@ -9,6 +9,7 @@ use burn::tensor::Tensor;
 use zeropp_comm::groups::Groups;
 use zeropp_comm::{AllBytes, CommResult, Pending};
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
+use zeropp_core::optimizer::Out;
 use zeropp_core::params::FlatLayout;
 
 use crate::exact::ExactSum;
@@ -70,10 +71,12 @@ pub struct Optimizer {
     pub(crate) updates: u64,
     captured: Option<Vec<ParamExport>>,
     /// Set while a step's layers are looked at: what is found of each, by stage and layer.
-    watched: Option<HashMap<(usize, usize), LayerSums>>,
+    pub(crate) watched: Option<HashMap<(usize, usize), LayerSums>>,
     pub(crate) meter: Arc<Meter>,
     /// Where parameters and state are, if not in memory.
     pub(crate) file: Option<Arc<StateFile>>,
+    /// Counts the pieces of updates beside the next step, which there are at any time.
+    _pieces: Option<Hold>,
     held_back: Option<Box<dyn FnOnce() -> CommResult<()> + Send>>,
     /// The update that is done and not validated.
     early: Option<Early>,
@@ -140,6 +143,7 @@ impl Optimizer {
             captured: None,
             watched: None,
             file: stages.iter().find_map(|stage| stage.file().cloned()),
+            _pieces: None,
             held_back: None,
             early: None,
             meter: meter.clone(),
@@ -147,6 +151,10 @@ impl Optimizer {
         };
         tied::release(stages, optimizer.options.tie);
         optimizer.restart(stages);
+        if optimizer.file.as_ref().is_some_and(|file| file.out == Out::Behind) {
+            let bytes = optimizer.piece_bytes(stages);
+            optimizer._pieces = Some(meter.hold(MemoryKind::Optimizer, bytes));
+        }
         optimizer
     }
 
@@ -179,6 +187,7 @@ impl Optimizer {
 
     /// Gives up all that is kept.
     pub fn forget(&mut self) {
+        self.wait_for_update();
         self.holds.clear();
         self.state.clear();
     }
@@ -280,7 +289,10 @@ impl Optimizer {
     /// A collective's error.
     pub fn step(&mut self, stages: &mut [ShardedStage], step: u64) -> CommResult<StepOutcome> {
         stages.iter_mut().try_for_each(ShardedStage::finish_replica_reduce)?;
-        let _pieces = self.meter.hold(MemoryKind::Optimizer, self.piece_bytes(stages));
+        self.wait_for_update();
+        stages.iter_mut().for_each(ShardedStage::settle);
+        let pieces = if self._pieces.is_some() { 0 } else { self.piece_bytes(stages) };
+        let _pieces = self.meter.hold(MemoryKind::Optimizer, pieces);
         let sent_bytes = self.sum_gradients(stages)?;
         self.watch_gradients(stages);
         let grad_norm = norm_of(self.start_norm(stages)?)?;
@@ -471,6 +483,9 @@ impl Optimizer {
         mut kept: Option<&mut Vec<LayerBefore>>,
     ) -> CommResult<()> {
         if let Some(file) = self.file.clone() {
+            if self.is_behind(&file) {
+                return self.start_behind(stages, scale, &file);
+            }
             return self.update_in_file(stages, scale, outcome, &file);
         }
         let moving = self.move_state();

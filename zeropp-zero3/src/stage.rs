@@ -53,14 +53,14 @@ pub struct ShardOptions {
 impl ShardOptions {
     /// What is in the file, with or without other replicas.
     fn out(&self, groups: &Groups) -> Out {
-        Out::of_run(self.file.is_some(), groups.replica.size())
+        self.file.as_ref().map_or(Out::Nothing, |file| file.out.beside(groups.replica.size()))
     }
 
     fn files(&self, groups: &Groups) -> ShardFile {
-        let sums_out = self.out(groups) == Out::All;
+        let out = self.out(groups);
         ShardFile {
-            parameters: self.file.clone(),
-            gradients: self.file.clone().filter(|_| sums_out),
+            parameters: self.file.clone().filter(|_| out.has_parameters()),
+            gradients: self.file.clone().filter(|_| out == Out::All),
         }
     }
 }
@@ -240,13 +240,15 @@ impl ShardedStage {
         self.layers.iter().map(|l| 2 * (k - 1) * bytes(&l.param) / k).sum()
     }
 
-    /// AG: starts gathering the stage's weights. What is in a file is read meanwhile where nothing
-    /// else is to be done with it, else now: all ranks begin their collectives in one order.
+    /// AG: starts gathering the stage's weights, once they are updated. What is in a file is read
+    /// meanwhile where nothing else is to be done with it, else now: all ranks begin their
+    /// collectives in one order.
     pub fn start_gather(&mut self) {
+        self.settle();
         let (dtype, group) = (self.options.compute, &self.groups.zero3);
         let hold = |kind, elements: usize| self.meter.hold(kind, (elements * dtype.size()) as u64);
         let (alone, fp32, is_out) =
-            (self.is_alone(), dtype == DType::F32, self.options.file.is_some());
+            (self.is_alone(), dtype == DType::F32, self.options.out(&self.groups).has_parameters());
         // Until they are here, room for them; a cast of the shard is a copy, and, alone in its
         // group, the result. Alone and not cast, what is gathered is the parameters themselves,
         // where they are in memory.
@@ -356,9 +358,15 @@ impl ShardedStage {
         self.layers.iter().map(|layer| out.adding(layer.param.len())).max().unwrap_or(0)
     }
 
+    /// Waits for parameters that are being updated.
+    pub(crate) fn settle(&mut self) {
+        let meter = &self.meter;
+        self.layers.iter_mut().for_each(|layer| layer.settle(meter));
+    }
+
     /// Forgets the step's gradients.
     pub(crate) fn clear_grads(&mut self) {
-        self.layers.iter_mut().for_each(|layer| drop(layer.take_grad()));
+        self.layers.iter_mut().for_each(LayerShard::clear_grad);
         self.begun = false;
     }
 

@@ -5,15 +5,21 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 use zeropp_comm::{CommError, CommResult};
 use zeropp_core::files::{ScratchCopy, ScratchFile, ScratchPlace};
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
+use zeropp_core::optimizer::Out;
 
 /// The file. It has no name, and its bytes count as *host state*.
 pub struct StateFile {
+    /// What is in it, where there are no other replicas.
+    pub(crate) out: Out,
     inner: Mutex<FileState>,
+    /// An update of what it has that is done beside the next step.
+    update: Mutex<Option<JoinHandle<()>>>,
     meter: Arc<Meter>,
 }
 
@@ -47,13 +53,14 @@ pub(crate) struct StatePlace {
 }
 
 impl StateFile {
-    /// Makes a file in `folder`, and that if it is missing.
+    /// Makes a file in `folder` for what is to be `out`, and that folder if it is missing.
     ///
     /// # Errors
     /// A folder where no file can be made, or a thread that is refused.
-    pub fn open(folder: &Path, meter: &Arc<Meter>) -> io::Result<Arc<StateFile>> {
+    pub fn open(folder: &Path, out: Out, meter: &Arc<Meter>) -> io::Result<Arc<StateFile>> {
         let inner = FileState { file: ScratchFile::open(folder)?, writing: None, failed: None };
-        Ok(Arc::new(StateFile { inner: Mutex::new(inner), meter: meter.clone() }))
+        let inner = Mutex::new(inner);
+        Ok(Arc::new(StateFile { out, inner, update: Mutex::default(), meter: meter.clone() }))
     }
 
     /// The first fault, if there was one.
@@ -62,6 +69,21 @@ impl StateFile {
     /// What the system said, such as that the disk is full.
     pub(crate) fn check(&self) -> CommResult<()> {
         self.inner.lock().failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// Starts `update` of what it has, on a thread of its own.
+    pub(crate) fn start_update(&self, update: impl FnOnce() + Send + 'static) -> CommResult<()> {
+        let thread = std::thread::Builder::new().name("update".into()).spawn(update);
+        *self.update.lock() = Some(thread.map_err(|e| failed(&e))?);
+        Ok(())
+    }
+
+    /// Returns once the update under way is done, if there is one.
+    pub(crate) fn wait_for_update(&self) {
+        if let Some(update) = self.update.lock().take() {
+            // What one that has panicked leaves says so.
+            let _ = update.join();
+        }
     }
 
     /// A place of `words` words, to be written before it is read.

@@ -1,7 +1,7 @@
 //! fp32 words that a rank has from step to step: a tensor, or a place in its file.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{Device, Tensor};
 use zeropp_comm::{CommResult, InFlight, Pending};
@@ -12,11 +12,16 @@ use zeropp_core::optimizer::Out;
 
 use crate::state_file::{Floats, StateFile, StatePlace, failed};
 
+/// Words that are there when their update is done.
+pub(crate) type Due = Arc<OnceLock<Tensor<1>>>;
+
 /// The words. A clone is the same ones.
 #[derive(Clone)]
 pub(crate) enum Words {
     Here(Tensor<1>),
     Out(Arc<StatePlace>),
+    /// So many, which an update under way gives.
+    Due(Due, usize),
 }
 
 impl Words {
@@ -44,6 +49,7 @@ impl Words {
         match self {
             Words::Here(t) => t.dims()[0],
             Words::Out(place) => place.words(),
+            Words::Due(_, words) => *words,
         }
     }
 
@@ -51,14 +57,15 @@ impl Words {
     pub(crate) fn device(&self) -> Device {
         match self {
             Words::Here(t) => t.device(),
-            Words::Out(_) => Device::flex(),
+            Words::Out(_) | Words::Due(..) => Device::flex(),
         }
     }
 
-    /// The tensor, where they are in memory.
+    /// The tensor, where they are in memory, or will be: that is waited for.
     pub(crate) fn here(&self) -> Option<&Tensor<1>> {
         match self {
             Words::Here(t) => Some(t),
+            Words::Due(due, _) => Some(due.wait()),
             Words::Out(_) => None,
         }
     }
@@ -66,7 +73,7 @@ impl Words {
     /// Their place, where they are in a file.
     pub(crate) fn out(&self) -> Option<&Arc<StatePlace>> {
         match self {
-            Words::Here(_) => None,
+            Words::Here(_) | Words::Due(..) => None,
             Words::Out(place) => Some(place),
         }
     }
@@ -80,6 +87,11 @@ impl Words {
     pub(crate) fn into_tensor(self) -> Tensor<1> {
         match self {
             Words::Here(t) => t,
+            Words::Due(due, _) => {
+                due.wait();
+                Arc::try_unwrap(due)
+                    .map_or_else(|due| due.wait().clone(), |due| due.into_inner().expect("there"))
+            }
             out @ Words::Out(_) => out.tensor(),
         }
     }
@@ -87,16 +99,19 @@ impl Words {
     /// The same for another thread.
     pub(crate) fn handed_over(&self) -> Words {
         match self {
-            Words::Here(t) => Words::Here(device::hand_over(t.clone())),
             Words::Out(place) => Words::Out(place.clone()),
+            here => Words::Here(device::hand_over(here.tensor())),
         }
     }
 
     /// Starts reading some of them.
     pub(crate) fn start_read(&self, range: Range<usize>) -> Reading {
         match self {
-            Words::Here(t) if range.len() == t.dims()[0] => Reading::Here(t.clone()),
-            Words::Here(t) => Reading::Here(t.clone().slice([range])),
+            Words::Here(_) | Words::Due(..) => {
+                let all = self.here().expect("here").clone();
+                let is_all = range.len() == all.dims()[0];
+                Reading::Here(if is_all { all } else { all.slice([range]) })
+            }
             Words::Out(place) => {
                 Reading::Out { copy: place.start_read(range.clone()), of: place.clone(), range }
             }
@@ -106,9 +121,12 @@ impl Words {
     /// A copy of some of them, where they are.
     pub(crate) fn copied(&self, range: Range<usize>) -> Words {
         match self {
-            // There are no empty slices.
-            Words::Here(t) if range.is_empty() => Words::Here(own_copy(t)),
-            Words::Here(t) => Words::Here(own_copy(&t.clone().slice([range]))),
+            Words::Here(_) | Words::Due(..) => {
+                let all = self.here().expect("here");
+                // There are no empty slices.
+                let all = all.clone();
+                Words::Here(own_copy(&if range.is_empty() { all } else { all.slice([range]) }))
+            }
             Words::Out(place) => {
                 let copy = place.file().place(range.len());
                 each_piece(&[(self, range.start)], range.len(), |piece, mut values| {
@@ -213,7 +231,7 @@ mod tests {
     #[test]
     fn words_out_of_memory_are_those_that_were_here() {
         let meter = Meter::new();
-        let file = StateFile::open(&std::env::temp_dir(), &meter).unwrap();
+        let file = StateFile::open(&std::env::temp_dir(), Out::All, &meter).unwrap();
         let n = Out::PIECE + 300;
         let values: Vec<f32> = (0..n).map(|i| i as f32).collect();
         let here = Words::Here(from_vec(values.clone(), [n]));
@@ -243,7 +261,7 @@ mod tests {
     #[test]
     fn a_fault_of_the_file_is_told_when_it_is_asked() {
         let meter = Meter::new();
-        let file = StateFile::open(&std::env::temp_dir(), &meter).unwrap();
+        let file = StateFile::open(&std::env::temp_dir(), Out::All, &meter).unwrap();
         // Nothing has been written there.
         let words = Words::Out(file.place(9));
         assert_eq!(cpu_tensor::into_vec(words.tensor()), [0.0; 9]);

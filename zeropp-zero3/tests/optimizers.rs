@@ -11,6 +11,7 @@ use zeropp_comm::mesh::Mesh;
 use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_core::layer::{BatchShape, Embedding, Head, Layer, LayerCost, LayerCx, Part};
 use zeropp_core::meter::Meter;
+use zeropp_core::optimizer::Out;
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
 use zeropp_core::split::ParamSlot;
 use zeropp_zero3::Tie;
@@ -51,9 +52,9 @@ struct Case {
     /// Whether updates are done before the norm is known.
     #[serde(default)]
     late: bool,
-    /// Whether shards, state and gradients are in a file.
-    #[serde(default)]
-    out: bool,
+    /// What of shards, state and gradients is in a file.
+    #[serde(skip)]
+    out: Out,
     /// Whether some steps are clipped, some are not, and some are not finite; weights have a mean.
     #[serde(default)]
     harsh: bool,
@@ -164,7 +165,7 @@ fn train(case: &Case, steps: u64, groups: Groups, layout: Layout) -> (Vec<StepOu
     let device = Device::flex();
     let meter = Meter::new();
     let folder = std::env::temp_dir();
-    let file = case.out.then(|| StateFile::open(&folder, &meter).unwrap());
+    let file = case.out.is_any().then(|| StateFile::open(&folder, case.out, &meter).unwrap());
     let (compute, pack_weights) = (DType::F32, false);
     let options =
         ShardOptions { device, compute, pack_weights, zero1, seed: 0, file, in_order: false };
@@ -341,17 +342,18 @@ fn updates_that_are_validated_late_or_in_a_file_leave_the_same_bits() {
                     };
                     (outcomes, weights.into_iter().map(bits).collect::<Vec<_>>())
                 };
-                let (barrier, weights) = of(false, false);
+                let (barrier, weights) = of(false, Out::Nothing);
                 let what = format!("{}, {}, zero1 {}", case.name, layout.0, layout.1);
                 let skipped = barrier.iter().filter(|outcome| outcome.skipped).count();
                 let clipped = |o: &&StepOutcome| !o.skipped && o.grad_norm > case.clip;
                 let clipped = barrier.iter().filter(clipped).count();
                 assert_eq!(skipped, 5, "{what}");
                 assert!(case.clip == 0.0 || (5..15).contains(&clipped), "{what}: {clipped}");
-                for (late, out) in [(true, false), (false, true)] {
+                let files = [Out::Moments, Out::Behind, Out::All].map(|out| (false, out));
+                for (late, out) in [(true, Out::Nothing)].into_iter().chain(files) {
                     let (outcomes, same) = of(late, out);
-                    assert_eq!(outcomes, barrier, "{what}, out {out}");
-                    assert!(same == weights, "{what}, out {out}: weights differ");
+                    assert_eq!(outcomes, barrier, "{what}, out {out:?}");
+                    assert!(same == weights, "{what}, out {out:?}: weights differ");
                 }
             }
         }

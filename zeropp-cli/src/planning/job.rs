@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
 use zeropp::config::{
-    Bytes, DeviceKind, EngineKind, OPTIONS, OptimizerSync, Precision, Recompute, SliceCount,
-    SliceCut, Table, Value, samples_of,
+    Bytes, DeviceKind, EngineKind, OPTIONS, OptimizerSync, OutStates, Precision, Recompute,
+    SliceCount, SliceCut, Table, Value, samples_of,
 };
 use zeropp::pipeline::costs::Machine;
 use zeropp::pipeline::schedules::Kind;
@@ -65,6 +65,7 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<PlanRequest, Failure> {
             config.device
         )));
     }
+    let moments = moments(&config);
     let states = states_out(&mut config, on_cpu)?;
     let given = matches.get_one::<String>("precision").is_some();
     let (device, precision) = match (file, on_cpu) {
@@ -92,7 +93,7 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<PlanRequest, Failure> {
     let memory = matches.get_one::<Bytes>("memory").map(|bytes| bytes.0).or(of_file);
     let run = Config { device, ..config.clone() };
     let head = head_split(matches.get_one::<String>("head-split"), &run)?;
-    let fixed = Fixed { head, states, ..fixed(matches, &config, &has)? };
+    let fixed = Fixed { head, states, moments, ..fixed(matches, &config, &has)? };
     let gpus = size("gpus").expect("required");
     let job = Job {
         gpus,
@@ -171,13 +172,17 @@ fn fixed(
         head: HeadSplit::Whole,
         out: out.transpose()?,
         states: None,
+        moments: None,
     })
 }
 
 /// A text of `--optimizer` without a host, where no run has states; none where nothing is left.
 fn optimizer_of_run(text: &str) -> Option<String> {
     let (name, values) = text.split_once(':').unwrap_or(("", text));
-    let values: Vec<&str> = values.split(',').filter(|value| *value != "out=host").collect();
+    let all = || values.split(',');
+    let on_host = all().any(|value| value == "out=host");
+    let is_out = |value: &&str| ["out=", "out-states="].iter().any(|key| value.starts_with(key));
+    let values: Vec<&str> = all().filter(|value| !on_host || !is_out(value)).collect();
     let words = [name.to_string(), values.join(",")];
     let words: Vec<String> = words.into_iter().filter(|word| !word.is_empty()).collect();
     (!words.is_empty()).then(|| words.join(":"))
@@ -206,9 +211,17 @@ fn states_out(config: &mut Config, on_cpu: bool) -> Result<Option<OutPlace>, Fai
     let Some(place) = config.optimizer_out.clone() else { return Ok(None) };
     let place = out_place("optimizer:out", &place.to_string_lossy(), config, on_cpu)?;
     if place == OutPlace::Host {
-        config.optimizer_out = None;
+        (config.optimizer_out, config.optimizer_out_states) = (None, OutStates::Auto);
     }
     Ok(Some(place))
+}
+
+/// Whether moments are out alone, where that is given.
+pub(crate) fn moments(config: &Config) -> Option<bool> {
+    match config.optimizer_out_states {
+        OutStates::Auto => None,
+        states => Some(states == OutStates::Moments),
+    }
 }
 
 /// A folder that ranks on CPUs put out to.

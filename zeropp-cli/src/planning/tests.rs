@@ -490,6 +490,10 @@ fn states_that_are_out_are_planned_for_where_they_can_be() {
     let (job, flags) = plan(&line("adamw:beta2=0.95,out=host", "")).unwrap();
     assert_eq!(job.fixed.states, Some(OutPlace::Host));
     assert!(flags.contains("--optimizer adamw:beta2=0.95 ") && !flags.contains("out="), "{flags}");
+    let host = line("adamw:out=host,out-states=all,beta2=0.95", "");
+    let (job, flags) = plan(&host).unwrap();
+    assert_eq!((job.fixed.states, job.fixed.moments), (Some(OutPlace::Host), Some(false)));
+    assert!(flags.contains("--optimizer adamw:beta2=0.95 ") && !flags.contains("out="), "{flags}");
     let folder = "adamw:out=/scratch";
     let (job, flags) = plan(&line(folder, " --cpu")).unwrap();
     assert_eq!(job.fixed.states, Some(OutPlace::File("/scratch".into())));

@@ -103,6 +103,11 @@ pub(super) struct Pass<'a> {
     again: bool,
 }
 
+/// What layouts have in common of which a few stand for all.
+fn alike_of(layout: &Layout) -> (&'static str, usize, usize, bool) {
+    (layout.schedule, layout.pp, layout.zero3, layout.moments)
+}
+
 impl<'a> Pass<'a> {
     /// All layouts of this sort, in closed form; none where there are none, whatever the memory.
     pub(super) fn new(job: &'a Job, sort: Sort) -> Option<Pass<'a>> {
@@ -206,9 +211,9 @@ impl<'a> Pass<'a> {
         over.sort_by_key(|c| c.2);
         near.extend(over);
         // Closed forms are further below for some kinds and meshes than for others.
-        let mut alike: HashMap<(&str, usize, usize), usize> = HashMap::new();
+        let mut alike: HashMap<(&str, usize, usize, bool), usize> = HashMap::new();
         near.retain(|(layout, ..)| {
-            let count = alike.entry((layout.schedule, layout.pp, layout.zero3)).or_default();
+            let count = alike.entry(alike_of(layout)).or_default();
             *count += 1;
             *count <= LEAN_ALIKE
         });
@@ -267,9 +272,9 @@ impl<'a> Pass<'a> {
         if in_order.iter().map(|(layout, _)| exact::actions(layout)).sum::<usize>() <= all {
             return self.simulate(in_order.into_iter().map(|(layout, _)| layout.clone()).collect());
         }
-        let mut alike: HashMap<(&str, usize, usize), usize> = HashMap::new();
+        let mut alike: HashMap<(&str, usize, usize, bool), usize> = HashMap::new();
         let mut next = in_order.into_iter().filter(|(layout, _)| {
-            let count = alike.entry((layout.schedule, layout.pp, layout.zero3)).or_default();
+            let count = alike.entry(alike_of(layout)).or_default();
             *count += 1;
             *count <= ALIKE_MAX
         });

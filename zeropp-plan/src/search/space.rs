@@ -59,6 +59,7 @@ pub(super) fn first(job: &Job, sort: Sort) -> Vec<Layout> {
                             prefetch: 1,
                             slices: 1,
                             out: 0,
+                            moments: false,
                         };
                         for slices in &slices {
                             let layout = Layout { slices: *slices, ..layout.clone() };
@@ -75,11 +76,15 @@ pub(super) fn first(job: &Job, sort: Sort) -> Vec<Layout> {
 fn of_all_kinds(job: &Job, layout: &Layout, all: &mut Vec<Layout>) {
     for schedule in kinds(job, layout) {
         let layout = Layout { schedule, ..layout.clone() };
-        for unit in units(job, &layout) {
-            all.push(Layout { unit, ..layout.clone() });
-            if job.may_put_out() && layout.slices == 1 {
-                let some = [unit.div_ceil(2), unit];
-                all.extend(some.map(|out| Layout { unit, out, ..layout.clone() }));
+        let units = units(job, &layout);
+        for layout in job.moments().into_iter().map(|moments| Layout { moments, ..layout.clone() })
+        {
+            for unit in units.iter().copied() {
+                all.push(Layout { unit, ..layout.clone() });
+                if job.may_put_out() && layout.slices == 1 {
+                    let some = [unit.div_ceil(2), unit];
+                    all.extend(some.map(|out| Layout { unit, out, ..layout.clone() }));
+                }
             }
         }
     }
@@ -108,6 +113,9 @@ pub(super) fn beside(job: &Job, layout: &Layout) -> Vec<Layout> {
         add(Layout { out, ..layout.clone() });
     }
     add(Layout { zero1: !layout.zero1, ..layout.clone() });
+    for moments in job.moments() {
+        add(Layout { moments, ..layout.clone() });
+    }
     if layout.slices > 1 {
         let all = job.slices();
         for slices in [layout.slices / 2, 2 * layout.slices] {

@@ -9,8 +9,8 @@ pub(super) const KEY: &str = "blocks";
 /// Computes, in the order of a block's times: F, B, W, R.
 const COMPUTES: [&str; 4] = ["t_f", "t_b", "t_w", "t_r"];
 /// Collectives and copies of states, which take about as long as a stage is large.
-const COLLECTIVES: [&str; 5] =
-    ["t_gather", "t_reduce", "t_replica_reduce", "t_state_read", "t_state_add"];
+const COLLECTIVES: [&str; 6] =
+    ["t_gather", "t_reduce", "t_replica_reduce", "t_state_read", "t_state_add", "t_state_update"];
 /// What each layer of a stage has of its times.
 const LAYERS: &str = "layers";
 

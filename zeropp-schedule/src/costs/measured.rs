@@ -214,6 +214,7 @@ pub fn scaled_to(costs: &Costs, planned: &Timeline, measured: &Timeline) -> Opti
     let states = |of: &StateCopies| StateCopies {
         read_ns: scale(of.read_ns),
         add_ns: scale(of.add_ns),
+        update_ns: scale(of.update_ns),
         ..*of
     };
     let rate = |rate: u64| ((rate as f64 / factor) as u64).max(1);

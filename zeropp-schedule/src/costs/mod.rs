@@ -55,7 +55,7 @@ pub use slices::{
 pub use split_head::with_slices;
 
 /// Keys that have an entry for every stage; one number stands for all stages.
-const PER_STAGE: [&str; 16] = [
+const PER_STAGE: [&str; 17] = [
     "t_f",
     "t_b",
     "t_w",
@@ -65,6 +65,7 @@ const PER_STAGE: [&str; 16] = [
     "t_replica_reduce",
     "t_state_read",
     "t_state_add",
+    "t_state_update",
     "mem_f",
     "mem_b",
     "mem_w",

@@ -49,6 +49,9 @@ pub struct StageBytes {
     /// The rank's share of the sum over the units; what a first gradient that stays counts as is
     /// its own size.
     pub gradient_shard: u64,
+    /// What there is of that when a step begins, until the first gather, where the update of the
+    /// step before is done by then.
+    pub gradient_due: u64,
     /// The output of one micro-batch as it is sent on; the gradient that comes back is as large.
     pub message: u64,
     /// What goes into a gather, where that is a copy of the shard.

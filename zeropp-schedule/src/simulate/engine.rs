@@ -44,7 +44,11 @@ pub(super) fn run(
     begin: &StepCarry,
 ) -> (Timeline, StepCarry) {
     let mut world = SimulationState::new(schedule, costs, begin.validated);
-    let rank = |r| SimulatedRank::new(schedule, costs, r, follow).starting(begin.free[r]);
+    let rank = |r| {
+        let mut rank = SimulatedRank::new(schedule, costs, r, follow).starting(begin.free[r]);
+        rank.update(schedule, costs);
+        rank
+    };
     let mut ranks: Vec<SimulatedRank> = (0..schedule.pp()).map(rank).collect();
     world.agenda.extend((0..ranks.len()).map(|r| Reverse((begin.free[r], Event::Rank(r)))));
     while let Some(Reverse((now, event))) = world.agenda.pop() {
@@ -127,6 +131,8 @@ struct SimulatedRank<'a> {
     copies: CopyQueue,
     /// Stages of which a reduced gradient is out.
     summed: HashSet<usize>,
+    /// When the update of each stage is done that is done behind the step.
+    updated: Vec<u64>,
 }
 
 impl<'a> SimulatedRank<'a> {
@@ -153,6 +159,7 @@ impl<'a> SimulatedRank<'a> {
             run: None,
             copies: CopyQueue::new(schedule, costs, rank),
             summed: HashSet::new(),
+            updated: vec![0; stages],
         }
     }
 
@@ -291,7 +298,7 @@ impl<'a> SimulatedRank<'a> {
     /// before it begins, for as long.
     fn gather(&mut self, world: &SimulationState, stage: usize) -> (u64, u64) {
         let entry = world.schedule.cost_entry(self.rank, stage, 0);
-        let read = self.read_shard(world.costs.states.get(entry));
+        let read = self.read_shard(world.costs.states.get(entry), stage);
         let takes = world.costs.stages[entry].all_gather_ns;
         let (start, end) = self.zero3(read, takes);
         let cell = world.schedule.cell(self.rank, stage);
@@ -428,14 +435,31 @@ impl<'a> SimulatedRank<'a> {
         self.clock = begin;
     }
 
-    /// Reads a shard that is out: when it is here.
-    fn read_shard(&mut self, states: Option<&StateCopies>) -> u64 {
+    /// Reads a shard that is out, once it is updated: when it is here.
+    fn read_shard(&mut self, states: Option<&StateCopies>, stage: usize) -> u64 {
         let Some(StateCopies { read_ns, waits, .. }) = states.copied() else { return self.clock };
-        let (_, end) = self.copies.pass(Way::In, self.clock, read_ns);
+        let mut end = self.clock.max(std::mem::take(&mut self.updated[stage]));
+        if read_ns > 0 {
+            end = self.copies.pass(Way::In, end, read_ns).1;
+        }
         if waits {
             self.clock = end;
         }
         end
+    }
+
+    /// Copies what the update of the step before takes, stage by stage in the order of their first
+    /// gathers, from the beginning on.
+    fn update(&mut self, schedule: &Schedule, costs: &Costs) {
+        for action in self.program {
+            let Action::AllGather { stage } = *action else { continue };
+            let takes = costs.states.get(schedule.cost_entry(self.rank, stage, 0));
+            let takes = takes.map_or(0, |states| states.update_ns);
+            if takes > 0 && self.updated[stage] == 0 {
+                let read = self.copies.pass(Way::In, self.clock, takes).1;
+                self.updated[stage] = self.copies.pass(Way::Out, self.clock, takes).1.max(read);
+            }
+        }
     }
 
     /// Adds a gradient that is reduced at `now` to the one that is out, piece by piece: when that

@@ -12,8 +12,9 @@
 //! directly before a stage's reduction ([`LayerRun`](crate::ir::LayerRun)) runs layer by layer, the
 //! last layer first, and each layer's reduction begins behind it; a layer's sum over the replicas
 //! when it is reduced. Where states are out, a gather begins when the shard is read in the same
-//! queue, and a reduction ends when its result is added there. All D ranks of a ZeRO-3 group are
-//! alike and run as one. Times are whole nanoseconds, so that results are exact.
+//! queue, the first one of a stage when its update of the step before is copied, and a reduction
+//! ends when its result is added there. All D ranks of a ZeRO-3 group are alike and run as one.
+//! Times are whole nanoseconds, so that results are exact.
 
 use crate::ir::{Compute, Schedule};
 use crate::memory::StageBytes;
@@ -71,6 +72,9 @@ pub struct StateCopies {
     pub read_ns: u64,
     /// Its reduced gradient: what a reduction leaves is written, and what was there before, read.
     pub add_ns: u64,
+    /// What an update reads, and writes, of a stage that is updated behind the next step: before
+    /// its first gather there. Else an update is a part of the step's end.
+    pub update_ns: u64,
     /// Whether the rank computes nothing meanwhile, although a copy would not keep it from that.
     pub waits: bool,
 }
@@ -156,7 +160,7 @@ impl Costs {
         });
         let longest = longest.map(u128::from).chain(self.memory.iter().map(transfer));
         let longest = longest.chain([self.link.latency_ns, self.step_ns].map(u128::from));
-        let states = self.states.iter().map(|of| of.read_ns.max(of.add_ns));
+        let states = self.states.iter().map(|of| of.read_ns.max(of.add_ns).max(of.update_ns));
         let longest = longest.chain(states.map(u128::from));
         let longest = longest.chain(self.overlap_ns.map(u128::from)).max().unwrap_or(0);
         let actions: usize = schedule.ranks.iter().map(Vec::len).sum();

@@ -372,7 +372,7 @@ fn states_that_are_out_are_read_before_gathers_and_added_after_reductions() {
     let here = run(false, None);
     let gathers = spans(&here, ActionKind::AllGather);
     assert_eq!(gathers[0], (0, 2));
-    let states = StateCopies { read_ns: 7, add_ns: 4, waits: true };
+    let states = StateCopies { read_ns: 7, add_ns: 4, waits: true, ..StateCopies::default() };
     // Two gathers' reads, a write, and a read and a write.
     let longer = 7 * gathers.len() as u64 + 4 + 2 * 4;
     let itself = run(false, Some(states));
@@ -385,6 +385,23 @@ fn states_that_are_out_are_read_before_gathers_and_added_after_reductions() {
     let nothing = StateCopies::default();
     assert_eq!(run(true, Some(nothing)), here);
     assert_eq!(run(false, Some(nothing)), here);
+}
+
+/// An update that is done behind the next step delays the first gather of a stage, and is hidden
+/// behind the forwards of those before it.
+#[test]
+fn updates_behind_a_step_are_waited_for_by_first_gathers() {
+    let shape = Shape { pp: 1, virtual_stages: 3, micro_batches: 4, unit: 2 };
+    let program = lower(&generate("zeropp", &shape).unwrap(), &LowerOptions::default());
+    let run = |update_ns| {
+        let states = vec![StateCopies { update_ns, ..StateCopies::default() }; 3];
+        let costs = Costs { copies_apart: true, states, ..Costs::uniform(3, 10, 10, 10, 0) };
+        simulate(&program, &costs).unwrap().end_ns()
+    };
+    let [none, short, long] = [0, 7, 30].map(run);
+    assert_eq!(short, none + 7);
+    // Two forwards take 20 of the 30 that the second and the third stage's take.
+    assert_eq!(long, none + 30 + 2 * 10);
 }
 
 /// A rank passes the head's input on to others when it has come, but in the middle of no compute.

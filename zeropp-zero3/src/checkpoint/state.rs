@@ -73,6 +73,7 @@ impl StateToWrite {
     /// The parameters and moments that this rank alone is to write. `None` where there is nothing:
     /// another replica or the embedding's rank has it. The rank's thread calls it.
     pub fn of(stages: &[ShardedStage], optimizer: &Optimizer) -> Option<StateToWrite> {
+        optimizer.wait_for_update();
         let layer = |(s, l): (usize, usize)| {
             let (start, len) = stages[s].owned_range(l);
             let state = &optimizer.state[s][l];
@@ -104,7 +105,7 @@ impl StateToWrite {
             }
         };
         let layers: Vec<_> = optimizer.layers_to_save(stages).into_iter().map(layer).collect();
-        let out = if optimizer.file.is_some() { Out::States } else { Out::Nothing };
+        let out = optimizer.file.as_ref().map_or(Out::Nothing, |file| file.out);
         let is_something = layers.iter().any(|layer| !layer.pieces.is_empty());
         is_something.then(|| StateToWrite {
             layers,

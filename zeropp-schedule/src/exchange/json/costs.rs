@@ -42,6 +42,9 @@ pub struct JsonCosts {
     /// Write of its reduced gradient, or read of the sum before.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub t_state_add: Vec<f64>,
+    /// Read, or write, of what an update takes that is done behind the next step.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub t_state_update: Vec<f64>,
     /// Whether a rank computes nothing while it reads a shard.
     #[serde(skip_serializing_if = "is_false")]
     pub state_waits: bool,
@@ -157,7 +160,7 @@ impl JsonCosts {
         }
     }
 
-    fn times(&self) -> [(&'static str, &Vec<f64>); 9] {
+    fn times(&self) -> [(&'static str, &Vec<f64>); 10] {
         [
             ("t_f", &self.t_f),
             ("t_b", &self.t_b),
@@ -168,6 +171,7 @@ impl JsonCosts {
             ("t_replica_reduce", &self.t_replica_reduce),
             ("t_state_read", &self.t_state_read),
             ("t_state_add", &self.t_state_add),
+            ("t_state_update", &self.t_state_update),
         ]
     }
 
@@ -213,9 +217,11 @@ impl JsonCosts {
         let state = |s: usize| StateCopies {
             read_ns: nanos(at(&self.t_state_read, s)),
             add_ns: nanos(at(&self.t_state_add, s)),
+            update_ns: nanos(at(&self.t_state_update, s)),
             waits: self.state_waits,
         };
-        let are_out = !self.t_state_read.is_empty() || !self.t_state_add.is_empty();
+        let are_out = [&self.t_state_read, &self.t_state_add, &self.t_state_update];
+        let are_out = are_out.iter().any(|times| !times.is_empty());
         simulate::Costs {
             stages: (0..stages).map(stage).collect(),
             memory: (0..stages).map(memory).collect(),
@@ -250,6 +256,7 @@ impl From<&simulate::Costs> for JsonCosts {
             layers: costs.layers.iter().map(|of| LayerShare::own(of)).collect(),
             t_state_read: costs.states.iter().map(|of| micros(of.read_ns)).collect(),
             t_state_add: costs.states.iter().map(|of| micros(of.add_ns)).collect(),
+            t_state_update: costs.states.iter().map(|of| micros(of.update_ns)).collect(),
             state_waits: costs.states.iter().any(|of| of.waits),
             copies_apart: costs.copies_apart,
             t_comm: micros(costs.link.latency_ns),

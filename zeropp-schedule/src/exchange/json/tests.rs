@@ -194,14 +194,14 @@ fn any_simulator_costs(stages: usize) -> impl Strategy<Value = simulate::Costs> 
     let of_stage = prop::collection::vec(share, 0..5).prop_map(simulate::LayerShare::of_stage);
     let layers = prop_oneof![Just(0), Just(stages)]
         .prop_flat_map(move |n| prop::collection::vec(of_stage.clone(), n));
-    let states = (any::<bool>(), any::<bool>(), prop::array::uniform2(0u64..1_000_000));
+    let states = (any::<bool>(), any::<bool>(), prop::array::uniform3(0u64..1_000_000));
     let costs = (prop::collection::vec(any_stage(), stages), link, others, 0u64..1_000_000);
     (costs, layers, states, any::<bool>()).prop_map(
         move |((all, link, others, step_ns), layers, states, copies_apart)| {
             let (file_bytes_per_s, overlap_ns) = others;
             let (latency_ns, bytes_per_s, parallel_max) = link;
-            let (out, waits, [read_ns, add_ns]) = states;
-            let state = simulate::StateCopies { read_ns, add_ns, waits };
+            let (out, waits, [read_ns, add_ns, update_ns]) = states;
+            let state = simulate::StateCopies { read_ns, add_ns, update_ns, waits };
             let states = vec![state; if out { stages } else { 0 }];
             let (stages, memory) = all.into_iter().unzip();
             let link = simulate::LinkCosts { latency_ns, bytes_per_s, parallel_max };
