@@ -29,6 +29,7 @@ const BYTES: StageBytes = StageBytes {
     message: 3,
     keeps_first_gradient: false,
     gradient_shard: 500,
+    gradient_due: 0,
     gather_input: 0,
     gather_read: 0,
     reduced: 0,
