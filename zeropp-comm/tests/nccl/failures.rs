@@ -238,18 +238,20 @@ fn an_abort_ends_what_is_on_the_device() {
 }
 
 /// Each group's operation waits on the device for the one of the group before, and the first for a
-/// rank that is late: no communicator's abort ends before the first one's.
+/// rank that is late: no communicator's abort ends before the first one's. Eight, as the engine has
+/// them in any order.
 #[test]
 fn operations_that_wait_for_each_other_on_the_device_are_aborted() {
     let ended = std::sync::mpsc::channel();
     let run = move || {
         let errors = on_ranks(2, patient(), |all, device| {
-            let groups = ["a", "b", "c", "d"].map(|name| all.split(name, 0, 0).unwrap());
+            let groups =
+                ["a", "b", "c", "d", "e", "f", "g", "h"].map(|name| all.split(name, 0, 0).unwrap());
             for group in [&all].into_iter().chain(&groups) {
                 group.all_reduce(floats_of(10)).wait().unwrap();
             }
             device.joins_on_queue.store(true, Ordering::Relaxed);
-            device.late_us.store([0, 2_000_000][all.rank()], Ordering::Relaxed);
+            device.late_us.store([0, 4_000_000][all.rank()], Ordering::Relaxed);
             for group in &groups {
                 group.all_reduce(floats_of(10)).wait().unwrap();
                 device.late_us.store(0, Ordering::Relaxed);
