@@ -57,6 +57,8 @@ cd "$work" || exit 1
 # What matters most comes first; what does not end in time does not take the others' away.
 # All of them together, the kernels' archive included, fit into a visit.
 visit=${ZEROPP_GPU_SECONDS:-570}
+# In a longer visit each part may take longer: an emulator shares its cores.
+scale=$((visit > 570 ? visit : 570))
 part() { # seconds, environment, part
     local rc=0 limit
     limit=$(left "$1")
@@ -71,8 +73,9 @@ part() { # seconds, environment, part
     if [[ $rc == 2 ]]; then exit 2; fi
     if [[ $rc != 0 ]]; then failed=1; fi
 }
-left() { # SECONDS: so many, or what the visit has
-    (($1 <= visit - SECONDS)) && echo "$1" || echo $((visit - SECONDS))
+left() { # SECONDS: so many of 570, or what the visit has
+    local most=$(($1 * scale / 570))
+    ((most <= visit - SECONDS)) && echo "$most" || echo $((visit - SECONDS))
 }
 # Where only the result counts, as few kernels as possible are tried.
 few=CUBECL_AUTOTUNE_LEVEL=0
@@ -92,7 +95,7 @@ part 60 $few products
 part 60 CUBECL_AUTOTUNE_LEVEL=1 peak
 part 60 CUBECL_AUTOTUNE_LEVEL=1 attention
 if [[ -n ${ZEROPP_GPU_LONG:-} ]]; then
-    visit=$((visit + 400))
+    visit=$((visit + 400 * scale / 570))
     part 400 $few pipeline
 fi
 if [[ -n ${OUT:-} ]]; then tar czf "$out/kernels.tgz" -C "$work/kernels" .; fi

@@ -57,9 +57,8 @@ impl Factors {
         Factors { x, dy, w, sum }
     }
 
-    /// Seconds of each of F, B and W, the shortest of three measurements.
-    fn seconds(&mut self, flop: f64) -> [f64; 3] {
-        let times = (FLOP / flop).ceil().clamp(1.0, 200.0) as usize;
+    /// Seconds of each of F, B and W, the shortest of three measurements of so many of them.
+    fn seconds(&mut self, times: usize) -> [f64; 3] {
         [Self::forward, Self::backward, Self::weights].map(|pass| {
             let mut measure = |times: usize| {
                 let start = Instant::now();
@@ -99,8 +98,9 @@ pub(crate) fn rates(bench: &Bench) -> Outcome {
         let sizes = if bench.small { sizes.map(|n| (n / 128).max(8)) } else { sizes };
         let mut factors = Factors::new(sizes, &device, dtype);
         let flop = 2.0 * sizes.iter().map(|n| *n as f64).product::<f64>();
+        let times = if bench.small { 1 } else { (FLOP / flop).ceil().clamp(1.0, 200.0) as usize };
         force_cubecl(by_cubecl);
-        let [f, b, w] = factors.seconds(flop).map(|s| flop / s / 1e12);
+        let [f, b, w] = factors.seconds(times).map(|s| flop / s / 1e12);
         force_cubecl(false);
         let ([n, i, o], whose) = (sizes, if by_cubecl { "CubeCL's" } else { "a run's" });
         let what = format!("{name}, {n} × {i} × {o}, {}, {whose}", bench.fast());

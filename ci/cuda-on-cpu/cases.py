@@ -56,19 +56,25 @@ class Failed(Exception):
     pass
 
 
-def exchanging(zeropp, flags):
-    """The command that runs with these flags, the later ones where two contradict, and exchanges
-    its program at every chance."""
+def settings_of(flags):
+    """Values by name, None where there is none; the later ones where two contradict."""
     settings = {}
-    for flag in flags:
-        if str(flag).startswith("--"):
-            key = flag[2:]
-            settings[key] = "true"
+    for flag in map(str, flags):
+        if flag.startswith("--"):
+            name = flag[2:]
+            settings[name] = None
         else:
-            text = str(flag)
-            settings[key] = text if re.fullmatch("[-0-9.e]+", text) else json.dumps(text)
+            settings[name] = flag
+    return settings
+
+
+def exchanging(zeropp, settings):
+    """The command that runs with these and exchanges its program at every chance."""
+    def as_toml(text):
+        return "true" if text is None else (
+            text if re.fullmatch("[-0-9.e]+", text) else json.dumps(text))
     program = pathlib.Path(zeropp).parent / "examples/final_state"
-    return [program, "exchanged", *(f"{key} = {value}" for key, value in settings.items())]
+    return [program, "exchanged", *(f"{key} = {as_toml(v)}" for key, v in settings.items())]
 
 
 def run(zeropp, arguments, folder, around=(), meanwhile=lambda: None, says="", exchanges=False,
@@ -78,8 +84,9 @@ def run(zeropp, arguments, folder, around=(), meanwhile=lambda: None, says="", e
     metrics = folder / "metrics.jsonl"
     metrics.unlink(missing_ok=True)
     steps = [] if "--steps" in arguments else ["--steps", "3"]
-    flags = [*MODEL, *steps, *arguments, "--metrics", metrics]
-    command = exchanging(zeropp, flags) if exchanges else [*around, zeropp, "run", *flags]
+    settings = settings_of([*MODEL, *steps, *arguments, "--metrics", metrics])
+    flags = [word for key, v in settings.items() for word in (f"--{key}", v) if word is not None]
+    command = exchanging(zeropp, settings) if exchanges else [*around, zeropp, "run", *flags]
     # A group of their own: over NCCL a run has a process for every rank.
     child = subprocess.Popen(command, env={**os.environ, **environment}, text=True,
                              start_new_session=True, stdout=subprocess.PIPE,

@@ -284,9 +284,10 @@ impl NcclQueue {
         })
     }
 
-    /// Ends all operations: those that have not been issued never are, those on the device are
-    /// aborted. Their buffers stay pinned until the device has let go of them.
-    pub(super) fn abort(&mut self, fail: impl Fn(&Slot)) {
+    /// Ends all operations: those that have not been issued never are, those on the device end once
+    /// the communicator that is returned is aborted. Their buffers stay pinned until the device has
+    /// let go of them.
+    pub(super) fn end(&mut self, fail: impl Fn(&Slot)) -> Option<NcclComm> {
         let waiting = self.queue.drain(..).map(|work| work.slot);
         waiting.for_each(|slot| fail(&slot));
         for (work, pins) in self.issuing.drain(..) {
@@ -294,7 +295,7 @@ impl NcclQueue {
             // It may still be on the device, so its buffers are never freed.
             std::mem::forget(pins.keep);
         }
-        drop(self.comm.take());
+        self.comm.take()
     }
 
     /// Looks after operations that were aborted. Whether all are gone.

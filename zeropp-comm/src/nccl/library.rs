@@ -10,6 +10,7 @@ use std::sync::Arc;
 use libloading::Library;
 use zeropp_core::device::LibrarySearch;
 use zeropp_core::library_functions;
+use zeropp_core::threads::start_scoped;
 
 use crate::CommError;
 
@@ -329,6 +330,20 @@ impl NcclComm {
         unsafe { (self.nccl.functions.destroy)(self.raw) };
         std::mem::forget(self);
     }
+}
+
+// SAFETY: NCCL knows no thread of a communicator; its calls come one after another, from its owner.
+unsafe impl Send for NcclComm {}
+
+/// Aborts communicators, all at once: NCCL waits until the kernels of each have stopped, and those
+/// may come after another's on the device.
+pub(super) fn abort(comms: Vec<NcclComm>) {
+    std::thread::scope(|scope| {
+        for comm in comms {
+            // Where the system refuses a thread, the communicator is dropped here.
+            drop(start_scoped(scope, "abort", move || drop(comm)));
+        }
+    });
 }
 
 impl Drop for NcclComm {

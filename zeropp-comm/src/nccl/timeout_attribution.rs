@@ -12,6 +12,7 @@ use std::sync::Arc;
 use super::driver::{NcclDriver, Suspicion};
 use super::engine::Slot;
 use super::lane::LateOperation;
+use super::library::abort;
 use super::wire::{NcclFrame, Route};
 use crate::CommError;
 use crate::patience::{Deadline, Moment};
@@ -82,9 +83,8 @@ impl NcclDriver {
         self.suspicion = None;
         self.report_known(&self.failure());
         // Last, for it may take a while: NCCL waits until its kernels have stopped.
-        for lane in self.lanes.values_mut() {
-            lane.abort(|slot| slot.fail(error.clone()));
-        }
+        let lanes = self.lanes.values_mut();
+        abort(lanes.filter_map(|lane| lane.end(|slot| slot.fail(error.clone()))).collect());
     }
 
     fn failure(&self) -> NcclFrame {

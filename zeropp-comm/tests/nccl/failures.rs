@@ -237,6 +237,40 @@ fn an_abort_ends_what_is_on_the_device() {
     assert_eq!(errors, [aborted.clone(), aborted]);
 }
 
+/// Each group's operation waits on the device for the one of the group before, and the first for a
+/// rank that is late: no communicator's abort ends before the first one's. Eight, as the engine has
+/// them in any order.
+#[test]
+fn operations_that_wait_for_each_other_on_the_device_are_aborted() {
+    let ended = std::sync::mpsc::channel();
+    let run = move || {
+        let errors = on_ranks(2, patient(), |all, device| {
+            let groups =
+                ["a", "b", "c", "d", "e", "f", "g", "h"].map(|name| all.split(name, 0, 0).unwrap());
+            for group in [&all].into_iter().chain(&groups) {
+                group.all_reduce(floats_of(10)).wait().unwrap();
+            }
+            device.joins_on_queue.store(true, Ordering::Relaxed);
+            device.late_us.store([0, 4_000_000][all.rank()], Ordering::Relaxed);
+            for group in &groups {
+                group.all_reduce(floats_of(10)).wait().unwrap();
+                device.late_us.store(0, Ordering::Relaxed);
+            }
+            // What was issued is on both devices.
+            all.exchange(vec![]).wait().unwrap();
+            if all.rank() == 1 {
+                all.abort("enough");
+            }
+            until_reported(&all)
+        });
+        ended.0.send(errors).unwrap();
+    };
+    std::thread::spawn(run);
+    let errors = ended.1.recv_timeout(Duration::from_secs(60)).expect("no abort hangs");
+    let aborted = CommError::Aborted { rank: 1, reason: "enough".into() };
+    assert_eq!(errors, [aborted.clone(), aborted]);
+}
+
 #[test]
 fn calls_that_cannot_be_carried_out_are_reported() {
     let errors = on_ranks(2, patient(), |all, _| match all.rank() {

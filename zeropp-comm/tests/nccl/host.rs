@@ -107,6 +107,8 @@ pub(crate) struct Host {
     /// How often the device was started, and how often work was made to wait for NCCL since then.
     pub(crate) starts: AtomicU64,
     pub(crate) joins_since: AtomicU64,
+    /// Whether later work waits for NCCL on the queue, as a GPU's does, and not its caller.
+    pub(crate) joins_on_queue: AtomicBool,
 }
 
 impl Host {
@@ -124,6 +126,7 @@ impl Host {
             rooms: AtomicU64::new(0),
             starts: AtomicU64::new(0),
             joins_since: AtomicU64::new(0),
+            joins_on_queue: AtomicBool::new(false),
         }
     }
 }
@@ -215,8 +218,13 @@ unsafe impl Accelerator for Host {
             0,
             "the device was not started"
         );
-        // SAFETY: the event is alive while it is held.
-        unsafe { (self.pretend.join)(event.raw()) };
+        // SAFETY: the event is alive while it is held, and the queue holds it, too.
+        unsafe {
+            match self.joins_on_queue.load(Ordering::Relaxed) {
+                true => (self.pretend.wait)(self.compute, event.raw()),
+                false => (self.pretend.join)(event.raw()),
+            }
+        }
         Ok(())
     }
 
