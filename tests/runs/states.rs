@@ -60,7 +60,7 @@ fn states_in_a_file_change_no_bit_on_any_mesh_and_memory_is_as_predicted() {
     let all = reference.summary.peak_bytes;
     let [moments, held] = check_both(&reference, &layout(1, 1, 6));
     // A few stages stay of all.
-    assert!(held < all.total() * 1 / 2, "{held} of {}", all.total());
+    assert!(held < all.total() / 2, "{held} of {}", all.total());
     assert!(held < moments && moments < all.total() - all.optimizer / 2, "{moments}");
     check_both(&reference, &layout(2, 1, 3));
     for (zero3, dp, zero1) in [(2, 1, false), (1, 2, false), (1, 2, true), (2, 2, true)] {
