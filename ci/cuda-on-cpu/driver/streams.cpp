@@ -24,20 +24,22 @@ extern "C" void driver_delay(uint64_t *random) {
     usleep(most * x * x * x);
 }
 
-void wait_for(Queue *stream) {
+static void wait_until(Event *end) {
     counts.host_waits++;
-    Event *end = pretendRecord(stream);
     pretendJoin(end);
     pretendEventFree(end);
 }
 
+void wait_for(Queue *stream) { wait_until(pretendRecord(stream)); }
+
 void wait_for_device(int device) {
-    std::vector<Queue *> own;
+    std::vector<Event *> ends;
     {
+        // A stream that is destroyed meanwhile still comes to its end; it is not touched then.
         std::lock_guard<std::mutex> guard(streams_lock);
-        for (auto *s : streams) if (queue_device(s) == device) own.push_back(s);
+        for (auto *s : streams) if (queue_device(s) == device) ends.push_back(pretendRecord(s));
     }
-    for (auto *s : own) wait_for(s);
+    for (auto *end : ends) wait_until(end);
 }
 
 Result usable(Queue *stream, const char *call) {

@@ -52,6 +52,24 @@ class Streams(unittest.TestCase):
     def test_a_missing_wait_is_found(self):
         self.assertFalse(all(self.handed_over(False) for _ in range(ORDERS)))
 
+    def test_streams_may_go_while_another_thread_waits_for_the_device(self):
+        d, is_over = self.device, threading.Event()
+
+        def come_and_go():
+            d.use()
+            while not is_over.is_set():
+                call("cuStreamDestroy_v2", d.new_stream())
+
+        others = [threading.Thread(target=come_and_go, daemon=True) for _ in range(2)]
+        waiter = threading.Thread(
+            target=lambda: (d.use(), [call("cuCtxSynchronize") for _ in range(500)]), daemon=True
+        )
+        for thread in [*others, waiter]:
+            thread.start()
+        waiter.join(timeout=60)
+        is_over.set()
+        self.assertFalse(waiter.is_alive(), "it still waits for a stream that is gone")
+
     def test_memory_that_is_used_again_too_early_is_found(self):
         """As a pool does that gives a tensor's room away while another stream still reads it."""
         d, wrong = self.device, 0
