@@ -88,8 +88,8 @@ impl LayerSizes {
     }
 }
 
-/// Whether a stage that is `cut` so is updated while the next step computes with those before it,
-/// where moments are out alone: by elements, of which each rank has all that it updates.
+/// Whether a stage whose moments alone are out is updated while the next step computes with the
+/// stages before it: by elements, of which each rank has all that it updates.
 pub fn is_behind(run: &RunState, zero1: bool, is_tied: bool) -> bool {
     run.rule.is_elementwise() && !run.watched && !zero1 && !is_tied
 }
