@@ -63,6 +63,16 @@ choice! {
 }
 
 choice! {
+    /// Units of which activations are copied out.
+    OutUnits {
+        /// Each.
+        All = "all",
+        /// All but a step's first.
+        Later = "later",
+    }
+}
+
+choice! {
     /// Whether a run exchanges its program for a better one by the times that its steps take.
     Reschedule {
         /// It runs the one that it was started with.
@@ -91,8 +101,9 @@ settings!(
     OptimizerKind,
     OptimizerSync,
     Order,
-    PackWeights,
     OutStates,
+    OutUnits,
+    PackWeights,
     Place,
     Precision,
     Recompute,

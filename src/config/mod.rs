@@ -35,7 +35,8 @@ pub use batch::samples_of;
 pub use bytes::Bytes;
 pub use choice::{
     Activation, Balance, Decay, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync,
-    Order, OutStates, PackWeights, Place, Precision, Recompute, Reschedule, SliceCut, Tokenizer,
+    Order, OutStates, OutUnits, PackWeights, Place, Precision, Recompute, Reschedule, SliceCut,
+    Tokenizer,
 };
 pub use error::ConfigError;
 pub use file::as_table;

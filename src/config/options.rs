@@ -11,7 +11,8 @@ use zeropp_pipeline::schedules::DEFAULT;
 use super::bytes::Bytes;
 use super::choice::{
     Activation, Balance, Decay, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync,
-    Order, OutStates, PackWeights, Place, Precision, Recompute, Reschedule, SliceCut, Tokenizer,
+    Order, OutStates, OutUnits, PackWeights, Place, Precision, Recompute, Reschedule, SliceCut,
+    Tokenizer,
 };
 use super::kind::OptionType;
 use super::resume::Resume;
@@ -128,6 +129,13 @@ options! {
         /// the disk is never flooded. Default: all.
         "recompute-out-batches" "N" recompute_out_batches: Option<usize> = None, Program Kept
             => "recompute:out-batches";
+        /// Units of which micro-batches are copied out.
+        ///
+        /// `all`: each. `later`: all but a step's first, so that the optimizer state that
+        /// `optimizer:out` copies then has the link to itself; what would be copied stays, or, with
+        /// `recompute:first`, is computed again. `zeropp plan` says where that is faster.
+        "recompute-out-units" "UNITS" recompute_out_units: OutUnits = OutUnits::All, Program Kept
+            => "recompute:out-units";
         /// When ranks learn the norm that clipping and the check for finite gradients need.
         ///
         /// `barrier`: before each update, for which all ranks meet. `late`: each rank updates as

@@ -264,10 +264,16 @@ fn copies_out_of_memory_are_refused_beside_what_there_is_not_yet() {
     let (device, slices) = (beside("device = 'wgpu'"), beside("slices = 2\nseq = 512"));
     let reschedule = beside("pp = 2\nreschedule = 'auto'\nschedule = 'zeropp'");
     let (none, experts) = (beside("recompute-out-batches = 0"), beside("model = 'mixtral'"));
+    let one_unit = beside("recompute-out-units = 'later'\nschedule = '1f1b'");
     let (cuda, host) = (beside("device = 'cuda'"), "recompute-out = 'host'");
     let host_of_wgpu = format!("{host}\ndevice = 'wgpu'");
     refused(&[
         ("recompute-out-batches = 2", "recompute:out-batches = 2: says how much goes out, and not"),
+        (
+            "recompute-out-units = 'later'",
+            "recompute:out-units = later: says how much goes out, and",
+        ),
+        (&one_unit, "recompute:out-units = later: a step is one unit; use units of fewer"),
         (&none, "recompute:out-batches = 0: copies nothing out; use 1 or more"),
         (&device, "recompute:out = /nowhere: activations are not copied out with device = wgpu"),
         (&host_of_wgpu, "recompute:out = host: activations are not copied out with device = wgpu"),
@@ -561,6 +567,7 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         recompute_first: Some(2),
         recompute_out: path(),
         recompute_out_batches: Some(3),
+        recompute_out_units: OutUnits::Later,
         optimizer_out: path(),
         max_gathered: Some(2),
         max_gathers: Some(12),

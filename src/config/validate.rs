@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{
     Balance, Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerSync, OutStates,
-    Precision, Recompute, Resume,
+    OutUnits, Precision, Recompute, Resume,
 };
 use zeropp_core::device;
 use zeropp_core::kernels::bf16;
@@ -157,12 +157,22 @@ impl Config {
     /// What is copied out of memory: where to, and beside what.
     fn check_out(&self) -> Checked {
         let field = "recompute:out";
+        let (units, later) = (self.recompute_out_units, OutUnits::Later);
         let Some(folder) = &self.recompute_out else {
-            let Some(batches) = self.recompute_out_batches else { return Ok(()) };
+            let batches =
+                self.recompute_out_batches.map(|n| ("recompute:out-batches", n.to_string()));
+            let units = (units == later).then(|| ("recompute:out-units", later.to_string()));
+            let Some((field, value)) = batches.or(units) else { return Ok(()) };
             let problem = "says how much goes out, and not where to";
             let help = "say that with recompute:out, or leave it out";
-            return Err(ConfigError::value("recompute:out-batches", batches, problem, help));
+            return Err(ConfigError::value(field, value, problem, help));
         };
+        let units_of_step = self.micro_batches().div_ceil(self.unit().max(1));
+        let is_known = self.schedule_file().is_none();
+        check(units != later || !is_known || units_of_step > 1, || {
+            let help = "use units of fewer micro-batches, or leave it out";
+            ConfigError::value("recompute:out-units", units, "a step is one unit", help)
+        })?;
         check(self.recompute_out_batches != Some(0), || {
             let help = "use 1 or more, or leave recompute:out out";
             ConfigError::value("recompute:out-batches", 0, "copies nothing out", help)

@@ -25,6 +25,7 @@ pub(crate) fn layout(config: &Config) -> Layout {
         prefetch: config.prefetch,
         slices: config.slices(),
         out: 0,
+        out_later: false,
         moments: config.states_out() == Out::Moments,
     }
 }

@@ -1,6 +1,6 @@
 //! The programs of a run: a generator's schedule or a file's, lowered and verified.
 
-use crate::config::{Config, ConfigError, OptimizerSync, Recompute};
+use crate::config::{Config, ConfigError, OptimizerSync, OutUnits, Recompute};
 use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, recomputed};
@@ -188,6 +188,7 @@ pub(crate) fn lower_options(config: &Config) -> LowerOptions {
         recompute: config.recompute == Recompute::Full,
         redone: config.recompute_first,
         out: config.copied_out(),
+        out_later: config.recompute_out_units == OutUnits::Later,
         replicas: config.dp > 1,
         sync: config.optimizer_sync,
         ..LowerOptions::default()

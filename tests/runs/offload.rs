@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::common::{Run, assert_same_bits, llama, run, tiny};
 use crate::late::{mixed, random};
 use crate::slices::{assert_memory, described};
-use zeropp::config::{OptimizerSync, PackWeights, Precision, Recompute, Tokenizer};
+use zeropp::config::{OptimizerSync, OutUnits, PackWeights, Precision, Recompute, Tokenizer};
 use zeropp::pipeline::timeline::Lane;
 use zeropp::{Config, Trainer, emulate, read_costs};
 
@@ -37,7 +37,8 @@ fn layout(config: &Config, pp: usize, v: usize) -> Config {
 
 /// The bits of `reference`, and the predicted memory; the most that a rank had out at once.
 fn check(reference: &Run, config: Config) -> u64 {
-    let what = format!("{} out-batches {:?}", described(&config), config.recompute_out_batches);
+    let (batches, units) = (config.recompute_out_batches, config.recompute_out_units);
+    let what = format!("{} out-batches {batches:?} out-units {units}", described(&config));
     let run = run(config);
     assert_same_bits(reference, &run, &what);
     assert_memory(&run, &what);
@@ -50,6 +51,22 @@ fn copies_out_and_in_change_no_bit_and_memory_is_as_predicted() {
     for (pp, v) in [(1, 2), (1, 8), (2, 2), (2, 4), (4, 2)] {
         let out = check(&reference, out(&layout(&small(), pp, v)));
         assert!(out > 0, "pp {pp} virtual {v}: nothing was out");
+    }
+}
+
+/// Nothing of the first unit goes out: R makes it again where it makes some of a unit, else it
+/// stays.
+#[test]
+fn a_first_unit_may_leave_the_link_to_others() {
+    let reference = run(small());
+    let base = layout(&small(), 2, 4);
+    for (recompute, recompute_first) in [(Recompute::None, None), (Recompute::Full, Some(1))] {
+        let [all, later] = [OutUnits::All, OutUnits::Later].map(|recompute_out_units| {
+            let recompute_out_batches = Some(2);
+            let config = Config { recompute, recompute_first, recompute_out_units, ..out(&base) };
+            check(&reference, Config { recompute_out_batches, ..config })
+        });
+        assert!(later > 0 && later <= all, "{recompute}: {later} and {all} bytes out");
     }
 }
 
@@ -176,7 +193,10 @@ fn random_runs_have_the_bits_of_kept_activations() {
         let config =
             if draw(24, 4) == 0 { Config { micro_batch_size: 2, ..config } } else { config };
         let recompute_out_batches = [None, Some(1 + draw(22, 8))][draw(25, 2)];
-        let copied = Config { recompute_out_batches, ..out(&config) };
+        let in_units = config.micro_batches() > config.unit();
+        let recompute_out_units =
+            [OutUnits::All, OutUnits::Later][draw(26, 1 + usize::from(in_units))];
+        let copied = Config { recompute_out_batches, recompute_out_units, ..out(&config) };
         // Not all kinds go with all meshes.
         if Trainer::new(config.clone()).is_err() {
             continue;

@@ -17,6 +17,7 @@ mod find_lr;
 mod fit;
 mod generate;
 mod inspect;
+mod kernels;
 mod large;
 mod log;
 mod log_file;

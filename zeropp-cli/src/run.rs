@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use zeropp::config::{ConfigError, EngineKind, Resume};
+use zeropp::config::{ConfigError, DeviceKind, EngineKind, Resume};
 use zeropp::launch::RankProcesses;
 use zeropp::pipeline::draw::chart::{self, Curve, CurveStyle, Mark, Panel};
 use zeropp::pipeline::draw::page::page;
@@ -22,7 +22,7 @@ use crate::progress::Progress;
 use crate::samples::SampleTexts;
 use crate::shell::{command_line_without, quoted};
 use crate::supervise::COPIES_VARIABLE;
-use crate::{emulate, find_lr, large, pages, plan, stdout, summary};
+use crate::{emulate, find_lr, kernels, large, pages, plan, stdout, summary};
 
 /// Most steps of which a plan draws the learning rate.
 const PLANNED_POINTS: u64 = 1000;
@@ -199,7 +199,14 @@ fn train(
     );
     let mut samples = SampleTexts::new(config)?;
     let mut failed = None;
+    let mut compiles = config.device == DeviceKind::Cuda && voice.steps;
+    if compiles {
+        kernels::watch();
+    }
     while let Some(step) = steps.next() {
+        if std::mem::take(&mut compiles) {
+            kernels::end();
+        }
         match step {
             Ok(step) => {
                 // A reader that has gone away has seen what it wanted.

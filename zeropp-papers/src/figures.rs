@@ -49,6 +49,7 @@ fn figure_4() -> Result<Figure4, PlanError> {
                     prefetch: 1,
                     slices: 1,
                     out: 0,
+                    out_later: false,
                     moments: false,
                 };
                 let planned = simulated(&job, &mut models, &layout)?;

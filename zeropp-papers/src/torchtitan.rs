@@ -110,6 +110,7 @@ fn step_s(machine: &str, model: &str, seq: usize, gpus: usize, samples: usize) -
             prefetch: 1,
             slices: 1,
             out: 0,
+            out_later: false,
             moments: false,
         };
         let cut = Models::new(&job).stages(&job, &layout).expect("a block for each stage");

@@ -284,6 +284,7 @@ fn nearest(
         prefetch: 1,
         slices: 1,
         out: 0,
+        out_later: false,
         moments: false,
     };
     Ok((ours, layout))

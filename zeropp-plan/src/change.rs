@@ -268,6 +268,7 @@ mod tests {
             prefetch: 1,
             slices: 1,
             out: 0,
+            out_later: false,
             moments: false,
         };
         let deal = Deal::even(14, 1);

@@ -86,6 +86,7 @@ fn copies_ns(layout: &Layout, stages: &[Stage], copies: CopyRate) -> f64 {
     }
     let ways = if apart { 1.0 } else { 2.0 };
     let units = (layout.micro_batches as f64 / layout.unit as f64).ceil();
+    let units = if layout.out_later { units - 1.0 } else { units };
     let takes = 1e9 * ways * bytes / rate;
     let waits = (takes - layout.unit as f64 * beside).max(0.0);
     units * waits / layout.pp as f64

@@ -186,7 +186,8 @@ impl Planned {
         let out = self.out_to.as_ref().filter(|_| self.layout.out > 0);
         let out = out.map(|folder| {
             let colon = if self.layout.redone.is_some() { "," } else { ":" };
-            format!("{colon}out={folder},out-batches={}", self.layout.out)
+            let units = if self.layout.out_later { ",out-units=later" } else { "" };
+            format!("{colon}out={folder},out-batches={}{units}", self.layout.out)
         });
         let blocks: &[usize] = if cuts_alike { &[] } else { &self.blocks };
         self.layout.flags(blocks, &values, &out.unwrap_or_default())

@@ -419,6 +419,8 @@ pub struct Layout {
     pub slices: usize,
     /// Of each unit so many micro-batches of which what F keeps is put out.
     pub out: usize,
+    /// Whether that begins with the second of several units.
+    pub out_later: bool,
     /// Whether, of states that are put out, what the optimizer keeps is alone.
     pub moments: bool,
 }
@@ -465,6 +467,7 @@ impl Layout {
             recompute: self.recompute == Recompute::Full,
             redone: self.redone,
             out: self.out,
+            out_later: self.out_later,
             replicas: self.dp > 1,
             ..LowerOptions::default()
         }
@@ -525,7 +528,8 @@ impl Layout {
     /// on kind and unit, too ([`Layout::packed_bytes`]).
     pub(crate) fn of_stages(&self) -> (Layout, bool) {
         let redone = self.redone.map(|_| 0);
-        let same = Layout { schedule: "", unit: 0, prefetch: 0, redone, out: 0, ..self.clone() };
+        let same = Layout { schedule: "", unit: 0, prefetch: 0, redone, ..self.clone() };
+        let same = Layout { out: 0, out_later: false, ..same };
         (same, self.splits())
     }
 
@@ -599,7 +603,8 @@ impl fmt::Display for Layout {
             }
         }
         if self.out > 0 {
-            write!(f, ", {} of each unit out", self.out)?;
+            let but_first = if self.out_later { " but the first" } else { "" };
+            write!(f, ", {} of each unit{but_first} out", self.out)?;
         }
         if self.moments {
             write!(f, ", moments out")?;

@@ -162,6 +162,7 @@ mod tests {
             prefetch: 1,
             slices: 1,
             out: 0,
+            out_later: false,
             moments: false,
         }
     }
@@ -242,6 +243,7 @@ mod tests {
                     prefetch: 1,
                     slices: 1,
                     out: 0,
+                    out_later: false,
                     moments: false,
                 };
                 let (stages, blocks) = Models::new(&job).stages(&job, &layout).unwrap();

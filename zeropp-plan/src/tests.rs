@@ -225,6 +225,7 @@ fn a_long_step_follows_from_two_shorter_ones() {
             prefetch: 1,
             slices: 1,
             out: 0,
+            out_later: false,
             moments: false,
         };
         let (short, _, is_whole) = whole(&layout(480), &job);
@@ -339,6 +340,7 @@ fn packed_weights_are_counted_where_memory_has_room_for_them() {
         prefetch: 1,
         slices: 1,
         out: 0,
+        out_later: false,
         moments: false,
     };
     let worst = |job: &Job, layout: &Layout| {
@@ -413,6 +415,7 @@ fn full_recomputation_takes_at_most_a_quarter_longer() {
         prefetch: 3,
         slices: 1,
         out: 0,
+        out_later: false,
         moments: false,
     };
     let alone = Layout { pp: 1, zero3: 32, dp: 2, virtual_stages: 40, unit: 4, ..layout.clone() };
@@ -450,6 +453,7 @@ fn full_recomputation_is_of_the_stages_that_the_program_does_again() {
             prefetch: 1,
             slices: 1,
             out: 0,
+            out_later: false,
             moments: false,
         };
         let (stages, _) = Models::new(&job).stages(&job, &layout).unwrap();
@@ -485,6 +489,7 @@ fn a_smaller_last_unit_is_not_held_to_be_a_full_one() {
         prefetch: 1,
         slices: 1,
         out: 0,
+        out_later: false,
         moments: false,
     };
     let (stages, _) = Models::new(&job).stages(&job, &layout).unwrap();
@@ -529,6 +534,7 @@ proptest! {
             prefetch: 1,
             slices: 1,
             out: 0,
+            out_later: false,
             moments: false,
         };
         let mut models = Models::new(&job);
@@ -635,6 +641,7 @@ fn of_4_ranks(schedule: &'static str) -> Layout {
         prefetch: 1,
         slices: 1,
         out: 0,
+        out_later: false,
         moments: false,
     }
 }

@@ -122,6 +122,7 @@ fn all(job: &Job) -> Vec<Layout> {
                                 prefetch: 1,
                                 slices: 1,
                                 out: 0,
+                                out_later: false,
                                 moments: false,
                             };
                             variants(&layout, &mut all);

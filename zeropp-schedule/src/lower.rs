@@ -40,6 +40,9 @@ pub struct LowerOptions {
     /// are not recomputed, as far apart as they can be, and where all of these are out the inputs
     /// of others. Slices of samples, which need each other's, stay.
     pub out: usize,
+    /// Of the first of several units nothing goes out. As many more of it as go out of others are
+    /// recomputed where `redone` says that some are: other copies have the link to themselves.
+    pub out_later: bool,
     /// There are data-parallel replicas: sum every stage's gradient over them after its last unit.
     /// Copies of a stage are summed in any case.
     pub replicas: bool,
@@ -96,6 +99,7 @@ impl Default for LowerOptions {
             recompute: false,
             redone: None,
             out: 0,
+            out_later: false,
             replicas: false,
             residency: Residency::default(),
             sync: OptimizerSync::default(),
@@ -137,7 +141,8 @@ pub enum Residency {
 /// * of a split head: AG before the first F of a unit's slice and FREE after its last B, beside the
 ///   stages; a send where what it sends was made or, if it is passed on, right after its receive;
 ///   a receive one compute action before the one that takes it;
-/// * OUT after the F, and behind its send, of the micro-batches that `out` asks for; GONE before
+/// * OUT after the F, and behind its send, of the micro-batches that `out` asks for, with
+///   `out_later` from the second unit on; GONE before
 ///   the second next OUT, or, where that is earlier, three compute actions later, or as many as
 ///   there are F to the next one that goes out, and in units of which some stay so much later that
 ///   the last copies end with the last F; IN as many before the R or the backward, but never in a
@@ -186,7 +191,8 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
             if trains && options.out > 0 && schedule.slices_per_sample() == 1 {
                 let warm_up = warm_ups.as_ref().map_or(0, |ends| ends[rank]);
                 let redone = if options.recompute { options.redone } else { Some(0) };
-                let chosen = Chosen { out: options.out, redone: redone.unwrap_or(usize::MAX) };
+                let redone = redone.unwrap_or(usize::MAX);
+                let chosen = Chosen { out: options.out, redone, later: options.out_later };
                 copies::add_copies(schedule, program, chosen, warm_up, &mut inserts);
             }
             if let Some(warm_ups) = &warm_ups {
@@ -260,9 +266,14 @@ impl<'a> ComputePrograms<'a> {
         let makes = options.recompute && !written;
         let splits = schedule.splits_backward();
         let in_unit: Vec<usize> = schedule.units.iter().flat_map(|n| 0..*n).collect();
+        let stays = if options.out_later { copies::staying(schedule) } else { 0 };
         let is_redone = |stage: usize, micro_batch: usize| match options.redone {
             None => true,
-            Some(first) => in_unit[micro_batch] < first && stage + 1 < schedule.stages(),
+            Some(first) => {
+                let in_place_of_copies = if micro_batch < stays { options.out } else { 0 };
+                let first = first.saturating_add(in_place_of_copies);
+                in_unit[micro_batch] < first && stage + 1 < schedule.stages()
+            }
         };
         let ranks = schedule.ranks.iter().enumerate().map(|(rank, actions)| {
             let kept = if makes { recompute::kept(schedule, splits, rank) } else { None };

@@ -37,6 +37,7 @@ fn large(schedule: &'static str, virtual_stages: usize, zero1: bool) -> (Job, La
         prefetch: virtual_stages - 1,
         slices: 1,
         out: 0,
+        out_later: false,
         moments: false,
     };
     (job, layout)

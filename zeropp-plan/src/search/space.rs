@@ -59,6 +59,7 @@ pub(super) fn first(job: &Job, sort: Sort) -> Vec<Layout> {
                             prefetch: 1,
                             slices: 1,
                             out: 0,
+                            out_later: false,
                             moments: false,
                         };
                         for slices in &slices {
@@ -112,6 +113,7 @@ pub(super) fn beside(job: &Job, layout: &Layout) -> Vec<Layout> {
     for out in out_beside(job, layout) {
         add(Layout { out, ..layout.clone() });
     }
+    add(Layout { out_later: !layout.out_later, ..layout.clone() });
     add(Layout { zero1: !layout.zero1, ..layout.clone() });
     for moments in job.moments() {
         add(Layout { moments, ..layout.clone() });
@@ -172,6 +174,7 @@ fn whole(job: &Job, mut layout: Layout) -> Option<Layout> {
     };
     layout.redone = layout.redone.filter(|first| *first < layout.unit);
     layout.out = layout.out.min(layout.unit);
+    layout.out_later &= layout.out > 0 && layout.unit < batches;
     layout.zero1 &= layout.dp > 1;
     if layout.zero3 == 1 {
         layout.prefetch = 1;

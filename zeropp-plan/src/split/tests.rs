@@ -35,6 +35,7 @@ fn llama(ids: usize, (pp, virtual_stages, micro_batches): (usize, usize, usize))
         prefetch: 1,
         slices: 1,
         out: 0,
+        out_later: false,
         moments: false,
     };
     // All that the rows hold is beside the point here.

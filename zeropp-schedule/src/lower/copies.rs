@@ -112,6 +112,13 @@ fn phases(schedule: &Schedule, program: &[Action], leaves_some: bool) -> Vec<Pha
 pub(super) struct Chosen {
     pub(super) out: usize,
     pub(super) redone: usize,
+    /// None of the first of several units.
+    pub(super) later: bool,
+}
+
+/// The micro-batches of the first of several units.
+pub(super) fn staying(schedule: &Schedule) -> usize {
+    schedule.units.first().filter(|_| schedule.units.len() > 1).copied().unwrap_or(0)
 }
 
 impl Chosen {
@@ -151,7 +158,10 @@ impl Chosen {
 /// slices are not among them: they run forward and backward at once.
 fn kept(schedule: &Schedule, program: &[Action], chosen: Chosen) -> Vec<Kept> {
     let of_unit = |unit: &usize| (0..*unit).map(|i| chosen.has(i, *unit)).collect::<Vec<_>>();
-    let goes_out: Vec<bool> = schedule.units.iter().flat_map(of_unit).collect();
+    let mut goes_out: Vec<bool> = schedule.units.iter().flat_map(of_unit).collect();
+    if chosen.later {
+        goes_out[..staying(schedule)].fill(false);
+    }
     let micro_batches = schedule.micro_batches();
     let mut at = vec![None; schedule.stages() * micro_batches];
     let mut kept: Vec<Kept> = Vec::new();
@@ -270,6 +280,45 @@ mod tests {
         assert!(again(2, Some(1)).into_iter().eq([1, 3, 5, 7]));
         assert!(again(3, Some(2)).into_iter().eq([0, 2, 3, 4, 6, 7]));
         assert!(again(2, Some(4)).into_iter().eq([0, 1, 4, 5]));
+    }
+
+    /// What would go out of the first of several units stays, or R makes it again where R makes
+    /// some of a unit; the others are as they are.
+    #[test]
+    fn nothing_of_a_first_unit_goes_out_where_only_later_ones_are_asked_for() {
+        let at = |program: &Schedule, of: fn(&Action) -> Option<usize>| {
+            let all = program.ranks.iter().flatten().filter_map(of);
+            all.collect::<std::collections::BTreeSet<_>>()
+        };
+        let out = |action: &Action| match *action {
+            Action::Out { micro_batch, .. } => Some(micro_batch),
+            _ => None,
+        };
+        let again = |action: &Action| match *action {
+            Action::Compute { kind: Compute::R, micro_batch, .. } => Some(micro_batch),
+            _ => None,
+        };
+        let programs = |unit, redone: Option<usize>| {
+            let shape = Shape { pp: 2, virtual_stages: 2, micro_batches: 8, unit };
+            let compact = generate("zeropp", &shape).unwrap();
+            let recompute = redone.is_some();
+            let options = LowerOptions { out: 2, recompute, redone, ..LowerOptions::default() };
+            [false, true].map(|out_later| {
+                let program = lower(&compact, &LowerOptions { out_later, ..options });
+                verify(&program, &VerifyLimits::default()).unwrap();
+                (at(&program, out), at(&program, again))
+            })
+        };
+        for redone in [None, Some(1)] {
+            let [(all, again), (later, more)] = programs(4, redone);
+            assert_eq!(all.len(), 4);
+            assert!(later.into_iter().eq(all.into_iter().filter(|m| *m >= 4)), "{redone:?}");
+            let first = redone.map_or(0, |first| first + 2);
+            assert!(more.into_iter().eq((0..first).chain(again.into_iter().filter(|m| *m >= 4))));
+            // Of a step that is one unit all is as it is.
+            let [one, same] = programs(8, redone);
+            assert_eq!(one, same);
+        }
     }
 
     /// Where copies out take as long as all forwards together, a step waits for two of them.

@@ -137,12 +137,14 @@ proptest! {
     fn any_order_lowers_to_a_good_program(
         schedule in any_schedule(), prefetch in 0usize..4, recompute: bool, replicas: bool,
         residency in 0usize..3, late: bool, redone in proptest::option::of(0usize..4),
-        out in 0usize..4,
+        out in 0usize..4, out_later: bool,
     ) {
         let residency = [Residency::Auto, Residency::PerVisit, Residency::LookAhead][residency];
         prop_assert_eq!(verify(&schedule, &VerifyLimits::default()), Ok(()));
         let sync = if late { OptimizerSync::Late } else { OptimizerSync::Barrier };
-        let options = LowerOptions { prefetch, recompute, redone, out, replicas, residency, sync };
+        let copies = LowerOptions { out, out_later, ..LowerOptions::default() };
+        let options =
+            LowerOptions { prefetch, recompute, redone, replicas, residency, sync, ..copies };
         let lowered = lower(&schedule, &options);
         // An overlapped pair needs both its stages, whatever the prefetch.
         let overlaps = |a: &Action| matches!(a, Action::Overlap { .. });

@@ -46,7 +46,7 @@ pub(super) fn run(
     let mut world = SimulationState::new(schedule, costs, begin.validated);
     let rank = |r| {
         let mut rank = SimulatedRank::new(schedule, costs, r, follow).starting(begin.free[r]);
-        rank.update(schedule, costs);
+        rank.update_next(schedule, costs);
         rank
     };
     let mut ranks: Vec<SimulatedRank> = (0..schedule.pp()).map(rank).collect();
@@ -82,6 +82,19 @@ fn placement(schedule: &Schedule) -> Vec<usize> {
     let placement = schedule.placement.iter();
     let head = schedule.wide_stage().and(schedule.placement.last());
     placement.chain(head).copied().collect()
+}
+
+/// The stages of a program in the order of their first gathers.
+fn gathered(program: &[Action]) -> VecDeque<usize> {
+    let mut stages = VecDeque::new();
+    for action in program {
+        if let Action::AllGather { stage } = *action
+            && !stages.contains(&stage)
+        {
+            stages.push_back(stage);
+        }
+    }
+    stages
 }
 
 /// Why a rank does not go on.
@@ -133,6 +146,10 @@ struct SimulatedRank<'a> {
     summed: HashSet<usize>,
     /// When the update of each stage is done that is done behind the step.
     updated: Vec<u64>,
+    /// The stages of which such updates have not begun, in the order of their first gathers.
+    to_update: VecDeque<usize>,
+    /// The one whose update has begun last.
+    updating: Option<usize>,
 }
 
 impl<'a> SimulatedRank<'a> {
@@ -160,6 +177,8 @@ impl<'a> SimulatedRank<'a> {
             copies: CopyQueue::new(schedule, costs, rank),
             summed: HashSet::new(),
             updated: vec![0; stages],
+            to_update: if costs.states.is_empty() { VecDeque::new() } else { gathered(program) },
+            updating: None,
         }
     }
 
@@ -298,7 +317,7 @@ impl<'a> SimulatedRank<'a> {
     /// before it begins, for as long.
     fn gather(&mut self, world: &SimulationState, stage: usize) -> (u64, u64) {
         let entry = world.schedule.cost_entry(self.rank, stage, 0);
-        let read = self.read_shard(world.costs.states.get(entry), stage);
+        let read = self.read_shard(world, world.costs.states.get(entry), stage);
         let takes = world.costs.stages[entry].all_gather_ns;
         let (start, end) = self.zero3(read, takes);
         let cell = world.schedule.cell(self.rank, stage);
@@ -436,9 +455,17 @@ impl<'a> SimulatedRank<'a> {
     }
 
     /// Reads a shard that is out, once it is updated: when it is here.
-    fn read_shard(&mut self, states: Option<&StateCopies>, stage: usize) -> u64 {
+    fn read_shard(
+        &mut self,
+        world: &SimulationState,
+        states: Option<&StateCopies>,
+        stage: usize,
+    ) -> u64 {
         let Some(StateCopies { read_ns, waits, .. }) = states.copied() else { return self.clock };
-        let mut end = self.clock.max(std::mem::take(&mut self.updated[stage]));
+        let mut end = self.clock.max(self.updated[stage]);
+        if self.updating == Some(stage) {
+            self.update_next(world.schedule, world.costs);
+        }
         if read_ns > 0 {
             end = self.copies.pass(Way::In, end, read_ns).1;
         }
@@ -448,17 +475,16 @@ impl<'a> SimulatedRank<'a> {
         end
     }
 
-    /// Copies what the update of the step before takes, stage by stage in the order of their first
-    /// gathers, from the beginning on.
-    fn update(&mut self, schedule: &Schedule, costs: &Costs) {
-        for action in self.program {
-            let Action::AllGather { stage } = *action else { continue };
-            let takes = costs.states.get(schedule.cost_entry(self.rank, stage, 0));
-            let takes = takes.map_or(0, |states| states.update_ns);
-            if takes > 0 && self.updated[stage] == 0 {
-                let read = self.copies.pass(Way::In, self.clock, takes).1;
-                self.updated[stage] = self.copies.pass(Way::Out, self.clock, takes).1.max(read);
-            }
+    /// Copies what the update of the step before takes, of the next stage: each begins with the
+    /// first gather of the one before it.
+    fn update_next(&mut self, schedule: &Schedule, costs: &Costs) {
+        self.updating = self.to_update.pop_front();
+        let Some(stage) = self.updating else { return };
+        let takes = costs.states.get(schedule.cost_entry(self.rank, stage, 0));
+        let takes = takes.map_or(0, |states| states.update_ns);
+        if takes > 0 {
+            let read = self.copies.pass(Way::In, self.clock, takes).1;
+            self.updated[stage] = self.copies.pass(Way::Out, self.clock, takes).1.max(read);
         }
     }
 

@@ -80,8 +80,8 @@ impl Pass<'_> {
         };
         let redone = (1..layout.unit).contains(&again).then_some(again);
         let room = self.job.room_outside();
-        let mut step_s = |out: usize| {
-            let layout = Layout { recompute, redone, out, ..layout.clone() };
+        let mut step_s = |out: usize, out_later: bool| {
+            let layout = Layout { recompute, redone, out, out_later, ..layout.clone() };
             if !self.known.contains_key(&layout) {
                 limits.budget = limits.budget.checked_sub(exact::actions(&layout))?;
                 self.simulate(vec![layout.clone()]);
@@ -92,13 +92,16 @@ impl Pass<'_> {
             (planned.worst().1.total() <= limits.memory).then_some(step_s)
         };
         let (mut fewer, mut enough) = (0, layout.unit);
-        let Some(mut best) = step_s(enough) else { return f64::INFINITY };
+        let Some(mut best) = step_s(enough, false) else { return f64::INFINITY };
         while fewer < enough {
             let out = fewer.midpoint(enough);
-            match step_s(out) {
+            match step_s(out, false) {
                 Some(found) => (enough, best) = (out, found),
                 None => fewer = out + 1,
             }
+        }
+        if enough > 0 && layout.moments && layout.unit < layout.micro_batches {
+            best = step_s(enough, true).map_or(best, |later| later.min(best));
         }
         best
     }
