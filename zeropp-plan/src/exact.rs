@@ -7,7 +7,7 @@ use serde::Serialize;
 use zeropp_schedule::costs::check_sums;
 use zeropp_schedule::head::HeadTree;
 use zeropp_schedule::ir::{Action, Compute, Schedule, Task};
-use zeropp_schedule::lower::{LowerOptions, OptimizerSync, lower};
+use zeropp_schedule::lower::{LowerOptions, OptimizerSync, in_issue_order, lower};
 use zeropp_schedule::memory::{HeadBytes, HeldBytes, MemoryBytes};
 use zeropp_schedule::schedules::{Kind, Shape, StepForm, generate_cut};
 use zeropp_schedule::simulate::{Costs, LinkCosts, simulate, step_period_ns, times};
@@ -264,6 +264,8 @@ impl<'a> Simulation<'a> {
             let problem = format!("slices = {}: more than a sample has blocks", layout.slices);
             return Err(PlanError::new(problem));
         }
+        // As NCCL's runs have it: a receive takes its memory earlier there.
+        let one_order = job.compute.on_gpu;
         let program = |micro_batches: usize| {
             let shape = Shape { micro_batches, ..layout.shape() };
             let shape = Shape { unit: shape.unit.min(micro_batches), ..shape };
@@ -276,7 +278,8 @@ impl<'a> Simulation<'a> {
                     false => generate_cut(kind, &shape, &tokens, &head_blocks, Some(&weighed)),
                 };
                 let made = made.map_err(|e| PlanError::new(e.to_string()))?;
-                Ok::<_, PlanError>(lower(&made, &options))
+                let program = lower(&made, &options);
+                Ok::<_, PlanError>(if one_order { in_issue_order(&program) } else { program })
             })
         };
         let (sizes, along) = sizes(layout);

@@ -8,11 +8,10 @@
 //! [`verify_issue_order`](crate::verify::verify_issue_order) proves.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 
 use crate::action::Partners;
 use crate::head::{End, HeadTree};
-use crate::ir::{Action, Schedule, Task};
+use crate::ir::{Action, Message, Schedule, Task};
 use crate::links::Named;
 
 /// A message, and its two ends where it is one of a split head.
@@ -29,6 +28,9 @@ type Moment = (usize, usize, usize);
 /// # Panics
 /// Panics if `program` is not one that [`verify`](crate::verify::verify) accepts.
 pub fn in_issue_order(program: &Schedule) -> Schedule {
+    if program.pp() == 1 {
+        return program.clone();
+    }
     let moments = Moments::new(program);
     let ranks = (0..program.pp()).map(|rank| moments.order(program, rank)).collect();
     Schedule { ranks, ..program.clone() }
@@ -39,8 +41,43 @@ struct Moments {
     head: Option<HeadTree>,
     /// By rank, of each action: the computes before it.
     clocks: Vec<Vec<usize>>,
-    /// Of each message.
-    messages: HashMap<MessageKey, Moment>,
+    messages: ByMessage<Moment>,
+}
+
+/// Something of each message; of those between stages in a list, as plans order programs by the
+/// hundred.
+struct ByMessage<T> {
+    micro_batches: usize,
+    of_stages: Vec<Option<T>>,
+    of_head: HashMap<MessageKey, T>,
+}
+
+impl<T: Copy> ByMessage<T> {
+    fn new(program: &Schedule) -> ByMessage<T> {
+        let micro_batches = program.micro_batches();
+        let of_stages = vec![None; 2 * program.stages() * micro_batches];
+        ByMessage { micro_batches, of_stages, of_head: HashMap::new() }
+    }
+
+    fn slot(&self, (named, _): &MessageKey) -> Option<usize> {
+        let Named::Stage(message, stage, micro_batch) = *named else { return None };
+        let of_stage = 2 * stage + usize::from(message == Message::Gradient);
+        Some(of_stage * self.micro_batches + micro_batch)
+    }
+
+    fn get(&self, key: &MessageKey) -> Option<T> {
+        match self.slot(key) {
+            Some(slot) => self.of_stages[slot],
+            None => self.of_head.get(key).copied(),
+        }
+    }
+
+    fn set(&mut self, key: MessageKey, of: T) {
+        match self.slot(&key) {
+            Some(slot) => self.of_stages[slot] = Some(of),
+            None => drop(self.of_head.insert(key, of)),
+        }
+    }
 }
 
 impl Moments {
@@ -50,31 +87,37 @@ impl Moments {
         let mut passed_on = PassedOn::new(head.as_ref());
         let mut clocks: Vec<Vec<usize>> = vec![Vec::new(); program.pp()];
         let mut now = vec![0usize; program.pp()];
-        let mut messages: HashMap<MessageKey, Moment> = HashMap::new();
-        let mut waiting: HashMap<MessageKey, usize> = HashMap::new();
+        let mut messages: ByMessage<Moment> = ByMessage::new(program);
+        let mut waiting: ByMessage<usize> = ByMessage::new(program);
         let mut ready: Vec<usize> = (0..program.pp()).collect();
         while let Some(rank) = ready.pop() {
             while let Some(action) = program.ranks[rank].get(clocks[rank].len()) {
-                let inputs: Vec<MessageKey> = taken(program, head.as_ref(), rank, action);
-                if let Some(key) = inputs.iter().find(|key| !messages.contains_key(key)) {
-                    waiting.insert(*key, rank);
-                    break;
-                }
-                let there = inputs.iter().map(|key| messages[key].0).max().unwrap_or(0);
+                let mut inputs = taken(program, head.as_ref(), rank, action);
+                let there = inputs.try_fold(0, |there, key| match messages.get(&key) {
+                    Some((clock, ..)) => Ok(there.max(clock)),
+                    None => Err(key),
+                });
+                let there = match there {
+                    Ok(there) => there,
+                    Err(key) => {
+                        waiting.set(key, rank);
+                        break;
+                    }
+                };
                 now[rank] = now[rank].max(there);
                 let index = clocks[rank].len();
                 clocks[rank].push(now[rank]);
                 now[rank] += action.computes().count();
                 if let Action::Send { message, stage, micro_batch } = *action {
                     let key = (Named::Stage(message, stage, micro_batch), None);
-                    messages.insert(key, (now[rank], rank, index));
-                    ready.extend(waiting.remove(&key));
+                    messages.set(key, (now[rank], rank, index));
+                    ready.extend(waiting.get(&key));
                 }
                 let of_head = head.as_ref().and_then(|head| head.end(rank, action));
                 if let Some(Ok(End { edge, is_send: true, micro_batch })) = of_head {
                     passed_on.offer(edge, micro_batch, (now[rank], rank, index));
                     for key in passed_on.send(edge, micro_batch, &mut messages) {
-                        ready.extend(waiting.remove(&key));
+                        ready.extend(waiting.get(&key));
                     }
                 }
             }
@@ -82,6 +125,10 @@ impl Moments {
         let whole = |(clocks, actions): (&Vec<usize>, &Vec<Action>)| clocks.len() == actions.len();
         assert!(clocks.iter().zip(&program.ranks).all(whole), "a verified program runs through");
         Moments { head, clocks, messages }
+    }
+
+    fn moment(&self, message: &MessageKey) -> Moment {
+        self.messages.get(message).expect("a verified program sends what it receives")
     }
 
     /// The message whose place is to be found: of a receive, or of what a split head sends.
@@ -99,10 +146,12 @@ impl Moments {
         let moment = |index: usize| (self.clocks[rank][index], rank, index);
         let mut receives: Vec<(Moment, Action)> = actions
             .iter()
-            .filter_map(|a| Some((self.messages[&self.moved(program, rank, a)?], *a)))
+            .filter_map(|a| Some((self.moment(&self.moved(program, rank, a)?), *a)))
             .collect();
         receives.sort_by_key(|(moment, _)| *moment);
-        let moving = receives.clone();
+        let is_of_head =
+            |(_, action): &&(Moment, Action)| matches!(action, Action::SendHead { .. });
+        let of_head: Vec<(Moment, Action)> = receives.iter().filter(is_of_head).copied().collect();
         let mut receives = receives.into_iter().peekable();
         let mut ordered = Vec::with_capacity(actions.len());
         for (index, action) in actions.iter().enumerate() {
@@ -114,10 +163,8 @@ impl Moments {
                 Some(moment(index))
             } else {
                 // What a split head sends by then, other ranks wait for.
-                let is_by_now = |(at, action): &&(Moment, Action)| {
-                    matches!(action, Action::SendHead { .. }) && at.0 <= self.clocks[rank][index]
-                };
-                let sent = moving.iter().rfind(is_by_now).map(|(at, _)| *at);
+                let is_by_now = |(at, _): &&(Moment, Action)| at.0 <= self.clocks[rank][index];
+                let sent = of_head.iter().rfind(is_by_now).map(|(at, _)| *at);
                 sent.max(self.wanted_by(program, rank, index))
             };
             while let Some((_, receive)) =
@@ -137,8 +184,8 @@ impl Moments {
     fn wanted_by(&self, program: &Schedule, rank: usize, index: usize) -> Option<Moment> {
         let actions = &program.ranks[rank];
         let latest = |action: &Action| {
-            let taken = taken(program, self.head.as_ref(), rank, action).into_iter();
-            taken.map(|key| self.messages[&key]).max()
+            let taken = taken(program, self.head.as_ref(), rank, action);
+            taken.map(|key| self.moment(&key)).max()
         };
         let own = latest(&actions[index]);
         let mut between = usize::MAX;
@@ -175,12 +222,7 @@ impl<'a> PassedOn<'a> {
     }
 
     /// Sends a message, and all that pass it on, if they can go: those that have gone.
-    fn send(
-        &self,
-        edge: usize,
-        i: usize,
-        messages: &mut HashMap<MessageKey, Moment>,
-    ) -> Vec<MessageKey> {
+    fn send(&self, edge: usize, i: usize, messages: &mut ByMessage<Moment>) -> Vec<MessageKey> {
         let Some(head) = self.head else { return Vec::new() };
         let mut gone = Vec::new();
         let mut left = vec![edge];
@@ -188,13 +230,13 @@ impl<'a> PassedOn<'a> {
             let Some(moment) = self.offered.get(&(edge, i)) else { continue };
             let needs = head.edges[edge].needs.iter();
             let needs: Option<Vec<_>> =
-                needs.map(|before| messages.get(&key(head, *before, i)).copied()).collect();
+                needs.map(|before| messages.get(&key(head, *before, i))).collect();
             let Some(needs) = needs else { continue };
             // Later than what it passes on by all that decides.
             let there = needs.into_iter().map(|(clock, ..)| clock + 1).max().unwrap_or(0);
             let key = key(head, edge, i);
-            if let Entry::Vacant(place) = messages.entry(key) {
-                place.insert((moment.0.max(there), moment.1, moment.2));
+            if messages.get(&key).is_none() {
+                messages.set(key, (moment.0.max(there), moment.1, moment.2));
                 gone.push(key);
                 left.extend(&self.waiting[edge]);
             }
@@ -209,24 +251,22 @@ fn key(head: &HeadTree, edge: usize, micro_batch: usize) -> MessageKey {
 }
 
 /// The messages that an action's computes take from other ranks.
-fn taken(
-    program: &Schedule,
-    head: Option<&HeadTree>,
+fn taken<'a>(
+    program: &'a Schedule,
+    head: Option<&'a HeadTree>,
     rank: usize,
-    action: &Action,
-) -> Vec<MessageKey> {
-    let mut all = Vec::new();
-    for Task { kind, stage, micro_batch } in action.computes() {
-        if let Some(head) = head {
+    action: &'a Action,
+) -> impl Iterator<Item = MessageKey> + 'a {
+    action.computes().flat_map(move |Task { kind, stage, micro_batch }| {
+        let of_head = head.into_iter().flat_map(move |head| {
             let needs = head.needs(rank, kind, stage).iter();
-            all.extend(needs.map(|edge| key(head, *edge, micro_batch)));
-        }
+            needs.map(move |edge| key(head, *edge, micro_batch))
+        });
         let message = kind.needs(stage, program.stages());
         let message = message.filter(|message| program.source(*message, stage).is_some());
         let producer = message.and_then(|m| Some((m, m.producer(stage, program.stages())?)));
-        all.extend(producer.map(|(m, from)| (Named::Stage(m, from, micro_batch), None)));
-    }
-    all
+        of_head.chain(producer.map(|(m, from)| (Named::Stage(m, from, micro_batch), None)))
+    })
 }
 
 /// The message that a receive is for.
@@ -266,7 +306,7 @@ mod tests {
                     now += 1;
                     most = most.max(now);
                 }
-                now -= taken(program, None, 0, action).len();
+                now -= taken(program, None, 0, action).count();
             }
             most
         };
