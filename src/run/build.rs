@@ -208,7 +208,8 @@ fn shard_options(bp: &Blueprint, bench: &Bench) -> Result<ShardOptions, RankErro
     let (out, meter) = (bp.states_out(), &bench.meter);
     let file = match (config.states_folder(), config.states_on_host()) {
         (Some(folder), _) => Some(
-            StateFile::open(folder, out, meter).map_err(|e| no_file("optimizer:out", folder, &e))?,
+            StateFile::open(folder, out, meter)
+                .map_err(|e| no_file("optimizer:out", folder, &e))?,
         ),
         (None, true) => {
             let place = pinned(&host::states(bp, bench.groups.coords), bench)?;

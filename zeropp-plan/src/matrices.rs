@@ -76,8 +76,12 @@ mod tests {
             ..Kept::tensors(1)
         });
         let of = |zero3, owners| {
-            OfBlock::new(&block, &muon, Cut { zero3, owners, zero1: owners > 1, out: Out::Nothing, host: false })
-                .unwrap()
+            OfBlock::new(
+                &block,
+                &muon,
+                Cut { zero3, owners, zero1: owners > 1, out: Out::Nothing, host: false },
+            )
+            .unwrap()
         };
         let machine = machines::named("a100").unwrap();
         let products = flops as f64 / (312e12 * machine.flops_share);

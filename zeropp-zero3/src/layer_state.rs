@@ -79,11 +79,7 @@ impl OwnedRange<'_> {
 
     /// The pieces that an update from a file has in memory one after the other, and bytes of those
     /// that are there at once.
-    pub(crate) fn pieces(
-        &self,
-        groups: &ParameterGroups,
-        cut: Cut,
-    ) -> (Vec<Range<usize>>, u64) {
+    pub(crate) fn pieces(&self, groups: &ParameterGroups, cut: Cut) -> (Vec<Range<usize>>, u64) {
         let (elements, kept) = (self.elements(), self.kept(groups));
         (pieces(self.len, elements.piece(&kept, cut)), elements.piece_bytes(&kept, cut))
     }

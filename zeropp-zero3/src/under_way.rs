@@ -121,3 +121,31 @@ impl UnderWay {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_stage_is_updated_once_the_one_before_is_asked_for() {
+        let update = Arc::new(UnderWay::default());
+        let (sender, begun) = channel();
+        let paced = update.clone();
+        let thread = std::thread::spawn(move || {
+            for stage in 0..4 {
+                paced.wait_for(stage);
+                sender.send(stage).unwrap();
+            }
+        });
+        let next = || begun.recv_timeout(Duration::from_millis(20)).ok();
+        assert_eq!((begun.recv().ok(), next()), (Some(0), None));
+        update.reach(0);
+        assert_eq!((begun.recv().ok(), next()), (Some(1), None));
+        update.finish();
+        assert_eq!((begun.recv().ok(), begun.recv().ok()), (Some(2), Some(3)));
+        thread.join().unwrap();
+    }
+}

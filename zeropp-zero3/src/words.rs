@@ -251,7 +251,9 @@ pub(crate) fn pieces(n: usize, piece: usize) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state_file::{PartOut, Written};
     use zeropp_core::meter::Meter;
+    use zeropp_core::split::AwayPlace;
 
     /// What goes out comes back; places count until nobody has them, and are used again.
     #[test]
@@ -280,6 +282,27 @@ mod tests {
         });
         assert_eq!(sums, [Out::PIECE, 293]);
         drop((words, zeros));
+        assert_eq!(meter.now().host_state, 0);
+        file.check().unwrap();
+    }
+
+    /// Those that go out whole are read where they are, and are others after an update.
+    #[test]
+    fn words_on_a_host_come_in_whole_and_go_out_again() {
+        let (meter, n) = (Meter::new(), 300);
+        let place = AwayPlace::file(&std::env::temp_dir()).unwrap();
+        let file = StateFile::on_host(place, Out::Moments, &meter);
+        let words = Words::zeros(n, &Device::flex(), Some(&file));
+        assert_eq!((meter.now().host_state, words.len()), (4 * n as u64, n));
+        let before = cpu_tensor::into_vec(words.start_use(0..n).wait());
+        let values: Vec<f32> = before.iter().zip(0..).map(|(x, i)| x + i as f32).collect();
+        let part = PartOut { words: words.clone(), range: 0..n };
+        file.put(vec![Written { part, values: from_vec(values.clone(), [n]) }]);
+        for words in [words.handed_over(), words.copied(0..n)] {
+            assert_eq!(cpu_tensor::into_vec(words.start_read(7..90).wait()), values[7..90]);
+        }
+        file.settle();
+        assert_eq!(cpu_tensor::into_vec(words.into_tensor()), values);
         assert_eq!(meter.now().host_state, 0);
         file.check().unwrap();
     }

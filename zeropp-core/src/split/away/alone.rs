@@ -82,8 +82,7 @@ mod tests {
     fn a_tensor_alone_goes_out_is_read_there_and_comes_back() {
         let mut place = AwayPlace::file(&std::env::temp_dir()).unwrap();
         let values: Vec<f32> = (0..300).map(|i| i as f32).collect();
-        let mut away =
-            AwayTensor::start_out(from_vec(values.clone(), [300]), &mut place).unwrap();
+        let mut away = AwayTensor::start_out(from_vec(values.clone(), [300]), &mut place).unwrap();
         assert_eq!(away.read(7..9).unwrap(), [7.0, 8.0]);
         away.finish_out().unwrap();
         away.start_in().unwrap();
