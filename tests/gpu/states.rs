@@ -1,9 +1,9 @@
 //! What optimizers keep, in pinned memory of the GPU's host.
 
 use zeropp::Config;
-use zeropp::config::{DeviceKind, EngineKind, OptimizerKind, Precision, Resume};
+use zeropp::config::{DeviceKind, OptimizerKind, Precision, Resume};
 
-use crate::common::run;
+use crate::common::{run, run_saving_all};
 use crate::kind;
 use crate::training::small;
 
@@ -14,16 +14,13 @@ fn states_on_the_host_change_no_digit_and_memory_is_as_predicted() {
     if kind() != DeviceKind::Cuda {
         return;
     }
-    let base = Config { layers: 6, virtual_stages: Some(4), clip: 0.5, ..small() };
+    let base = Config { layers: 6, virtual_stages: Some(4), clip: 0.5, steps: 3, ..small() };
     let two = Config { pp: 2, virtual_stages: Some(3), ..base.clone() };
     for config in [
         base.clone(),
         Config { ema: Some(0.9), precision: Precision::Bf16, ..two.clone() },
-        Config { optimizer: OptimizerKind::Adamw8bit, ..two.clone() },
-        Config { optimizer: OptimizerKind::Muon, ..two.clone() },
-        Config { zero3: 2, engine: EngineKind::Nccl, ..base.clone() },
-        Config { dp: 2, zero1: true, micro_batches: Some(2), unit: Some(2), ..base.clone() },
-        Config { virtual_stages: Some(1), ..two },
+        Config { optimizer: OptimizerKind::Muon, zero3: 2, ..base.clone() },
+        Config { optimizer: OptimizerKind::Adamw8bit, virtual_stages: Some(1), ..two },
     ] {
         let kept = run(config.clone());
         let out = run(Config { optimizer_out: Some("host".into()), ..config.clone() });
@@ -34,7 +31,7 @@ fn states_on_the_host_change_no_digit_and_memory_is_as_predicted() {
         }
         let (held, predicted) = (&out.summary.peak_bytes, &out.summary.predicted_bytes);
         println!(
-            "{what}: {} of {} kept, {} of {predicted:?} on the host",
+            "{what}: {} of {} kept, {} on the host",
             held.optimizer, kept.summary.peak_bytes.optimizer, held.host_state
         );
         assert!(
@@ -55,11 +52,11 @@ fn a_run_with_states_on_the_host_is_resumed() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
+    let base = Config { ema: Some(0.9), virtual_stages: Some(4), ..small() };
+    let kept = run(base.clone());
     let save = Some(folder.path().into());
-    let base = Config { ema: Some(0.9), virtual_stages: Some(4), save, save_every: 2, ..small() };
-    let kept = run(Config { save: None, ..base.clone() });
-    let out = Config { optimizer_out: Some("host".into()), ..base };
-    run(out.clone());
+    let out = Config { optimizer_out: Some("host".into()), save, save_every: 2, ..base };
+    run_saving_all(out.clone());
     let rest = run(Config { resume: Resume::Step(2), ..out });
     assert_eq!(rest.steps.len(), 2);
     for (got, wanted) in rest.steps.iter().zip(&kept.steps[2..]) {

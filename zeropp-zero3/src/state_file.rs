@@ -221,6 +221,10 @@ impl AwayWords {
         &self.file
     }
 
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// What `f` says of what is out; a fault is noted.
     fn with<T>(&self, f: impl FnOnce(&mut AwayTensor) -> io::Result<T>) -> Option<T> {
         let said = self.tensor.lock().as_mut().map(f)?;

@@ -62,7 +62,8 @@ impl Words {
         match self {
             Words::Here(t) => t.device(),
             Words::Due(due) => due.device.clone(),
-            Words::Out(_) | Words::Away(_) => Device::flex(),
+            Words::Away(words) => words.device().clone(),
+            Words::Out(_) => Device::flex(),
         }
     }
 

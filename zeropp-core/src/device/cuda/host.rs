@@ -205,14 +205,13 @@ impl HostParcel {
     /// so may any thread.
     pub(crate) fn read(&self, from: u64, bytes: &mut [u8]) -> io::Result<()> {
         let (index, Queue(out)) = (usize::from(self.lane.cubecl.to_id().index_id), self.lane.out);
-        let copied = server(&self.lane.cubecl).submit_blocking(move |_| {
-            enter(index)?;
-            // SAFETY: the queue is the lane's, which this has.
-            unsafe { result::stream::synchronize(out as _) }.map_err(words)
-        });
-        copied
+        // The copy has been begun then.
+        let begun = server(&self.lane.cubecl).submit_blocking(|_| ());
+        begun
             .map_err(|error| format!("{error:?}"))
-            .and_then(|copied| copied)
+            .and_then(|()| enter(index))
+            // SAFETY: the queue is the lane's, which this has.
+            .and_then(|()| unsafe { result::stream::synchronize(out as _) }.map_err(words))
             .map_err(io::Error::other)?;
         self.check()?;
         let wanted = Run { address: bytes.as_mut_ptr() as usize, bytes: bytes.len() as u64 };
