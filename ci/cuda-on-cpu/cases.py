@@ -211,21 +211,24 @@ def uploads_are_tokens(zeropp, folder):
 HELD = "--layers 8 --micro-batches 8 --unit 8"
 
 
-def on_the_host(zeropp, folder, gpus, words, **environment):
-    """Activations that go to pinned memory of the host and come back change no digit, and ranks
-    hold less."""
+def on_the_host(zeropp, folder, gpus, words, states=None, **environment):
+    """Activations, or what an optimizer keeps, that go to pinned memory of the host and come back
+    change no digit, and ranks hold less."""
     words = [*HELD.split(), *words.split()]
     recompute = words.pop() if words[-1] in ("selective", "full") else "none"
+    flag = ["--optimizer", states] if states else ["--recompute", recompute]
+    kind = "optimizer" if states else "activation"
+    outside = "host_state" if states else "host_activation"
 
     def held(out):
-        steps = on_cuda(zeropp, [*words, "--recompute", f"{recompute}{out}"], folder, gpus,
+        steps = on_cuda(zeropp, [*words, flag[0], f"{flag[1]}{out}"], folder, gpus,
                         **(environment if out else {}))
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         return steps, [line for line in lines if "loss" in line][-1]["peak_bytes"]
     (wanted, kept), (got, out) = held(""), held(":out=host")
     if got != wanted:
         raise Failed(f"{got} instead of {wanted}")
-    if not (0 < out["host_activation"] and out["activation"] < 0.75 * kept["activation"]):
+    if not (0 < out[outside] and out[kind] < 0.75 * kept[kind]):
         raise Failed(f"peaks: {out} instead of {kept}")
 
 
@@ -270,11 +273,18 @@ def main():
                 (4, "--engine nccl --pp 2 --zero3 2 --virtual 4")):
             case(f"activations on the host, {words} on {gpus}",
                  lambda: on_the_host(zeropp, folder, gpus, words))
+        for gpus, words, states in (
+                (1, "--virtual 8", "adamw"), (2, "--pp 2 --virtual 4 --precision bf16", "adamw8bit"),
+                (2, "--pp 2 --virtual 1", "adamw"), (2, "--dp 2 --zero1 --virtual 4", "adamw")):
+            case(f"{states}'s state on the host, {words} on {gpus}",
+                 lambda: on_the_host(zeropp, folder, gpus, words, states))
         words = "--engine nccl --pp 2 --zero3 2 --virtual 4"
         for seed in range(1, count + 1):
-            case(f"activations on the host, order {seed}", lambda: on_the_host(
-                zeropp, folder, 4, words, CUDA_ON_CPU_DELAY_US="3000",
-                CUDA_ON_CPU_SEED=str(seed)))
+            late = {"CUDA_ON_CPU_DELAY_US": "3000", "CUDA_ON_CPU_SEED": str(seed)}
+            case(f"activations on the host, order {seed}",
+                 lambda: on_the_host(zeropp, folder, 4, words, **late))
+            case(f"states on the host, order {seed}",
+                 lambda: on_the_host(zeropp, folder, 4, words, "adamw", **late))
         for words in ("--engine nccl --pp 2 --zero3 2", "--zero3 2 --dp 2 --zero1"):
             case(f"{count} orders of the streams, {words}",
                  lambda: orders(zeropp, folder, count, words))

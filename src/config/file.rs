@@ -46,7 +46,7 @@ impl Config {
                 continue;
             }
             // An empty path stays one, and not the folder.
-            let is_host = option.key == "recompute-out" && value == HOST;
+            let is_host = option.key.ends_with("-out") && value == HOST;
             if let Some(folder) = path.parent().filter(|_| !is_host && is_relative_path(value)) {
                 let joined = folder.join(value).into_os_string().into_string();
                 let joined = joined.map_err(|path| not_utf8(option.key, &path)).map_err(in_file)?;

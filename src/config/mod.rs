@@ -163,9 +163,19 @@ impl Config {
         self.recompute_out.as_deref() == Some(Path::new(HOST))
     }
 
+    /// Whether what optimizers keep is there.
+    pub(crate) fn states_on_host(&self) -> bool {
+        self.optimizer_out.as_deref() == Some(Path::new(HOST))
+    }
+
     /// The folder whose files activations are copied out to.
     pub(crate) fn out_folder(&self) -> Option<&Path> {
         self.recompute_out.as_deref().filter(|_| !self.copies_to_host())
+    }
+
+    /// The same for states.
+    pub(crate) fn states_folder(&self) -> Option<&Path> {
+        self.optimizer_out.as_deref().filter(|_| !self.states_on_host())
     }
 
     /// How many micro-batches of each unit have their activations copied out of memory.

@@ -263,8 +263,9 @@ options! {
         /// stage's weights, an update reads and writes pieces; no bit depends on it. Every step
         /// reads and writes some 44 bytes per parameter with adamw, of the moments alone 16: a fast
         /// local disk is wanted, of some 16 bytes per parameter, or 8. With `dp`, sums over
-        /// replicas stay in memory. On CPUs only.
-        "optimizer-out" "DIR" optimizer_out: Option<PathBuf> = None, Given Left
+        /// replicas stay in memory. On NVIDIA
+        /// GPUs `host`, pinned memory of the GPU's host, has the moments alone.
+        "optimizer-out" "DIR|host" optimizer_out: Option<PathBuf> = None, Given Left
             => "optimizer:out";
         /// What of that is in the file.
         ///

@@ -86,7 +86,7 @@ impl Config {
         let flight = self.flight_dir.as_deref().filter(|path| !path.as_os_str().is_empty());
         let events = self.tensorboard.as_deref();
         // What is out of memory has no names, and may share a folder.
-        let states = self.optimizer_out.as_deref();
+        let states = self.states_folder();
         let states = states.filter(|folder| self.recompute_out.as_deref() != Some(*folder));
         given([
             ("save", self.save.as_deref()),

@@ -56,7 +56,8 @@ fn paths_of_a_file_count_from_its_folder() {
     assert_eq!(config.file, Some(path.clone()));
     fs::write(&path, "recompute-out = 'host'\noptimizer-out = 'host'").unwrap();
     let config = Config::load(&path).unwrap();
-    assert_eq!((config.recompute_out, config.optimizer_out), (Some("host".into()), at("host")));
+    let host = || Some("host".into());
+    assert_eq!((config.recompute_out, config.optimizer_out), (host(), host()));
     // What a file does not say, its folder does not change; flags count from where one is.
     fs::write(&path, "schedule = 'zb-v'").unwrap();
     let config = Config::load(&path).unwrap();

@@ -293,13 +293,19 @@ fn states_out_of_memory_are_refused_beside_what_there_is_not_yet() {
     let out = "optimizer-out = '/nowhere'";
     let beside = |more: &str| format!("{out}\n{more}");
     let device = beside("device = 'wgpu'");
+    let cuda = beside("device = 'cuda'");
+    let host = "optimizer-out = 'host'";
+    let all = format!("{host}\ndevice = 'cuda'\noptimizer-out-states = 'all'");
     let late = beside("pp = 2\noptimizer-sync = 'late'\nschedule = 'zeropp'");
     let reschedule = beside("pp = 2\nreschedule = 'auto'\nschedule = 'zeropp'");
     refused(&[
         ("optimizer-out-states = 'all'", "optimizer:out-states = all: says what goes out, and not"),
-        (&device, "optimizer:out = /nowhere: states are not in a file with device = wgpu"),
-        (&late, "optimizer:out = /nowhere: states are not in a file with optimizer-sync = late"),
-        (&reschedule, "optimizer:out = /nowhere: states are not in a file with reschedule = auto"),
+        (&device, "optimizer:out = /nowhere: states do not go out with device = wgpu"),
+        (&late, "optimizer:out = /nowhere: states do not go out with optimizer-sync = late"),
+        (&reschedule, "optimizer:out = /nowhere: states do not go out with reschedule = auto"),
+        (&cuda, "optimizer:out = /nowhere: GPUs copy to pinned memory of their host; use host"),
+        (host, "optimizer:out = host: ranks on CPUs have no other memory; name a folder"),
+        (&all, "optimizer:out-states = all: GPUs keep weights and gradients in their memory"),
     ]);
 }
 

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use zeropp_plan::layout::HOST;
+
 use super::{
     Balance, Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerSync, OutStates,
     OutUnits, Precision, Recompute, Resume,
@@ -177,18 +179,7 @@ impl Config {
             let help = "use 1 or more, or leave recompute:out out";
             ConfigError::value("recompute:out-batches", 0, "copies nothing out", help)
         })?;
-        let (problem, help) = match (self.device, self.copies_to_host()) {
-            (DeviceKind::Cuda, false) => ("GPUs copy to pinned memory of their host", "use host"),
-            (DeviceKind::Cpu, true) => {
-                ("ranks on CPUs have no other memory", "name a folder; ./host is one")
-            }
-            (device, _) => {
-                let there_is = [DeviceKind::Cpu, DeviceKind::Cuda].contains(&device);
-                let what = "activations are not copied out";
-                return self.check_file_of(field, folder, what, None, there_is);
-            }
-        };
-        Err(ConfigError::value(field, folder.display(), problem, help))
+        self.check_place(field, folder, "activations are not copied out", None)
     }
 
     /// What is in a file of its own between its uses: what there is not beside it.
@@ -202,20 +193,35 @@ impl Config {
             });
         };
         let late = (self.optimizer_sync == OptimizerSync::Late).then_some(self.optimizer_sync);
-        let there_is = self.device == DeviceKind::Cpu;
-        self.check_file_of("optimizer:out", folder, "states are not in a file", late, there_is)
+        self.check_place("optimizer:out", folder, "states do not go out", late)?;
+        check(!self.states_on_host() || self.optimizer_out_states != OutStates::All, || {
+            let problem = "GPUs keep weights and gradients in their memory";
+            ConfigError::value("optimizer:out-states", OutStates::All, problem, "use moments")
+        })
     }
 
-    /// What there is not beside what a rank has out yet, of which `what` is said; whether there is
-    /// its device is said.
-    fn check_file_of(
+    /// Where a rank's device puts out to, and what there is not beside that yet, of which `what` is
+    /// said.
+    fn check_place(
         &self,
         field: &'static str,
         folder: &Path,
         what: &str,
         late: Option<OptimizerSync>,
-        there_is: bool,
     ) -> Checked {
+        let place = match (self.device, folder == Path::new(HOST)) {
+            (DeviceKind::Cuda, false) => {
+                Some(("GPUs copy to pinned memory of their host", "use host"))
+            }
+            (DeviceKind::Cpu, true) => {
+                Some(("ranks on CPUs have no other memory", "name a folder; ./host is one"))
+            }
+            _ => None,
+        };
+        if let Some((problem, help)) = place {
+            return Err(ConfigError::value(field, folder.display(), problem, help));
+        }
+        let there_is = [DeviceKind::Cpu, DeviceKind::Cuda].contains(&self.device);
         let device = (!there_is).then(|| ("device", self.device.to_string(), "cpu"));
         let reschedule =
             self.asked_reschedule().map(|asked| ("reschedule", asked.to_string(), "off"));
@@ -484,7 +490,7 @@ impl Config {
             ("flight-dir", self.flight_dir.as_deref()),
             ("tensorboard", self.tensorboard.as_deref()),
             ("recompute:out", self.out_folder()),
-            ("optimizer:out", self.optimizer_out.as_deref()),
+            ("optimizer:out", self.states_folder()),
         ] {
             let Some(folder) = folder else { continue };
             if let Some(file) = file_instead(folder) {

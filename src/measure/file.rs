@@ -43,7 +43,7 @@ impl FileRate {
 /// # Errors
 /// A folder where files cannot be written or read, or threads that are refused.
 pub(super) fn measure(config: &Config, ranks: usize) -> Result<Option<FileRate>, Error> {
-    let states = config.optimizer_out.as_deref().map(|folder| ("optimizer:out", folder));
+    let states = config.states_folder().map(|folder| ("optimizer:out", folder));
     let activations = config.out_folder().map(|folder| ("recompute:out", folder));
     let Some((field, folder)) = states.or(activations) else { return Ok(None) };
     let failed = |e: io::Error| -> Error {

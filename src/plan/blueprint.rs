@@ -320,14 +320,15 @@ impl Blueprint {
         let zero1 = self.config.zero1;
         let owners = if zero1 { self.mesh.dp } else { 1 };
         let out = self.states_out().beside(self.mesh.dp);
-        Cut { zero3: self.mesh.zero3, owners, zero1, out }
+        Cut { zero3: self.mesh.zero3, owners, zero1, out, host: self.config.states_on_host() }
     }
 
     /// What of states is out of memory, where there are no other replicas.
     pub(crate) fn states_out(&self) -> Out {
         let config = &self.config;
         let run = config.run_state_with(self.own.parameters(config).rule);
-        let behind = is_behind(&run, config.zero1, self.parts.trains_tied());
+        let of_a_rank = config.states_on_host().then(|| self.stages.len() / self.mesh.pp);
+        let behind = is_behind(&run, config.zero1, self.parts.trains_tied(), of_a_rank);
         config.states_out().updated(behind)
     }
 

@@ -20,7 +20,7 @@ struct OutFolder<'a> {
 
 fn folders(config: &Config) -> impl Iterator<Item = OutFolder<'_>> {
     let activations = ("recompute:out", config.out_folder(), MemoryKind::HostActivation);
-    let states = ("optimizer:out", config.optimizer_out.as_deref(), MemoryKind::HostState);
+    let states = ("optimizer:out", config.states_folder(), MemoryKind::HostState);
     [activations, states]
         .into_iter()
         .filter_map(|(field, folder, kind)| Some(OutFolder { field, folder: folder?, kind }))

@@ -11,22 +11,57 @@ use crate::config::ConfigError;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::memory::ranks_here;
 
-/// Bytes that a rank puts out at most, and in how many parcels at once.
-pub(crate) fn out_of(bp: &Blueprint, Coords { pp, dp, .. }: Coords) -> (u64, usize) {
-    let held = &bp.plan.ranks[pp].held.peaks;
-    (held.host_activation, most_out(&bp.programs.of(dp).ranks[pp]))
+/// The most tensors that are kept of a layer: two of a rule, and a mean.
+const KEPT: usize = 3;
+
+/// What a rank puts out at most.
+pub(crate) struct Pinned {
+    /// The setting that says so.
+    pub(crate) field: &'static str,
+    pub(crate) bytes: u64,
+    /// In so many parcels at once.
+    pub(crate) parcels: usize,
+    /// What would take less.
+    pub(crate) help: &'static str,
+}
+
+impl Pinned {
+    fn all(&self) -> u64 {
+        if self.bytes == 0 { 0 } else { pinned_bytes(self.bytes, self.parcels) }
+    }
+}
+
+/// The activations of a rank that are out.
+pub(crate) fn activations(bp: &Blueprint, Coords { pp, dp, .. }: Coords) -> Pinned {
+    Pinned {
+        field: "recompute:out",
+        bytes: bp.plan.ranks[pp].held.peaks.host_activation,
+        parcels: most_out(&bp.programs.of(dp).ranks[pp]),
+        help: "let less go out with recompute:out-batches",
+    }
+}
+
+/// Its states.
+pub(crate) fn states(bp: &Blueprint, Coords { pp, .. }: Coords) -> Pinned {
+    let rank = &bp.plan.ranks[pp];
+    let layers: usize = rank.stages.iter().map(|(_, layers)| layers.len()).sum();
+    Pinned {
+        field: "optimizer:out",
+        bytes: rank.held.peaks.host_state,
+        parcels: KEPT * layers,
+        help: "use more ranks, or leave it out",
+    }
 }
 
 /// The ranks on this machine, the bytes that they pin together, and what there is; none where they
 /// pin nothing.
 fn pinned_here(bp: &Blueprint) -> Option<(usize, u64, Option<Room>)> {
-    if !bp.config.copies_to_host() {
-        return None;
-    }
     let here = ranks_here(&bp.config).0.concat();
     let of = |rank: &usize| {
-        let (bytes, parcels) = out_of(bp, bp.mesh.coords(*rank));
-        if bytes == 0 { 0 } else { pinned_bytes(bytes, parcels) }
+        let at = bp.mesh.coords(*rank);
+        let activations = bp.config.copies_to_host().then(|| activations(bp, at).all());
+        let states = bp.config.states_on_host().then(|| states(bp, at).all());
+        activations.unwrap_or(0) + states.unwrap_or(0)
     };
     let all: u64 = here.iter().map(of).sum();
     (all > 0).then(|| (here.len(), all, Room::find()))
@@ -45,9 +80,11 @@ pub(crate) fn is_short(bp: &Blueprint) -> bool {
 /// What they would pin, and what there is.
 pub(crate) fn check(bp: &Blueprint) -> Result<(), Error> {
     let Some(said) = note(bp).filter(|_| is_short(bp)) else { return Ok(()) };
-    let help = "let fewer micro-batches go out with recompute:out-batches, or use fewer ranks a \
-                machine";
-    Err(ConfigError::value("recompute:out", HOST, said, help).into())
+    let help = match bp.config.copies_to_host() {
+        true => "let less go out with recompute:out-batches, or use fewer ranks a machine",
+        false => "leave it out, or use fewer ranks a machine",
+    };
+    Err(ConfigError::value(field(bp), HOST, said, help).into())
 }
 
 /// What is pinned, of how much.
@@ -61,5 +98,10 @@ fn note(bp: &Blueprint) -> Option<String> {
 
 /// The same for those who only look.
 pub(crate) fn predicted(bp: &Blueprint) -> Option<String> {
-    note(bp).map(|said| format!("recompute:out = {HOST}: {said}"))
+    note(bp).map(|said| format!("{} = {HOST}: {said}", field(bp)))
+}
+
+/// The setting that puts out, where there are two that of which less can go.
+fn field(bp: &Blueprint) -> &'static str {
+    if bp.config.copies_to_host() { "recompute:out" } else { "optimizer:out" }
 }

@@ -133,8 +133,9 @@ fn without_stacks(room: Room, ranks: usize, config: &Config) -> Room {
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = config.threads_of(ranks, cores) as u64 - 1 + OTHER_THREADS;
-    let files = [config.out_folder(), config.optimizer_out.as_deref()];
-    let updates = u64::from(config.states_out() == Out::Moments);
+    let files = [config.out_folder(), config.states_folder()];
+    let updates =
+        u64::from(config.states_folder().is_some() && config.states_out() == Out::Moments);
     let threads = threads + files.into_iter().flatten().count() as u64 + updates;
     let stacks = ranks as u64 * (STACK_BYTES as u64 + threads * THREAD_STACK_BYTES);
     Room { bytes: room.bytes.saturating_sub(stacks), ..room }

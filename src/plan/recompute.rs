@@ -28,7 +28,7 @@ pub(crate) fn planned(
 
 /// With `optimizer:out-states = auto` moments alone are out where that is enough, else all.
 fn with_states_out(config: &Config, model: Model, own: &CustomParts) -> Result<Blueprint, Error> {
-    if config.optimizer_out.is_none() || config.optimizer_out_states != OutStates::Auto {
+    if config.states_folder().is_none() || config.optimizer_out_states != OutStates::Auto {
         return with_least(config, model, own);
     }
     let made = |optimizer_out_states| {

@@ -13,6 +13,7 @@ use zeropp_core::meter::Meter;
 use zeropp_core::split::AwayPlace;
 use zeropp_pipeline::executor::{Executor, Instruments, ModelWorker, WorkerOptions};
 use zeropp_pipeline::ir::Schedule;
+use zeropp_plan::layout::HOST;
 use zeropp_plan::recompute::{Recomputed, copied_out, redone};
 use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::stage::ShardOptions;
@@ -184,26 +185,37 @@ fn copying_out(
     bench: &Bench,
 ) -> Result<ModelWorker, RankError> {
     let out = copied_out(program);
-    let Some(to) = bp.config.recompute_out.as_deref().filter(|_| !out.is_empty()) else {
+    if bp.config.recompute_out.is_none() || out.is_empty() {
         return Ok(worker);
-    };
-    let (bytes, parcels) = host::out_of(bp, bench.groups.coords);
+    }
     let place = match bp.config.out_folder() {
         Some(folder) => AwayPlace::file(folder).map_err(|e| no_file("recompute:out", folder, &e)),
-        None => AwayPlace::host(&bench.device, bytes, parcels).map_err(|error| {
-            let (to, help) = (to.display(), "let less go out with recompute:out-batches");
-            RankError::Program(format!("recompute:out = {to}: {error}; {help}"))
-        }),
+        None => pinned(&host::activations(bp, bench.groups.coords), bench),
     };
     Ok(worker.copying_out(out, place?))
+}
+
+/// Pinned memory of the rank's host.
+fn pinned(pinned: &host::Pinned, bench: &Bench) -> Result<AwayPlace, RankError> {
+    let host::Pinned { field, bytes, parcels, help } = *pinned;
+    AwayPlace::host(&bench.device, bytes, parcels, field)
+        .map_err(|error| RankError::Program(format!("{field} = {HOST}: {error}; {help}")))
 }
 
 /// How this rank holds its stages.
 fn shard_options(bp: &Blueprint, bench: &Bench) -> Result<ShardOptions, RankError> {
     let config = &bp.config;
-    let open = |folder: &Path| {
-        StateFile::open(folder, bp.states_out(), &bench.meter)
-            .map_err(|e| no_file("optimizer:out", folder, &e))
+    let (out, meter) = (bp.states_out(), &bench.meter);
+    let file = match (config.states_folder(), config.states_on_host()) {
+        (Some(folder), _) => Some(
+            StateFile::open(folder, out, meter)
+                .map_err(|e| no_file("optimizer:out", folder, &e))?,
+        ),
+        (None, true) => {
+            let place = pinned(&host::states(bp, bench.groups.coords), bench)?;
+            Some(StateFile::on_host(place, out, meter))
+        }
+        (None, false) => None,
     };
     Ok(ShardOptions {
         device: bench.device.clone(),
@@ -211,7 +223,7 @@ fn shard_options(bp: &Blueprint, bench: &Bench) -> Result<ShardOptions, RankErro
         pack_weights: bp.packs_weights(),
         zero1: config.zero1,
         seed: config.seed,
-        file: config.optimizer_out.as_deref().map(open).transpose()?,
+        file,
         in_order: config.one_order(),
     })
 }

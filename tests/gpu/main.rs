@@ -10,6 +10,7 @@ mod hand_over;
 mod kernels;
 mod products;
 mod recovery;
+mod states;
 mod training;
 
 use zeropp::Config;

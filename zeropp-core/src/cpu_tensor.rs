@@ -171,6 +171,10 @@ impl CpuBlock {
         CpuBlock(FlexTensor::zeros(Shape::new([bytes]), DType::U8))
     }
 
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.bytes().len() as u64
+    }
+
     /// The same for two that are of one storage.
     pub(crate) fn id(&self) -> usize {
         self.0.bytes().as_ptr() as usize

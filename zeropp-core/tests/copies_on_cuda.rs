@@ -75,7 +75,7 @@ fn kept_tensors_go_to_the_host_and_come_back_as_they_were() {
     let Some(device) = cuda() else { return };
     let (numbers, meter) = (Numbers::on(&device), Meter::new());
     let each = (ROWS * COLUMNS * 6) as u64;
-    let mut place = AwayPlace::host(&device, OUT as u64 * each, OUT).unwrap();
+    let mut place = AwayPlace::host(&device, OUT as u64 * each, OUT, "recompute:out").unwrap();
     let mut sum = Tensor::<1>::zeros([1], (&device, DType::F32));
     let mut out: VecDeque<(usize, Kept, AwayTensors)> = VecDeque::new();
     for i in 0..PARCELS {

@@ -170,6 +170,8 @@ pub struct Cut {
     pub zero1: bool,
     /// What is in a file.
     pub out: Out,
+    /// Whether that is memory of a GPU's host, from which whole layers come in.
+    pub host: bool,
 }
 
 impl Cut {
@@ -250,24 +252,28 @@ impl Owned<'_> {
 
     /// Elements of each piece that an update from a file has in memory at a time: all, where it
     /// looks at whole parameters or gathers what is updated.
-    pub fn piece(&self, kept: &[Kept], zero1: bool) -> usize {
+    pub fn piece(&self, kept: &[Kept], cut: Cut) -> usize {
         let looks_at_whole = |kept: &Kept| kept.whole.is_some() || kept.whole_words > 0;
-        let at_once = zero1 || kept.iter().any(looks_at_whole);
+        let at_once = cut.host || cut.zero1 || kept.iter().any(looks_at_whole);
         if at_once { self.len } else { self.len.min(Out::PIECE) }
     }
 
     /// Bytes of the pieces that an update of what is `out` has in memory at once, where all layers
     /// are like this one and `kept` has an entry for each parameter.
-    pub fn piece_bytes(&self, kept: &[Kept], zero3: usize, zero1: bool, out: Out) -> u64 {
-        let piece = self.piece(kept, zero1);
+    pub fn piece_bytes(&self, kept: &[Kept], cut: Cut) -> u64 {
+        let piece = self.piece(kept, cut);
         let whole: usize = self.segments().map(|(param, _)| kept[param].whole_words).sum();
         let block = self.segments().map(|(param, _)| kept[param].block_words).max().unwrap_or(0);
         let state = piece / BLOCK * block + whole;
-        if !out.has_parameters() {
+        if cut.host {
+            // What comes in takes the place of what goes out, and parameters change in theirs.
+            return 4 * (2 * state + if cut.zero1 { piece } else { 0 }) as u64;
+        }
+        if !cut.out.has_parameters() {
             // Of parameters only what is computed with is copied.
             return 4 * (Out::PIECES * state + piece) as u64;
         }
-        let gathered = if zero1 { self.layout.len / zero3 } else { 0 };
+        let gathered = if cut.zero1 { self.layout.len / cut.zero3 } else { 0 };
         4 * (Out::PIECES * (2 * piece + state + gathered)) as u64
     }
 
@@ -292,7 +298,7 @@ impl Owned<'_> {
         let update = computing.max(self.returning(cut.zero3, cut.zero1));
         let before = own + state;
         let pieces = match cut.out.is_any() {
-            true => self.piece_bytes(kept, cut.zero3, cut.zero1, cut.out),
+            true => self.piece_bytes(kept, cut),
             false => 0,
         };
         let mut bytes = UpdateBytes {
@@ -427,7 +433,7 @@ mod tests {
     fn matrices_and_what_is_beside_them_lie_on_other_ranks() {
         let parameters = [spec("w", &[256, 128]), spec("b", &[256 * 128])];
         let of = |zero3, owners, zero1| {
-            let cut = Cut { zero3, owners, zero1, out: Out::Nothing };
+            let cut = Cut { zero3, owners, zero1, out: Out::Nothing, host: false };
             most(&Shares::of_layer(&parameters, Role::Hidden, false, cut, &rule()))
         };
         let (n, transform) = (256 * 128, 2 * 128 * (256 + 128));
@@ -445,7 +451,7 @@ mod tests {
     fn state_of_a_whole_parameter_is_kept_by_each_rank_and_saved_once() {
         let factors =
             StateRule::new(|p, _| Kept { whole_words: p.shape.iter().sum(), ..Kept::tensors(0) });
-        let cut = Cut { zero3: 2, owners: 1, zero1: false, out: Out::Nothing };
+        let cut = Cut { zero3: 2, owners: 1, zero1: false, out: Out::Nothing, host: false };
         let shares =
             Shares::of_layer(&[spec("w", &[256, 128])], Role::Hidden, false, cut, &factors);
         let of = |f: fn(&UpdateBytes) -> u64| shares.each().iter().map(f).collect::<Vec<_>>();
@@ -457,7 +463,7 @@ mod tests {
     fn pieces_of_large_layers_are_alike_and_wholes_are_one() {
         let n = 3 * Out::PIECE;
         let of = |rule: &StateRule, shape: &[usize], zero1, out| {
-            let cut = Cut { zero3: 1, owners: 1, zero1, out };
+            let cut = Cut { zero3: 1, owners: 1, zero1, out, host: false };
             Shares::of_layer(&[spec("w", shape)], Role::Hidden, false, cut, rule).each()[0]
         };
         let two = StateRule::uniform(2);
@@ -478,7 +484,7 @@ mod tests {
 
     #[test]
     fn layers_are_kept_together_and_updated_one_after_the_other() {
-        let cut = Cut { zero3: 2, owners: 1, zero1: false, out: Out::Nothing };
+        let cut = Cut { zero3: 2, owners: 1, zero1: false, out: Out::Nothing, host: false };
         let layer = |parameters: &[ParamSpec], rule: &StateRule| {
             Shares::of_layer(parameters, Role::Hidden, true, cut, rule)
         };

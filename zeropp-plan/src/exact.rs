@@ -141,9 +141,6 @@ pub struct Planned {
     /// Whether it has something on a host, which no GPU has done.
     #[serde(skip)]
     pub on_host: bool,
-    /// Whether states are of that, which runs cannot have there yet.
-    #[serde(skip)]
-    pub states_on_host: bool,
     /// Seconds of a step.
     pub step_s: f64,
     /// Idle share of all ranks from the first to the last compute.
@@ -319,7 +316,6 @@ impl<'a> Simulation<'a> {
             out_to: self.job.fixed.out.as_ref().map(|place| place.name().to_owned()),
             on_host: self.layout.out > 0 && self.job.fixed.out == Some(OutPlace::Host)
                 || self.job.fixed.states == Some(OutPlace::Host),
-            states_on_host: self.job.fixed.states == Some(OutPlace::Host),
             step_s,
             bubble: (1.0 - work / computed).max(0.0),
             memory: held.iter().map(|rank| rank.at_once).collect(),

@@ -75,8 +75,10 @@ impl Job {
             (_, true) => Out::Moments,
             (_, false) => Out::All,
         };
-        let behind = is_behind(&self.state, layout.zero1, self.model.decoder.tied);
-        Cut { out: out.beside(layout.dp).updated(behind), ..layout.cut() }
+        let host = self.fixed.states == Some(OutPlace::Host);
+        let of_a_rank = host.then(|| layout.stages() / layout.pp);
+        let behind = is_behind(&self.state, layout.zero1, self.model.decoder.tied, of_a_rank);
+        Cut { out: out.beside(layout.dp).updated(behind), host, ..layout.cut() }
     }
 }
 
@@ -457,7 +459,7 @@ impl Layout {
     /// The ranks that share a stage, which have its states in memory.
     pub fn cut(&self) -> Cut {
         let owners = if self.zero1 { self.dp } else { 1 };
-        Cut { zero3: self.zero3, owners, zero1: self.zero1, out: Out::Nothing }
+        Cut { zero3: self.zero3, owners, zero1: self.zero1, out: Out::Nothing, host: false }
     }
 
     /// How its schedule is lowered.

@@ -76,8 +76,12 @@ mod tests {
             ..Kept::tensors(1)
         });
         let of = |zero3, owners| {
-            OfBlock::new(&block, &muon, Cut { zero3, owners, zero1: owners > 1, out: Out::Nothing })
-                .unwrap()
+            OfBlock::new(
+                &block,
+                &muon,
+                Cut { zero3, owners, zero1: owners > 1, out: Out::Nothing, host: false },
+            )
+            .unwrap()
         };
         let machine = machines::named("a100").unwrap();
         let products = flops as f64 / (312e12 * machine.flops_share);
@@ -90,7 +94,7 @@ mod tests {
             let expected = products + gathers * machine.collective_s + seconds;
             assert!((of.seconds(&machine, 1e6, 1e5) / expected - 1.0).abs() < 1e-9, "{of:?}");
         }
-        let cut = Cut { zero3: 2, owners: 1, zero1: false, out: Out::Nothing };
+        let cut = Cut { zero3: 2, owners: 1, zero1: false, out: Out::Nothing, host: false };
         assert_eq!(OfBlock::new(&block, &StateRule::uniform(2), cut), None);
     }
 }

@@ -224,15 +224,11 @@ fn put_out(plan: &LayoutPlan) -> Option<String> {
         format!(" 1 puts {} of each rank on the host.", in_words(first.planned.outside()))
     });
     let (those, held) = (those.join(", "), held.unwrap_or_default());
-    (!those.is_empty()).then(|| match first.planned.states_on_host {
-        true => format!(
-            "Runs on GPUs cannot put states out yet: {those} are predictions alone, and commands, \
-             which keep states, hold more.{held}"
-        ),
-        false => format!(
-            "In {those} activations go out to pinned memory of the host: runs do that, but no GPU \
-             has run it yet.{held}"
-        ),
+    (!those.is_empty()).then(|| {
+        format!(
+            "{those} put out to pinned memory of the host: runs do that, but no GPU has run it \
+             yet.{held}"
+        )
     })
 }
 

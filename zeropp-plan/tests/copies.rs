@@ -108,7 +108,7 @@ fn a_plan_keeps_to_the_host_s_memory_and_says_what_does_not_run() {
     let outside = first.planned.outside();
     assert!(outside > 0 && first.planned.layout.out > 0, "{}", first.planned.layout);
     let shown = text::text(&plan, 160);
-    for said in ["  out  ", "activations go out to pinned memory of the host", "on the host"] {
+    for said in ["  out  ", " put out to pinned memory of the host", "on the host"] {
         assert!(shown.contains(said), "{said}: {shown}");
     }
     let says = format!("out=host,out-batches={}", first.planned.layout.out);

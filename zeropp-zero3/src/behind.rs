@@ -1,6 +1,6 @@
-//! Updates whose optimizer state is in a file and that look at no whole parameter: a thread of
-//! their own does them while the rank begins the next step. A stage's parameters are waited for
-//! where they are read next, which is where it is gathered.
+//! Updates whose optimizer state is out and that look at no whole parameter: they are done while
+//! the rank begins the next step. A stage's parameters are waited for where they are read next,
+//! which is where it is gathered.
 
 use std::io;
 use std::ops::Range;
@@ -8,48 +8,59 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use zeropp_comm::CommResult;
+use zeropp_comm::groups::Groups;
 use zeropp_core::cpu_tensor::{from_vec, into_vec, on_cpu};
-use zeropp_core::optimizer::Out;
 use zeropp_core::params::FlatLayout;
 
-use crate::layer_state::{LayerState, elements};
+use crate::layer_state::elements;
 use crate::optimizer::{Optimizer, ShardRange};
 use crate::rule::{ParameterGroups, StepScale};
 use crate::sharers::UpdateGroup;
 use crate::stage::ShardedStage;
-use crate::state_file::StateFile;
-use crate::words::{Due, Reading, Words};
+use crate::state_file::{StateFile, Written};
+use crate::streamed::{Ahead, KeptRead, Parts};
+use crate::under_way::{Giver, UnderWay};
+use crate::words::{Words, own_copy};
 
-/// What all pieces of an update have in common.
-struct UpdateOf<'a> {
-    parameters: &'a ParameterGroups,
-    scale: &'a StepScale,
-    sharers: UpdateGroup<'a>,
+/// Such an update.
+pub(crate) struct UpdateBehind {
+    layers: LayersBehind,
+    ahead: Ahead<Vec<KeptRead>>,
+    file: Arc<StateFile>,
+}
+
+struct LayersBehind {
+    layers: Vec<LayerBehind>,
+    /// The pieces that come in together.
+    parts: Vec<Vec<PieceBehind>>,
+    parameters: ParameterGroups,
+    scale: StepScale,
+    groups: Groups,
 }
 
 /// A layer of such an update.
 struct LayerBehind {
+    /// Its stage among the rank's.
+    stage: usize,
     place: ShardRange,
     layout: Arc<FlatLayout>,
-    pieces: Vec<Range<usize>>,
-    /// The words that are kept of each of them.
-    words: Vec<Vec<Range<usize>>>,
     state: Vec<Words>,
     ema: Option<Words>,
+    /// None once all is updated, as `giver`.
     grad: Option<Tensor<1>>,
-    param: Vec<f32>,
-    due: Due,
+    param: Tensor<1>,
+    giver: Option<Giver>,
     file: Arc<StateFile>,
 }
 
-impl Optimizer {
-    /// Whether an update of what `file` has is done behind the next step.
-    pub(crate) fn is_behind(&self, file: &StateFile) -> bool {
-        let is_tied = self.options.tie.is_some() || self.options.tied_rows.is_some();
-        let at_once = self.zero1 || is_tied || self.watched.is_some();
-        file.out == Out::Behind && !at_once && self.options.parameters.state_rule().is_elementwise()
-    }
+struct PieceBehind {
+    layer: usize,
+    range: Range<usize>,
+    /// The words that are kept of it.
+    words: Vec<Range<usize>>,
+}
 
+impl Optimizer {
     /// Starts the update of `stages`, in the order in which they are gathered.
     pub(crate) fn start_behind(
         &mut self,
@@ -57,125 +68,168 @@ impl Optimizer {
         scale: &StepScale,
         file: &Arc<StateFile>,
     ) -> CommResult<()> {
-        let mut all = Vec::new();
-        for (stage, states) in stages.iter_mut().zip(&self.state) {
-            for (layer, state) in states.iter().enumerate() {
-                if stage.layers[layer].grad.is_some() {
-                    all.push(self.layer_behind(stage, layer, state, file));
+        let update = Arc::new(UnderWay::default());
+        let (mut layers, mut parts) = (Vec::new(), Vec::new());
+        for (s, stage) in stages.iter_mut().enumerate() {
+            let mut of_stage = Vec::new();
+            for (l, state) in self.state[s].iter().enumerate() {
+                if stage.layers[l].grad.is_none() {
+                    continue;
                 }
+                let owned = self.owned(stage, l);
+                let piece = |range: Range<usize>| {
+                    let words = owned.words(&range, &self.options.parameters);
+                    PieceBehind { layer: layers.len(), range, words }
+                };
+                of_stage.extend(self.pieces_of(stage, l).0.into_iter().map(piece));
+                let (place, meter) = (self.place(stage, l), &self.meter);
+                let shard = &mut stage.layers[l];
+                let layout = shard.weights.layout().clone();
+                let (param, grad, giver) = shard.update_behind(s, &update, meter);
+                layers.push(LayerBehind {
+                    stage: s,
+                    place,
+                    layout,
+                    state: state.words.clone(),
+                    ema: state.ema.clone(),
+                    grad: Some(grad),
+                    param,
+                    giver: Some(giver),
+                    file: file.clone(),
+                });
+            }
+            match file.is_host {
+                true if of_stage.is_empty() => {}
+                true => parts.push(of_stage),
+                false => parts.extend(of_stage.into_iter().map(|piece| vec![piece])),
             }
         }
-        let (groups, parameters) = (self.groups.clone(), self.options.parameters.clone());
-        let (scale, of) = (*scale, file.clone());
-        file.start_update(move || {
-            let sharers = UpdateGroup { groups: &groups, zero1: false, gathers: 0, sent_bytes: 0 };
-            update_all(all, &of, UpdateOf { parameters: &parameters, scale: &scale, sharers });
-        })
+        let ahead = Ahead::of(parts.len());
+        let (parameters, groups) = (self.options.parameters.clone(), self.groups.clone());
+        let layers = LayersBehind { layers, parts, parameters, scale: *scale, groups };
+        let work = UpdateBehind { layers, ahead, file: file.clone() };
+        self.under_way = Some(update.clone());
+        update.start(work, !file.is_host)
     }
 
     /// Returns once no update is under way.
     pub(crate) fn wait_for_update(&self) {
-        self.file.iter().for_each(|file| file.wait_for_update());
+        self.under_way.iter().for_each(|update| update.finish());
+    }
+}
+
+impl UpdateBehind {
+    /// The stage that is updated next, among the rank's.
+    pub(crate) fn stage(&self) -> Option<usize> {
+        self.layers.stage(self.ahead.next())
     }
 
-    fn layer_behind(
-        &self,
-        stage: &mut ShardedStage,
-        layer: usize,
-        state: &LayerState,
-        file: &Arc<StateFile>,
-    ) -> LayerBehind {
-        let (place, parameters) = (self.place(stage, layer), &self.options.parameters);
-        let owned = self.owned(stage, layer);
-        let pieces = self.pieces_of(stage, layer, file.out).0;
-        let words = pieces.iter().map(|range| owned.words(range, parameters)).collect();
-        let meter = stage.meter.clone();
-        let shard = &mut stage.layers[layer];
-        let layout = shard.weights.layout().clone();
-        let (param, grad, due) = shard.update_behind(&meter);
-        LayerBehind {
-            place,
-            layout,
-            pieces,
-            words,
-            state: state.words.clone(),
-            ema: state.ema.clone(),
-            grad: Some(grad),
-            param: into_vec(param),
-            due,
-            file: file.clone(),
+    /// Begins to read what is updated next.
+    pub(crate) fn read_ahead(&mut self) {
+        self.ahead.read(&self.layers);
+    }
+
+    /// Updates some of that stage, and begins to read what comes next where its stage `may` be.
+    pub(crate) fn step(&mut self, may: impl Fn(usize) -> bool) {
+        let reads_ahead = self.layers.stage(self.ahead.next() + 1).is_some_and(may);
+        let done = self.ahead.step(&mut self.layers, &self.file, reads_ahead);
+        done.expect("elements by themselves are no collective");
+    }
+
+    /// Waits for what goes out.
+    pub(crate) fn settle(&self) {
+        self.file.settle();
+    }
+}
+
+impl LayersBehind {
+    fn stage(&self, part: usize) -> Option<usize> {
+        self.parts.get(part).map(|pieces| self.layers[pieces[0].layer].stage)
+    }
+}
+
+impl Parts for LayersBehind {
+    type Read = Vec<KeptRead>;
+
+    fn start(&self, part: usize) -> Vec<KeptRead> {
+        let read = |piece: &PieceBehind| {
+            let layer = &self.layers[piece.layer];
+            KeptRead::start(&layer.state, layer.ema.as_ref(), &piece.words, &piece.range)
+        };
+        self.parts[part].iter().map(read).collect()
+    }
+
+    fn update(&mut self, part: usize, kept: Vec<KeptRead>) -> CommResult<Vec<Written>> {
+        let mut written = Vec::new();
+        for (piece, kept) in self.parts[part].iter().zip(kept) {
+            let layer = &mut self.layers[piece.layer];
+            let groups = &self.groups;
+            let sharers = UpdateGroup { groups, zero1: false, gathers: 0, sent_bytes: 0 };
+            let range = piece.range.clone();
+            written.extend(layer.update(range, kept, &self.parameters, &self.scale, sharers)?);
         }
+        Ok(written)
     }
 }
 
 impl LayerBehind {
-    fn start_read(&self, piece: usize) -> [Vec<Reading>; 2] {
-        let words = self.state.iter().zip(&self.words[piece]);
-        let ema = self.ema.iter().map(|ema| ema.start_read(self.pieces[piece].clone()));
-        [words.map(|(all, here)| all.start_read(here.clone())).collect(), ema.collect()]
-    }
-
-    /// Updates a piece of which this is kept, and says what is to be written where.
+    /// Updates a piece of which this is kept.
     fn update(
         &mut self,
-        piece: usize,
-        kept: [Vec<Reading>; 2],
-        of: &mut UpdateOf<'_>,
-    ) -> Vec<(zeropp_core::files::ScratchPlace, Vec<f32>)> {
-        let range = self.pieces[piece].clone();
-        let [words, ema] = kept.map(|all| all.into_iter().map(Reading::wait).collect::<Vec<_>>());
-        let place = self.place.part(&range);
-        let owned = place.owned(&self.layout);
-        let mut state = LayerState::here(owned, of.parameters, words, ema.into_iter().next());
-        let param = from_vec(self.param[range.clone()].to_vec(), [range.len()]);
+        range: Range<usize>,
+        kept: KeptRead,
+        parameters: &ParameterGroups,
+        scale: &StepScale,
+        mut sharers: UpdateGroup<'_>,
+    ) -> CommResult<Vec<Written>> {
+        let (place, end) = (self.place.part(&range), range.end == self.place.range.len());
+        let layout = self.layout.clone();
+        let owned = place.owned(&layout);
+        let mut kept = kept.here(owned, parameters);
+        let is_all = range.len() == self.place.range.len();
+        let param = match is_all {
+            true => self.take_param(),
+            false => own_copy(&elements(&self.param, range.clone())),
+        };
         let grad = elements(self.grad.as_ref().expect("until all is updated"), range.clone());
-        let UpdateOf { parameters, scale, sharers } = of;
-        let updated = state.update(owned, param, &grad, parameters, scale, sharers);
-        let updated = updated.expect("elements by themselves are no collective");
-        let updated = on_cpu(&updated).expect("files are for ranks on CPUs");
-        self.param[range.clone()].copy_from_slice(updated.as_slice());
-        let places = self.state.iter().zip(self.words[piece].iter().cloned());
-        let places = places.chain(self.ema.iter().map(|ema| (ema, range.clone())));
-        places
-            .zip(state.words.into_iter().chain(state.ema))
-            .filter_map(|((all, range), words)| {
-                let out = all.out().filter(|_| !range.is_empty())?;
-                Some((out.part(range), into_vec(words.into_tensor())))
-            })
-            .collect()
+        let updated = kept.state.update(owned, param, &grad, parameters, scale, &mut sharers)?;
+        self.param = match on_cpu(&updated).filter(|_| !is_all) {
+            Some(piece) => {
+                let mut all = into_vec(self.take_param());
+                all[range].copy_from_slice(piece.as_slice());
+                let n = all.len();
+                from_vec(all, [n])
+            }
+            None => updated,
+        };
+        if end {
+            self.end();
+        }
+        Ok(kept.written())
+    }
+
+    fn take_param(&mut self) -> Tensor<1> {
+        let nothing = Tensor::zeros([1], &self.param.device());
+        std::mem::replace(&mut self.param, nothing)
     }
 
     /// All of it is updated.
     fn end(&mut self) {
         self.grad = None;
-        let n = self.param.len();
-        // Nobody else sets it.
-        let _ = self.due.set(from_vec(std::mem::take(&mut self.param), [n]));
+        let param = self.take_param();
+        if let Some(giver) = self.giver.take() {
+            // Nobody else sets it.
+            let _ = giver.set(param);
+        }
     }
 }
 
 /// Who waits for parameters whose update has panicked would wait forever.
 impl Drop for LayerBehind {
     fn drop(&mut self) {
-        if self.due.get().is_none() {
+        if self.giver.is_some() {
             self.file.note(&io::Error::other("the update of a layer has panicked"));
             self.end();
         }
     }
-}
-
-fn update_all(mut all: Vec<LayerBehind>, file: &StateFile, mut update: UpdateOf<'_>) {
-    let of = |(layer, all): (usize, &LayerBehind)| (0..all.pieces.len()).map(move |p| (layer, p));
-    let pieces: Vec<(usize, usize)> = all.iter().enumerate().flat_map(of).collect();
-    let mut next = pieces.first().map(|(layer, piece)| all[*layer].start_read(*piece));
-    for (i, (layer, piece)) in pieces.iter().enumerate() {
-        let kept = next.take().expect("started");
-        next = pieces.get(i + 1).map(|(layer, piece)| all[*layer].start_read(*piece));
-        let layer = &mut all[*layer];
-        file.write(layer.update(*piece, kept, &mut update));
-        if piece + 1 == layer.pieces.len() {
-            layer.end();
-        }
-    }
-    file.settle();
 }

@@ -13,7 +13,8 @@ use zeropp_core::split::LayerWeights;
 
 use crate::rule::Role;
 use crate::state_file::StateFile;
-use crate::words::{Due, Words, each_piece, own_copy};
+use crate::under_way::{Due, Giver, UnderWay};
+use crate::words::{Words, each_piece, own_copy};
 
 /// One layer's part on this rank.
 pub(crate) struct LayerShard {
@@ -119,9 +120,14 @@ impl LayerShard {
         }
     }
 
-    /// Gives parameters and gradient to an update, and says where the parameters will be. Both
-    /// count until they are [`settle`](Self::settle)d.
-    pub(crate) fn update_behind(&mut self, meter: &Arc<Meter>) -> (Tensor<1>, Tensor<1>, Due) {
+    /// Gives parameters and gradient to an update of the rank's stage number `stage`, and says
+    /// where the parameters are to be given. Both count until they are [`settle`](Self::settle)d.
+    pub(crate) fn update_behind(
+        &mut self,
+        stage: usize,
+        update: &Arc<UnderWay>,
+        meter: &Arc<Meter>,
+    ) -> (Tensor<1>, Tensor<1>, Giver) {
         let param = self.take_param().into_tensor();
         let grad = self.take_grad().expect("a layer with a gradient").into_tensor();
         let n = param.dims()[0];
@@ -129,14 +135,14 @@ impl LayerShard {
         let bytes = 4 * grad.dims()[0] as u64;
         // Its memory is somebody else's before the rank looks.
         self.grad_hold = Some(meter.hold(MemoryKind::GradientShard, bytes));
-        let due = Due::default();
-        self.param = Words::Due(due.clone(), n);
-        (param, grad, due)
+        let (due, giver) = Due::new(n, param.device(), stage, update);
+        self.param = Words::Due(due);
+        (param, grad, giver)
     }
 
     /// Waits for parameters that are being updated.
     pub(crate) fn settle(&mut self, meter: &Arc<Meter>) {
-        if let Words::Due(..) = self.param {
+        if let Words::Due(_) = self.param {
             let param = self.take_param().into_tensor();
             self.grad_hold = None;
             self.set_param(param, meter);
@@ -145,7 +151,7 @@ impl LayerShard {
 
     /// Forgets the step's gradient; that of an update under way counts on.
     pub(crate) fn clear_grad(&mut self) {
-        if !matches!(self.param, Words::Due(..)) {
+        if !matches!(self.param, Words::Due(_)) {
             drop(self.take_grad());
         }
     }

@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use zeropp_comm::CommResult;
 use zeropp_core::cpu_tensor;
 use zeropp_core::kernels::{lerp, zeros};
-use zeropp_core::optimizer::{self, Out};
+use zeropp_core::optimizer::{self, Cut};
 use zeropp_core::params::{FlatLayout, ParamPlace};
 
 use crate::exact::ExactSum;
@@ -79,16 +79,9 @@ impl OwnedRange<'_> {
 
     /// The pieces that an update from a file has in memory one after the other, and bytes of those
     /// that are there at once.
-    pub(crate) fn pieces(
-        &self,
-        groups: &ParameterGroups,
-        zero3: usize,
-        zero1: bool,
-        out: Out,
-    ) -> (Vec<Range<usize>>, u64) {
+    pub(crate) fn pieces(&self, groups: &ParameterGroups, cut: Cut) -> (Vec<Range<usize>>, u64) {
         let (elements, kept) = (self.elements(), self.kept(groups));
-        let pieces = pieces(self.len, elements.piece(&kept, zero1));
-        (pieces, elements.piece_bytes(&kept, zero3, zero1, out))
+        (pieces(self.len, elements.piece(&kept, cut)), elements.piece_bytes(&kept, cut))
     }
 
     fn kept(&self, groups: &ParameterGroups) -> Vec<optimizer::Kept> {
@@ -189,7 +182,7 @@ impl LayerState {
     /// Replaces what is kept, number `of` of [`all`](Self::all), where that is.
     pub(crate) fn replace(&mut self, of: usize, by: Tensor<1>) {
         let words = self.words.iter_mut().chain(&mut self.ema).nth(of).expect("so many");
-        let file = words.out().map(|place| place.file().clone());
+        let file = words.file().cloned();
         // Its place is used again.
         *words = Words::Here(Tensor::zeros([1], &by.device()));
         *words = Words::new(by, file.as_ref());

@@ -30,6 +30,7 @@ pub mod state_file;
 mod streamed;
 mod tied;
 mod tied_rows;
+mod under_way;
 mod words;
 
 pub use layer_sums::LayerSums;

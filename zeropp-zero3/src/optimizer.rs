@@ -24,6 +24,7 @@ use crate::stage::{ParamExport, ShardedStage};
 use crate::state_file::StateFile;
 use crate::tied::{self, Tie};
 use crate::tied_rows::{RowExchange, TiedRows};
+use crate::under_way::UnderWay;
 use crate::words::{each_piece, own_copy};
 
 /// The learning rate of each step, counted from 1.
@@ -75,6 +76,8 @@ pub struct Optimizer {
     pub(crate) meter: Arc<Meter>,
     /// Where parameters and state are, if not in memory.
     pub(crate) file: Option<Arc<StateFile>>,
+    /// An update of it beside the next step.
+    pub(crate) under_way: Option<Arc<UnderWay>>,
     /// Counts the pieces of updates beside the next step, which there are at any time.
     _pieces: Option<Hold>,
     held_back: Option<Box<dyn FnOnce() -> CommResult<()> + Send>>,
@@ -104,7 +107,7 @@ pub(crate) struct ShardRange {
     pub(crate) layer: usize,
     role: Role,
     /// Elements of the rank's shard.
-    shard: usize,
+    pub(crate) shard: usize,
     /// The updated ones among them.
     pub(crate) range: Range<usize>,
     /// The first of those, within the layer's buffer.
@@ -143,6 +146,7 @@ impl Optimizer {
             captured: None,
             watched: None,
             file: stages.iter().find_map(|stage| stage.file().cloned()),
+            under_way: None,
             _pieces: None,
             held_back: None,
             early: None,
@@ -483,7 +487,8 @@ impl Optimizer {
         mut kept: Option<&mut Vec<LayerBefore>>,
     ) -> CommResult<()> {
         if let Some(file) = self.file.clone() {
-            if self.is_behind(&file) {
+            // Where layers are looked at nothing is.
+            if file.out == Out::Behind && self.watched.is_none() {
                 return self.start_behind(stages, scale, &file);
             }
             return self.update_in_file(stages, scale, outcome, &file);
@@ -609,6 +614,13 @@ impl Optimizer {
             true => Updated::Gathered(self.groups.replica.all_gather(own), place.shard),
             false => Updated::Here(own),
         })
+    }
+}
+
+/// Nobody waits for the rest of an update then.
+impl Drop for Optimizer {
+    fn drop(&mut self) {
+        self.under_way.iter().for_each(|update| update.let_on(usize::MAX));
     }
 }
 

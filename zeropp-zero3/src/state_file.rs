@@ -1,33 +1,68 @@
 //! A rank's file for parameters, optimizer state and reduced gradients between their uses
-//! (ADR 107). What cannot be read or written is told by `StateFile::check`, which everything asks
-//! before others may see what came of it.
+//! (ADR 107), or pinned memory of its GPU's host for what the optimizer keeps. What cannot be read
+//! or written is told by `StateFile::check`, which everything asks before others may see what came
+//! of it.
 
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
+use burn::tensor::{Device, Tensor};
 use parking_lot::Mutex;
 use zeropp_comm::{CommError, CommResult};
+use zeropp_core::cpu_tensor::into_vec;
 use zeropp_core::files::{ScratchCopy, ScratchFile, ScratchPlace};
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_core::optimizer::Out;
+use zeropp_core::split::{AwayPlace, AwayTensor};
 
-/// The file. It has no name, and its bytes count as *host state*.
+use crate::words::Words;
+
+/// The file, which has no name, or that memory. Its bytes count as *host state*.
 pub struct StateFile {
     /// What is in it, where there are no other replicas.
     pub(crate) out: Out,
+    /// Whether whole tensors come in and go out, by queues of the device.
+    pub(crate) is_host: bool,
     inner: Mutex<FileState>,
-    /// An update of what it has that is done beside the next step.
-    update: Mutex<Option<JoinHandle<()>>>,
     meter: Arc<Meter>,
 }
 
 struct FileState {
-    file: ScratchFile,
+    store: Store,
     /// The last copy out, with what goes out meanwhile in memory.
     writing: Option<ScratchCopy<()>>,
+    /// The same of whole tensors.
+    leaving: Vec<Arc<AwayWords>>,
     failed: Option<CommError>,
+}
+
+enum Store {
+    File(ScratchFile),
+    Host(AwayPlace),
+}
+
+/// Some of the words of a tensor that is out.
+pub(crate) struct PartOut {
+    pub(crate) words: Words,
+    pub(crate) range: Range<usize>,
+}
+
+/// What an update has made of them.
+pub(crate) struct Written {
+    pub(crate) part: PartOut,
+    pub(crate) values: Tensor<1>,
+}
+
+/// Words that go out whole, for as long as somebody has this.
+pub(crate) struct AwayWords {
+    file: Arc<StateFile>,
+    words: usize,
+    device: Device,
+    /// None while they are updated.
+    tensor: Mutex<Option<AwayTensor>>,
+    _counted: Hold,
 }
 
 /// fp32 numbers as the bytes that they are.
@@ -58,9 +93,18 @@ impl StateFile {
     /// # Errors
     /// A folder where no file can be made, or a thread that is refused.
     pub fn open(folder: &Path, out: Out, meter: &Arc<Meter>) -> io::Result<Arc<StateFile>> {
-        let inner = FileState { file: ScratchFile::open(folder)?, writing: None, failed: None };
-        let inner = Mutex::new(inner);
-        Ok(Arc::new(StateFile { out, inner, update: Mutex::default(), meter: meter.clone() }))
+        Ok(StateFile::of(Store::File(ScratchFile::open(folder)?), out, meter))
+    }
+
+    /// The same with a place of which whole tensors come in.
+    pub fn on_host(place: AwayPlace, out: Out, meter: &Arc<Meter>) -> Arc<StateFile> {
+        StateFile::of(Store::Host(place), out, meter)
+    }
+
+    fn of(store: Store, out: Out, meter: &Arc<Meter>) -> Arc<StateFile> {
+        let is_host = matches!(store, Store::Host(_));
+        let inner = FileState { store, writing: None, leaving: Vec::new(), failed: None };
+        Arc::new(StateFile { out, is_host, inner: Mutex::new(inner), meter: meter.clone() })
     }
 
     /// The first fault, if there was one.
@@ -71,24 +115,9 @@ impl StateFile {
         self.inner.lock().failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Starts `update` of what it has, on a thread of its own.
-    pub(crate) fn start_update(&self, update: impl FnOnce() + Send + 'static) -> CommResult<()> {
-        let thread = std::thread::Builder::new().name("update".into()).spawn(update);
-        *self.update.lock() = Some(thread.map_err(|e| failed(&e))?);
-        Ok(())
-    }
-
-    /// Returns once the update under way is done, if there is one.
-    pub(crate) fn wait_for_update(&self) {
-        if let Some(update) = self.update.lock().take() {
-            // What one that has panicked leaves says so.
-            let _ = update.join();
-        }
-    }
-
     /// A place of `words` words, to be written before it is read.
     pub(crate) fn place(self: &Arc<Self>, words: usize) -> Arc<StatePlace> {
-        let place = self.inner.lock().file.place(4 * words as u64);
+        let place = self.inner.lock().file().place(4 * words as u64);
         self.counted(place)
     }
 
@@ -96,9 +125,9 @@ impl StateFile {
     pub(crate) fn zeros(self: &Arc<Self>, words: usize) -> Arc<StatePlace> {
         let place = {
             let mut inner = self.inner.lock();
-            inner.file.zeros(4 * words as u64).unwrap_or_else(|e| {
+            inner.file().zeros(4 * words as u64).unwrap_or_else(|e| {
                 inner.failed.get_or_insert_with(|| failed(&e));
-                inner.file.place(4 * words as u64)
+                inner.file().place(4 * words as u64)
             })
         };
         self.counted(place)
@@ -116,19 +145,117 @@ impl StateFile {
         let (places, values): (Vec<_>, Vec<_>) =
             all.into_iter().map(|(place, values)| (place, Floats(values))).unzip();
         let mut inner = self.inner.lock();
-        inner.writing = Some(inner.file.write_to(&places, values));
+        inner.writing = Some(inner.file().write_to(&places, values));
+    }
+
+    /// The same with what an update has made, whether it goes out whole or not.
+    pub(crate) fn put(&self, all: Vec<Written>) {
+        let mut places = Vec::new();
+        if self.is_host {
+            self.settle();
+        }
+        for Written { part, values } in all {
+            match part.words {
+                Words::Out(place) => places.push((place.part(part.range), into_vec(values))),
+                Words::Away(words) => {
+                    words.start_out(values);
+                    self.inner.lock().leaving.push(words);
+                }
+                Words::Here(_) | Words::Due(_) => unreachable!("what is kept is out"),
+            }
+        }
+        if !self.is_host {
+            self.write(places);
+        }
     }
 
     /// Waits for what is being written.
     pub(crate) fn settle(&self) {
-        let writing = self.inner.lock().writing.take();
+        let (writing, leaving) = {
+            let mut inner = self.inner.lock();
+            (inner.writing.take(), std::mem::take(&mut inner.leaving))
+        };
         if let Some(Err(e)) = writing.map(ScratchCopy::wait) {
             self.note(&e);
         }
+        for words in leaving {
+            words.with(AwayTensor::finish_out);
+        }
+    }
+
+    /// Words that go out whole, and are these.
+    pub(crate) fn away(self: &Arc<Self>, t: Tensor<1>) -> Arc<AwayWords> {
+        let words = Arc::new(AwayWords {
+            file: self.clone(),
+            words: t.dims()[0],
+            device: t.device(),
+            tensor: Mutex::default(),
+            _counted: self.meter.hold(MemoryKind::HostState, 4 * t.dims()[0] as u64),
+        });
+        words.start_out(t);
+        words.with(AwayTensor::finish_out);
+        words
     }
 
     pub(crate) fn note(&self, error: &io::Error) {
         self.inner.lock().failed.get_or_insert_with(|| failed(error));
+    }
+}
+
+impl FileState {
+    /// The file; whole tensors never ask for it.
+    fn file(&mut self) -> &mut ScratchFile {
+        match &mut self.store {
+            Store::File(file) => file,
+            Store::Host(_) => unreachable!("pinned memory has tensors, and no places"),
+        }
+    }
+}
+
+impl AwayWords {
+    pub(crate) fn words(&self) -> usize {
+        self.words
+    }
+
+    pub(crate) fn file(&self) -> &Arc<StateFile> {
+        &self.file
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// What `f` says of what is out; a fault is noted.
+    fn with<T>(&self, f: impl FnOnce(&mut AwayTensor) -> io::Result<T>) -> Option<T> {
+        let said = self.tensor.lock().as_mut().map(f)?;
+        said.map_err(|e| self.file.note(&e)).ok()
+    }
+
+    /// Takes memory and starts copying in.
+    pub(crate) fn start_in(&self) {
+        self.with(AwayTensor::start_in);
+    }
+
+    /// After that the words, which are to be put out again.
+    pub(crate) fn finish_in(&self) -> Tensor<1> {
+        let tensor = self.tensor.lock().take();
+        let there = tensor.and_then(|t| t.finish_in().map_err(|e| self.file.note(&e)).ok());
+        there.unwrap_or_else(|| Tensor::zeros([self.words], &self.device))
+    }
+
+    /// Starts copying out what the words are now.
+    fn start_out(&self, t: Tensor<1>) {
+        let leaving = match &mut self.file.inner.lock().store {
+            Store::Host(place) => AwayTensor::start_out(t, place),
+            Store::File(_) => unreachable!("it goes out whole"),
+        };
+        *self.tensor.lock() = leaving.map_err(|e| self.file.note(&e)).ok();
+    }
+
+    /// Some of them, in memory of the CPU; zeros where they cannot be read.
+    pub(crate) fn read(&self, range: Range<usize>) -> Vec<f32> {
+        let n = range.len();
+        self.with(|tensor| tensor.read(range)).unwrap_or_else(|| vec![0.0; n])
     }
 }
 
@@ -138,7 +265,7 @@ impl StatePlace {
     }
 
     /// The place of some of the words.
-    pub(crate) fn part(&self, range: std::ops::Range<usize>) -> ScratchPlace {
+    pub(crate) fn part(&self, range: Range<usize>) -> ScratchPlace {
         self.place.part(4 * range.start as u64..4 * range.end as u64)
     }
 
@@ -147,15 +274,15 @@ impl StatePlace {
     }
 
     /// Starts reading some of the words.
-    pub(crate) fn start_read(&self, range: std::ops::Range<usize>) -> ScratchCopy<Vec<Floats>> {
+    pub(crate) fn start_read(&self, range: Range<usize>) -> ScratchCopy<Vec<Floats>> {
         let values = Floats(vec![0.0; range.len()]);
-        self.file.inner.lock().file.read(&[self.part(range)], vec![values])
+        self.file.inner.lock().file().read(&[self.part(range)], vec![values])
     }
 }
 
 impl Drop for StatePlace {
     fn drop(&mut self) {
-        self.file.inner.lock().file.release(vec![self.place]);
+        self.file.inner.lock().file().release(vec![self.place]);
     }
 }
 
@@ -165,6 +292,6 @@ pub(crate) fn failed(error: &io::Error) -> CommError {
         engine: "optimizer:out".into(),
         operation: "a copy between memory and its file".into(),
         code: error.raw_os_error().unwrap_or_default().into(),
-        text: format!("{error}; name a folder with more room, or on a disk that works"),
+        text: format!("{error}; name a place with more room, or a disk that works"),
     }
 }

@@ -1,5 +1,5 @@
-//! The update of what is in a rank's file: a piece of what is there of a layer's parameters, state
-//! and gradient is read, updated and written, the next one is read meanwhile, and the one before is
+//! The update of what a rank has out: a piece of what is there of a layer's parameters, state and
+//! gradient is read, updated and written, the next one is read meanwhile, and the one before is
 //! written.
 
 use std::ops::Range;
@@ -7,28 +7,134 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use zeropp_comm::CommResult;
-use zeropp_core::cpu_tensor::{into_vec, on_cpu};
-use zeropp_core::optimizer::Out;
+use zeropp_core::cpu_tensor::on_cpu;
+use zeropp_core::optimizer::{Cut, Out};
 
-use crate::layer_state::{LayerState, elements};
+use crate::layer_state::{LayerState, OwnedRange, elements};
 use crate::optimizer::{Optimizer, ShardRange, StepOutcome};
 use crate::returning::Updated;
 use crate::rollback::UpdateInput;
-use crate::rule::StepScale;
+use crate::rule::{ParameterGroups, StepScale};
 use crate::stage::ShardedStage;
-use crate::state_file::{StateFile, StatePlace};
+use crate::state_file::{PartOut, StateFile, Written};
 use crate::words::{Reading, Words, own_copy};
 
-/// A piece of a layer on its way into memory.
-struct PieceRead {
-    /// The stage's place among the rank's.
-    stage: usize,
-    place: ShardRange,
-    /// Where parameters, state and mean lie in the file, as far as they are there.
-    param: Option<Arc<StatePlace>>,
-    words: Vec<(Arc<StatePlace>, Range<usize>)>,
-    ema: Option<(Arc<StatePlace>, Range<usize>)>,
-    reading: [Vec<Reading>; 4],
+/// What is updated, part after part.
+pub(crate) trait Parts {
+    type Read;
+    /// Starts reading a part.
+    fn start(&self, part: usize) -> Self::Read;
+    /// Updates it, and says what is to be written.
+    fn update(&mut self, part: usize, read: Self::Read) -> CommResult<Vec<Written>>;
+}
+
+/// How far such an update is, one part ahead.
+pub(crate) struct Ahead<R> {
+    next: usize,
+    of: usize,
+    reading: Option<R>,
+}
+
+impl<R> Ahead<R> {
+    /// Of so many parts.
+    pub(crate) fn of(parts: usize) -> Ahead<R> {
+        Ahead { next: 0, of: parts, reading: None }
+    }
+
+    /// The part that is updated next.
+    pub(crate) fn next(&self) -> usize {
+        self.next
+    }
+
+    /// Begins to read that, if there is one.
+    pub(crate) fn read(&mut self, parts: &impl Parts<Read = R>) {
+        self.reading = (self.next < self.of).then(|| parts.start(self.next));
+    }
+
+    /// Updates it; the one after it is read meanwhile, or not.
+    pub(crate) fn step(
+        &mut self,
+        parts: &mut impl Parts<Read = R>,
+        file: &StateFile,
+        reads_ahead: bool,
+    ) -> CommResult<()> {
+        if self.reading.is_none() {
+            self.read(parts);
+        }
+        let (part, Some(read)) = (self.next, self.reading.take()) else { return Ok(()) };
+        self.next += 1;
+        if file.is_host {
+            // What comes in takes the memory of what has gone out.
+            file.settle();
+        }
+        if reads_ahead {
+            self.read(parts);
+        }
+        file.put(parts.update(part, read)?);
+        Ok(())
+    }
+}
+
+/// Some words on their way in from where they are put again.
+struct PartRead {
+    part: PartOut,
+    reading: Reading,
+}
+
+/// What is kept of a piece, on its way in.
+pub(crate) struct KeptRead {
+    words: Vec<PartRead>,
+    ema: Option<PartRead>,
+}
+
+/// The same when it is there, and where it is put again.
+pub(crate) struct KeptHere {
+    pub(crate) state: LayerState,
+    parts: Vec<PartOut>,
+}
+
+impl PartRead {
+    fn start(words: &Words, range: &Range<usize>) -> PartRead {
+        let part = PartOut { words: words.clone(), range: range.clone() };
+        PartRead { part, reading: words.start_use(range.clone()) }
+    }
+}
+
+impl KeptRead {
+    /// Of the elements `range`, of which `here` are the words that are kept.
+    pub(crate) fn start(
+        words: &[Words],
+        ema: Option<&Words>,
+        here: &[Range<usize>],
+        range: &Range<usize>,
+    ) -> KeptRead {
+        let words = words.iter().zip(here).map(|(words, here)| PartRead::start(words, here));
+        KeptRead { words: words.collect(), ema: ema.map(|ema| PartRead::start(ema, range)) }
+    }
+
+    /// Waits for it.
+    pub(crate) fn here(self, owned: OwnedRange<'_>, parameters: &ParameterGroups) -> KeptHere {
+        let mut parts = Vec::new();
+        let mut wait = |PartRead { part, reading }: PartRead| {
+            parts.push(part);
+            reading.wait()
+        };
+        let words = self.words.into_iter().map(&mut wait).collect();
+        let ema = self.ema.map(&mut wait);
+        KeptHere { state: LayerState::here(owned, parameters, words, ema), parts }
+    }
+}
+
+impl KeptHere {
+    /// What is to be written of it.
+    pub(crate) fn written(self) -> Vec<Written> {
+        let values = self.state.words.into_iter().chain(self.state.ema);
+        let all = self.parts.into_iter().zip(values.map(Words::into_tensor));
+        let is_out = |part: &PartOut| part.words.file().is_some() && !part.range.is_empty();
+        all.filter(|(part, _)| is_out(part))
+            .map(|(part, values)| Written { part, values })
+            .collect()
+    }
 }
 
 /// Some of the elements of a layer that the rank updates.
@@ -39,24 +145,54 @@ struct PieceOf {
     range: Range<usize>,
 }
 
+/// A piece of a layer on its way into memory.
+struct PieceRead {
+    place: ShardRange,
+    /// Parameters that are in the file.
+    param: Option<PartRead>,
+    grad: Reading,
+    kept: KeptRead,
+}
+
+/// An update of all that a step has gradients of.
+struct AtOnce<'a> {
+    optimizer: &'a mut Optimizer,
+    stages: &'a mut [ShardedStage],
+    pieces: Vec<PieceOf>,
+    scale: &'a StepScale,
+    outcome: &'a mut StepOutcome,
+}
+
 impl Optimizer {
-    /// Bytes of the pieces that a step has in memory at once; 0 without a file.
+    /// Bytes of the pieces that a step has in memory at once; 0 where nothing is out.
     pub(crate) fn piece_bytes(&self, stages: &[ShardedStage]) -> u64 {
         let Some(file) = &self.file else { return 0 };
+        if file.is_host && file.out == Out::Behind {
+            // A stage, and the next one that comes in or the one before that goes out.
+            let of = |stage: &Vec<LayerState>| {
+                stage.iter().flat_map(LayerState::all).map(|words| 4 * words.len() as u64).sum()
+            };
+            let each: Vec<u64> = self.state.iter().map(of).collect();
+            return most_of_two(&each);
+        }
         let all = stages.iter().flat_map(|s| (0..s.layers.len()).map(move |layer| (s, layer)));
         let at = |(s, layer): &(&ShardedStage, usize)| (s.index(), *layer);
         let own = all.filter(|of| !self.is_shared(at(of)) && !self.is_returned(at(of)));
-        own.map(|(stage, layer)| self.pieces_of(stage, layer, file.out).1).max().unwrap_or(0)
+        own.map(|(stage, layer)| self.pieces_of(stage, layer).1).max().unwrap_or(0)
     }
 
-    pub(crate) fn pieces_of(
-        &self,
-        stage: &ShardedStage,
-        layer: usize,
-        out: Out,
-    ) -> (Vec<Range<usize>>, u64) {
-        let zero3 = self.groups.zero3.size();
-        self.owned(stage, layer).pieces(&self.options.parameters, zero3, self.zero1, out)
+    /// The pieces of a layer, and bytes of those that are there at once.
+    pub(crate) fn pieces_of(&self, stage: &ShardedStage, layer: usize) -> (Vec<Range<usize>>, u64) {
+        let owners = if self.zero1 { self.groups.replica.size() } else { 1 };
+        let file = self.file.as_ref();
+        let cut = Cut {
+            zero3: self.groups.zero3.size(),
+            owners,
+            zero1: self.zero1,
+            out: file.map_or(Out::Nothing, |file| file.out),
+            host: file.is_some_and(|file| file.is_host),
+        };
+        self.owned(stage, layer).pieces(&self.options.parameters, cut)
     }
 
     /// Updates `stages` where what the optimizer keeps lies.
@@ -71,94 +207,87 @@ impl Optimizer {
         let mut pieces: Vec<PieceOf> = Vec::new();
         for (s, stage) in stages.iter().enumerate() {
             for (layer, _) in stage.layers.iter().enumerate().filter(|(_, l)| l.grad.is_some()) {
-                let of_layer = self.pieces_of(stage, layer, file.out).0;
+                let of_layer = self.pieces_of(stage, layer).0;
                 pieces.extend(of_layer.into_iter().map(|range| PieceOf { stage: s, layer, range }));
             }
         }
-        let mut next = pieces.first().map(|piece| self.start_piece(stages, piece));
-        for i in 0..pieces.len() {
-            let piece = next.take().expect("started");
-            next = pieces.get(i + 1).map(|piece| self.start_piece(stages, piece));
-            let stage = &mut stages[piece.stage];
-            file.write(self.updated_piece(stage, piece, scale, outcome)?);
+        let mut ahead = Ahead::of(pieces.len());
+        let mut update =
+            AtOnce { optimizer: self, stages: &mut *stages, pieces, scale, outcome: &mut *outcome };
+        for _ in 0..update.pieces.len() {
+            ahead.step(&mut update, file, true)?;
         }
         file.settle();
         file.check()?;
         self.return_parameters(stages, outcome)?;
         file.check()
     }
+}
 
-    fn start_piece(&self, stages: &[ShardedStage], piece: &PieceOf) -> PieceRead {
-        let PieceOf { stage: s, layer, range } = piece;
-        let stage = &stages[*s];
-        let place = self.place(stage, *layer);
-        let words = self.owned(stage, *layer).words(range, &self.options.parameters);
-        let (shard, state) = (&stage.layers[*layer], &self.state[*s][*layer]);
+/// The most of two that follow each other.
+fn most_of_two(each: &[u64]) -> u64 {
+    let two = each.windows(2).map(|two| two[0] + two[1]).max();
+    two.or(each.first().copied()).unwrap_or(0)
+}
+
+impl Parts for AtOnce<'_> {
+    type Read = PieceRead;
+
+    fn start(&self, part: usize) -> PieceRead {
+        let PieceOf { stage: s, layer, range } = &self.pieces[part];
+        let (stage, optimizer) = (&self.stages[*s], &*self.optimizer);
+        let place = optimizer.place(stage, *layer);
+        let words = optimizer.owned(stage, *layer).words(range, &optimizer.options.parameters);
+        let (shard, state) = (&stage.layers[*layer], &optimizer.state[*s][*layer]);
         let place = place.part(range);
         let grad = shard.grad.as_ref().expect("a piece of a layer with a gradient");
-        let read = |all: &Words, range: &Range<usize>| all.start_read(range.clone());
-        let states = || state.words.iter().zip(&words);
         // What is in memory would be copied as a whole, were a part of it held meanwhile.
-        let of_param = shard.param.out().map(|_| read(&shard.param, &place.range));
-        let reading = [
-            of_param.into_iter().collect(),
-            vec![read(grad, range)],
-            states().map(|(all, here)| read(all, here)).collect(),
-            state.ema.iter().map(|ema| read(ema, range)).collect(),
-        ];
-        let out = |words: &Words| words.out().expect("what is kept is in the file").clone();
+        let param = shard.param.out().map(|_| PartRead::start(&shard.param, &place.range));
         PieceRead {
-            stage: *s,
             place,
-            param: shard.param.out().cloned(),
-            words: states()
-                .filter(|(_, here)| !here.is_empty())
-                .map(|(all, here)| (out(all), here.clone()))
-                .collect(),
-            ema: state.ema.as_ref().map(|ema| (out(ema), range.clone())),
-            reading,
+            param,
+            grad: grad.start_read(range.clone()),
+            kept: KeptRead::start(&state.words, state.ema.as_ref(), &words, range),
         }
     }
 
-    /// Updates a piece, and says what is to be written where.
-    fn updated_piece(
-        &mut self,
-        stage: &mut ShardedStage,
-        piece: PieceRead,
-        scale: &StepScale,
-        outcome: &mut StepOutcome,
-    ) -> CommResult<Vec<(zeropp_core::files::ScratchPlace, Vec<f32>)>> {
-        let PieceRead { place, param: all, words: of_words, ema: of_ema, reading, .. } = piece;
-        let [param, grad, words, ema] =
-            reading.map(|all| all.into_iter().map(Reading::wait).collect::<Vec<Tensor<1>>>());
-        let first = |mut all: Vec<Tensor<1>>| all.pop();
-        let grad = first(grad).expect("read");
-        let here = |param: &Tensor<1>| own_copy(&elements(param, place.range.clone()));
-        let param = first(param).or_else(|| stage.layers[place.layer].param.here().map(here));
-        let param = param.expect("in the file or in memory");
-        let layout = stage.layers[place.layer].weights.layout().clone();
+    fn update(&mut self, part: usize, read: PieceRead) -> CommResult<Vec<Written>> {
+        let PieceRead { place, param, grad, kept } = read;
+        let (stage, optimizer) = (&mut self.stages[self.pieces[part].stage], &mut *self.optimizer);
+        let (param, in_file) = param.map(|read| (read.reading.wait(), read.part)).unzip();
+        let grad = grad.wait();
+        let shard = &mut stage.layers[place.layer];
+        let layout = shard.weights.layout().clone();
+        let param = param.unwrap_or_else(|| match place.range.len() == place.shard {
+            true => shard.take_param().into_tensor(),
+            false => own_part(&shard.param, &place.range),
+        });
         let owned = place.owned(&layout);
-        let mut state = LayerState::here(owned, &self.options.parameters, words, first(ema));
-        let input = UpdateInput { param, grad };
-        let updated = self.update_layer(stage, &place, input, &mut state, Some(scale), outcome)?;
+        let mut kept = kept.here(owned, &optimizer.options.parameters);
+        let (input, state) = (UpdateInput { param, grad }, &mut kept.state);
+        let scale = Some(self.scale);
+        let updated = optimizer.update_layer(stage, &place, input, state, scale, self.outcome)?;
         let (range, param) = match updated {
             Updated::Here(param) => (place.range.clone(), param),
             // Gathered memory is the engine's.
-            Updated::Gathered(param, elements) => (0..elements, param.wait()?),
+            Updated::Gathered(param, elements) => (0..elements, own_copy(&param.wait()?)),
         };
-        let mut written = Vec::new();
-        match all {
-            Some(all) => written.push((all.part(range), into_vec(param))),
+        let (mut written, shard) = (Vec::new(), &mut stage.layers[place.layer]);
+        match in_file {
+            Some(PartOut { words, .. }) => {
+                written.push(Written { part: PartOut { words, range }, values: param });
+            }
+            None if range.len() == place.shard => shard.set_param(param, &optimizer.meter),
             None => {
-                let values = on_cpu(&param).expect("files are for ranks on CPUs");
-                stage.layers[place.layer].write_param(range, values.as_slice(), &self.meter);
+                let values = on_cpu(&param).expect("pieces are for ranks on CPUs");
+                shard.write_param(range, values.as_slice(), &optimizer.meter);
             }
         }
-        let words = state.words.into_iter().filter(|words| words.len() > 0);
-        let places = of_words.into_iter().zip(words).chain(of_ema.into_iter().zip(state.ema));
-        written.extend(
-            places.map(|((all, range), words)| (all.part(range), into_vec(words.into_tensor()))),
-        );
+        written.extend(kept.written());
         Ok(written)
     }
+}
+
+fn own_part(words: &Words, range: &Range<usize>) -> Tensor<1> {
+    own_copy(&elements(words.here().expect("in the file or in memory"), range.clone()))
 }

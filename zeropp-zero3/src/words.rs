@@ -1,7 +1,7 @@
 //! fp32 words that a rank has from step to step: a tensor, or a place in its file.
 
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
 use zeropp_comm::{CommResult, InFlight, Pending};
@@ -10,18 +10,18 @@ use zeropp_core::device;
 use zeropp_core::files::ScratchCopy;
 use zeropp_core::optimizer::Out;
 
-use crate::state_file::{Floats, StateFile, StatePlace, failed};
-
-/// Words that are there when their update is done.
-pub(crate) type Due = Arc<OnceLock<Tensor<1>>>;
+use crate::state_file::{AwayWords, Floats, StateFile, StatePlace, failed};
+use crate::under_way::Due;
 
 /// The words. A clone is the same ones.
 #[derive(Clone)]
 pub(crate) enum Words {
     Here(Tensor<1>),
     Out(Arc<StatePlace>),
-    /// So many, which an update under way gives.
-    Due(Due, usize),
+    /// That go out whole, where a device copies by its own queues.
+    Away(Arc<AwayWords>),
+    /// That an update under way gives.
+    Due(Due),
 }
 
 impl Words {
@@ -29,6 +29,9 @@ impl Words {
     pub(crate) fn new(t: Tensor<1>, file: Option<&Arc<StateFile>>) -> Words {
         let n = t.dims()[0];
         let Some(file) = file.filter(|_| n > 0) else { return Words::Here(t) };
+        if file.is_host {
+            return Words::Away(file.away(t));
+        }
         let place = file.place(n);
         file.write(vec![(place.part(0..n), cpu_tensor::into_vec(t))]);
         // What it was is memory until then.
@@ -39,8 +42,8 @@ impl Words {
     /// `n` zeros.
     pub(crate) fn zeros(n: usize, device: &Device, file: Option<&Arc<StateFile>>) -> Words {
         match file.filter(|_| n > 0) {
-            Some(file) => Words::Out(file.zeros(n)),
-            None => Words::Here(Tensor::zeros([n], device)),
+            Some(file) if !file.is_host => Words::Out(file.zeros(n)),
+            file => Words::new(Tensor::zeros([n], device), file),
         }
     }
 
@@ -49,7 +52,8 @@ impl Words {
         match self {
             Words::Here(t) => t.dims()[0],
             Words::Out(place) => place.words(),
-            Words::Due(_, words) => *words,
+            Words::Away(words) => words.words(),
+            Words::Due(due) => due.words,
         }
     }
 
@@ -57,7 +61,9 @@ impl Words {
     pub(crate) fn device(&self) -> Device {
         match self {
             Words::Here(t) => t.device(),
-            Words::Out(_) | Words::Due(..) => Device::flex(),
+            Words::Due(due) => due.device.clone(),
+            Words::Away(words) => words.device().clone(),
+            Words::Out(_) => Device::flex(),
         }
     }
 
@@ -65,16 +71,25 @@ impl Words {
     pub(crate) fn here(&self) -> Option<&Tensor<1>> {
         match self {
             Words::Here(t) => Some(t),
-            Words::Due(due, _) => Some(due.wait()),
-            Words::Out(_) => None,
+            Words::Due(due) => Some(due.wait()),
+            Words::Out(_) | Words::Away(_) => None,
         }
     }
 
     /// Their place, where they are in a file.
     pub(crate) fn out(&self) -> Option<&Arc<StatePlace>> {
         match self {
-            Words::Here(_) | Words::Due(..) => None,
+            Words::Here(_) | Words::Away(_) | Words::Due(_) => None,
             Words::Out(place) => Some(place),
+        }
+    }
+
+    /// The file or the memory that they are in.
+    pub(crate) fn file(&self) -> Option<&Arc<StateFile>> {
+        match self {
+            Words::Here(_) | Words::Due(_) => None,
+            Words::Away(words) => Some(words.file()),
+            Words::Out(place) => Some(place.file()),
         }
     }
 
@@ -87,27 +102,35 @@ impl Words {
     pub(crate) fn into_tensor(self) -> Tensor<1> {
         match self {
             Words::Here(t) => t,
-            Words::Due(due, _) => {
-                due.wait();
-                Arc::try_unwrap(due)
-                    .map_or_else(|due| due.wait().clone(), |due| due.into_inner().expect("there"))
-            }
-            out @ Words::Out(_) => out.tensor(),
+            Words::Due(due) => due.into_tensor(),
+            out => out.tensor(),
         }
     }
 
     /// The same for another thread.
     pub(crate) fn handed_over(&self) -> Words {
         match self {
-            Words::Out(place) => Words::Out(place.clone()),
+            Words::Out(_) | Words::Away(_) => self.clone(),
             here => Words::Here(device::hand_over(here.tensor())),
         }
     }
 
-    /// Starts reading some of them.
+    /// Starts reading some of them for an update, all of those that go out whole: these are put
+    /// there again after it.
+    pub(crate) fn start_use(&self, range: Range<usize>) -> Reading {
+        let Words::Away(words) = self else { return self.start_read(range) };
+        words.start_in();
+        Reading::Away(words.clone())
+    }
+
+    /// Starts reading some of them; of those that go out whole into memory of the CPU.
     pub(crate) fn start_read(&self, range: Range<usize>) -> Reading {
         match self {
-            Words::Here(_) | Words::Due(..) => {
+            Words::Away(words) => {
+                let n = range.len();
+                Reading::Here(from_vec(words.read(range), [n]))
+            }
+            Words::Here(_) | Words::Due(_) => {
                 let all = self.here().expect("here").clone();
                 let is_all = range.len() == all.dims()[0];
                 Reading::Here(if is_all { all } else { all.slice([range]) })
@@ -121,7 +144,8 @@ impl Words {
     /// A copy of some of them, where they are.
     pub(crate) fn copied(&self, range: Range<usize>) -> Words {
         match self {
-            Words::Here(_) | Words::Due(..) => {
+            Words::Away(_) => Words::Here(self.start_read(range).wait()),
+            Words::Here(_) | Words::Due(_) => {
                 let all = self.here().expect("here");
                 // There are no empty slices.
                 let all = all.clone();
@@ -144,6 +168,7 @@ impl Words {
 pub(crate) enum Reading {
     Here(Tensor<1>),
     Out { copy: ScratchCopy<Vec<Floats>>, of: Arc<StatePlace>, range: Range<usize> },
+    Away(Arc<AwayWords>),
 }
 
 impl Reading {
@@ -152,6 +177,7 @@ impl Reading {
     pub(crate) fn wait(self) -> Tensor<1> {
         match self {
             Reading::Here(t) => t,
+            Reading::Away(words) => words.finish_in(),
             Reading::Out { copy, of, range } => match copy.wait() {
                 Ok(values) => tensor(values),
                 Err(e) => {
@@ -167,6 +193,7 @@ impl Reading {
         match self {
             Reading::Here(t) => Pending::ready(Ok(t)),
             Reading::Out { copy, .. } => Pending::in_flight(Box::new(ReadingAlone(copy))),
+            away @ Reading::Away(_) => Pending::ready(Ok(away.wait())),
         }
     }
 }
@@ -225,7 +252,9 @@ pub(crate) fn pieces(n: usize, piece: usize) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state_file::{PartOut, Written};
     use zeropp_core::meter::Meter;
+    use zeropp_core::split::AwayPlace;
 
     /// What goes out comes back; places count until nobody has them, and are used again.
     #[test]
@@ -254,6 +283,27 @@ mod tests {
         });
         assert_eq!(sums, [Out::PIECE, 293]);
         drop((words, zeros));
+        assert_eq!(meter.now().host_state, 0);
+        file.check().unwrap();
+    }
+
+    /// Those that go out whole are read where they are, and are others after an update.
+    #[test]
+    fn words_on_a_host_come_in_whole_and_go_out_again() {
+        let (meter, n) = (Meter::new(), 300);
+        let place = AwayPlace::file(&std::env::temp_dir()).unwrap();
+        let file = StateFile::on_host(place, Out::Moments, &meter);
+        let words = Words::zeros(n, &Device::flex(), Some(&file));
+        assert_eq!((meter.now().host_state, words.len()), (4 * n as u64, n));
+        let before = cpu_tensor::into_vec(words.start_use(0..n).wait());
+        let values: Vec<f32> = before.iter().zip(0..).map(|(x, i)| x + i as f32).collect();
+        let part = PartOut { words: words.clone(), range: 0..n };
+        file.put(vec![Written { part, values: from_vec(values.clone(), [n]) }]);
+        for words in [words.handed_over(), words.copied(0..n)] {
+            assert_eq!(cpu_tensor::into_vec(words.start_read(7..90).wait()), values[7..90]);
+        }
+        file.settle();
+        assert_eq!(cpu_tensor::into_vec(words.into_tensor()), values);
         assert_eq!(meter.now().host_state, 0);
         file.check().unwrap();
     }

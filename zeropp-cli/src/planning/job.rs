@@ -65,8 +65,8 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<PlanRequest, Failure> {
             config.device
         )));
     }
-    let moments = moments(&config);
     let states = states_out(&mut config, on_cpu)?;
+    let moments = moments(&config);
     let given = matches.get_one::<String>("precision").is_some();
     let (device, precision) = match (file, on_cpu) {
         (Some(_), _) => (config.device, config.precision),
@@ -176,18 +176,6 @@ fn fixed(
     })
 }
 
-/// A text of `--optimizer` without a host, where no run has states; none where nothing is left.
-fn optimizer_of_run(text: &str) -> Option<String> {
-    let (name, values) = text.split_once(':').unwrap_or(("", text));
-    let all = || values.split(',');
-    let on_host = all().any(|value| value == "out=host");
-    let is_out = |value: &&str| ["out=", "out-states="].iter().any(|key| value.starts_with(key));
-    let values: Vec<&str> = all().filter(|value| !on_host || !is_out(value)).collect();
-    let words = [name.to_string(), values.join(",")];
-    let words: Vec<String> = words.into_iter().filter(|word| !word.is_empty()).collect();
-    (!words.is_empty()).then(|| words.join(":"))
-}
-
 /// What is recomputed, and where activations may be put out, in a text of `--recompute`.
 ///
 /// # Errors
@@ -206,12 +194,16 @@ pub(super) fn recompute(text: &str) -> Result<(Recompute, Option<&str>), String>
     })
 }
 
-/// Where states are out; a host is taken out of the settings, as no run can have it.
+/// Where states are out; on a host moments alone.
 fn states_out(config: &mut Config, on_cpu: bool) -> Result<Option<OutPlace>, Failure> {
     let Some(place) = config.optimizer_out.clone() else { return Ok(None) };
     let place = out_place("optimizer:out", &place.to_string_lossy(), config, on_cpu)?;
     if place == OutPlace::Host {
-        (config.optimizer_out, config.optimizer_out_states) = (None, OutStates::Auto);
+        if config.optimizer_out_states == OutStates::All {
+            let said = "GPUs keep weights and gradients in their memory; use moments";
+            return Err(Failure::bad_input(format!("optimizer:out-states = all: {said}")));
+        }
+        config.optimizer_out_states = OutStates::Moments;
     }
     Ok(Some(place))
 }
@@ -376,13 +368,13 @@ fn model(matches: &ArgMatches, base: &Config) -> Result<(ModelSizes, String, Con
             given.entry(key).or_insert(Value::Integer(size as i64));
         }
     }
-    let of_run = |(key, value): (&String, &Value)| match value.as_str() {
-        Some(text) if key == "optimizer" => Some(flag(key, &optimizer_of_run(text)?.into())),
-        _ => Some(flag(key, value)),
-    };
-    let flags: Vec<String> = given.iter().filter_map(of_run).collect();
+    let flags: Vec<String> = given.iter().map(|(key, value)| flag(key, value)).collect();
     let config = base.with(given).map_err(unknown)?;
-    config.validate_for_prediction().map_err(Failure::bad_input)?;
+    // Where states go is checked with the device, which is not known yet.
+    let (optimizer_out, optimizer_out_states) = (None, OutStates::Auto);
+    Config { optimizer_out, optimizer_out_states, ..config.clone() }
+        .validate_for_prediction()
+        .map_err(Failure::bad_input)?;
     let ids = match (config.vocab, &base.file) {
         (Some(ids), _) => ids,
         (None, None) => BYTE_IDS,

@@ -472,7 +472,7 @@ fn bad_input_is_one_clear_message() {
     assert!(said.contains("zero3_bytes_per_s is missing"), "{said}");
 }
 
-/// States go to the host of GPUs, which no command has, and to the folder of a run on CPUs.
+/// States go to the host of GPUs, and to the folder of a run on CPUs.
 #[test]
 fn states_that_are_out_are_planned_for_where_they_can_be() {
     let dir = tempfile::tempdir().unwrap();
@@ -489,11 +489,8 @@ fn states_that_are_out_are_planned_for_where_they_can_be() {
     };
     let (job, flags) = plan(&line("adamw:beta2=0.95,out=host", "")).unwrap();
     assert_eq!(job.fixed.states, Some(OutPlace::Host));
-    assert!(flags.contains("--optimizer adamw:beta2=0.95 ") && !flags.contains("out="), "{flags}");
-    let host = line("adamw:out=host,out-states=all,beta2=0.95", "");
-    let (job, flags) = plan(&host).unwrap();
-    assert_eq!((job.fixed.states, job.fixed.moments), (Some(OutPlace::Host), Some(false)));
-    assert!(flags.contains("--optimizer adamw:beta2=0.95 ") && !flags.contains("out="), "{flags}");
+    assert_eq!(job.fixed.moments, Some(true));
+    assert!(flags.contains("--optimizer adamw:beta2=0.95,out=host"), "{flags}");
     let folder = "adamw:out=/scratch";
     let (job, flags) = plan(&line(folder, " --cpu")).unwrap();
     assert_eq!(job.fixed.states, Some(OutPlace::File("/scratch".into())));
@@ -501,6 +498,7 @@ fn states_that_are_out_are_planned_for_where_they_can_be() {
     for (line, said) in [
         (line(folder, ""), "optimizer:out = /scratch: GPUs put out to their host"),
         (line("adamw:out=host", " --cpu"), "optimizer:out = host: ranks on CPUs have no other"),
+        (line("adamw:out=host,out-states=all", ""), "optimizer:out-states = all: GPUs keep"),
     ] {
         let found = plan(&line).unwrap_err();
         assert!(found.starts_with(said), "{found}");
@@ -514,5 +512,6 @@ fn states_that_are_out_are_planned_for_where_they_can_be() {
         "--pp 1 --zero3 2 --dp 1 --recompute none --precision bf16",
     ] {
         holds(&line(&folder, &format!(" --cpu {fixed}")));
+        holds(&line("adamw:out=host", &format!(" {fixed}")));
     }
 }

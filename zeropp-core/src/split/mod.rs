@@ -22,7 +22,7 @@ mod tape;
 mod vjp;
 mod weight;
 
-pub use away::{AwayPlace, AwayTensors, Vault};
+pub use away::{AwayPlace, AwayTensor, AwayTensors, Vault};
 pub use context::{SampleContext, SliceCx};
 pub use dropout::{Dropout, DropoutPlace};
 pub use masks::{Documents, Masks, NOT_SCORED};

@@ -60,6 +60,15 @@ impl Storage {
         }
     }
 
+    /// How many it is of.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Storage::Cpu(block) => block.bytes(),
+            #[cfg(feature = "cuda")]
+            Storage::Gpu(block) => block.bytes(),
+        }
+    }
+
     /// Has also what `other` knows of the same storage.
     pub(crate) fn join(&mut self, other: &Storage) {
         match (self, other) {

@@ -84,6 +84,10 @@ impl GpuBlock {
         *range = range.start.min(more.start)..range.end.max(more.end);
     }
 
+    pub(crate) fn bytes(&self) -> u64 {
+        self.extent.bytes()
+    }
+
     pub(super) fn extent(&self) -> &Extent {
         &self.extent
     }

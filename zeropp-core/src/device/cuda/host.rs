@@ -34,6 +34,8 @@ struct Lane {
     out: Queue,
     back: Queue,
     pages: Mutex<Pages>,
+    /// What it is for, in a warning.
+    field: &'static str,
 }
 
 /// A queue of the GPU, as a number.
@@ -83,7 +85,12 @@ impl HostLane {
     ///
     /// # Errors
     /// The driver's words; a device that is no NVIDIA GPU.
-    pub(crate) fn open(device: &Device, bytes: u64, parcels: usize) -> io::Result<HostLane> {
+    pub(crate) fn open(
+        device: &Device,
+        bytes: u64,
+        parcels: usize,
+        field: &'static str,
+    ) -> io::Result<HostLane> {
         let DispatchDevice::Cube(CubeDevice::Cuda(cubecl)) = device.as_dispatch() else {
             return Err(io::Error::other("there is no pinned memory for this device"));
         };
@@ -99,7 +106,7 @@ impl HostLane {
         let opened = opened.map_err(|error| format!("{error:?}")).and_then(|opened| opened);
         let (out, back, pages) = opened.map_err(io::Error::other)?;
         let (device, pages) = (device.clone(), Mutex::new(pages));
-        Ok(HostLane(Arc::new(Lane { device, cubecl, out, back, pages })))
+        Ok(HostLane(Arc::new(Lane { device, cubecl, out, back, pages, field })))
     }
 
     /// Starts copying these blocks out, behind what was asked of the GPU before. They are held till
@@ -194,6 +201,31 @@ impl HostParcel {
         });
     }
 
+    /// Waits for the copies out, and reads bytes of this one's from `from` on. The host waits, and
+    /// so may any thread.
+    pub(crate) fn read(&self, from: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let (index, Queue(out)) = (usize::from(self.lane.cubecl.to_id().index_id), self.lane.out);
+        // The copy has been begun then.
+        let begun = server(&self.lane.cubecl).submit_blocking(|_| ());
+        begun
+            .map_err(|error| format!("{error:?}"))
+            .and_then(|()| enter(index))
+            // SAFETY: the queue is the lane's, which this has.
+            .and_then(|()| unsafe { result::stream::synchronize(out as _) }.map_err(words))
+            .map_err(io::Error::other)?;
+        self.check()?;
+        let wanted = Run { address: bytes.as_mut_ptr() as usize, bytes: bytes.len() as u64 };
+        let skipped = Run { address: 0, bytes: from };
+        for (to, from, bytes) in pieces([skipped, wanted].into_iter(), &self.runs) {
+            if to >= wanted.address {
+                // SAFETY: the copy out is there, and nobody writes these pages while they are this
+                // parcel's; `to` is within `bytes`, which is as long as what is wanted.
+                unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
+            }
+        }
+        Ok(())
+    }
+
     /// What went wrong so far.
     pub(crate) fn check(&self) -> io::Result<()> {
         match self.under_way.try_lock().as_deref() {
@@ -264,8 +296,9 @@ impl Lane {
             let more = (count - pages.free.len()) as u64 * size;
             let planned = pages.planned;
             tracing::warn!(
-                "recompute:out = host: {more} bytes of pinned memory more than the {planned} that \
-                 were planned; taking them waits for the GPU"
+                "{} = host: {more} bytes of pinned memory more than the {planned} that were \
+                 planned; taking them waits for the GPU",
+                self.field
             );
             pages.planned += more;
             let index = usize::from(self.cubecl.to_id().index_id);

@@ -3,6 +3,7 @@
 //! Bytes go as they are, storage by storage, so that what comes back is the same tensors: views of
 //! one storage are views of one again.
 
+mod alone;
 mod place;
 
 use std::collections::HashMap;
@@ -11,6 +12,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+pub use self::alone::AwayTensor;
 pub use self::place::AwayPlace;
 use self::place::Parcel;
 use super::slot::{Leaving, Saved};

@@ -34,6 +34,8 @@ pub(super) trait Parcel: Send {
     fn start_in(&mut self);
     /// After that: the storages.
     fn finish_in(&mut self) -> io::Result<Vec<Storage>>;
+    /// Waits until its bytes are out, and reads some of them.
+    fn read(&mut self, from: u64, bytes: &mut [u8]) -> io::Result<()>;
 }
 
 /// A rank's place for what leaves its memory, and the copies there and back.
@@ -50,14 +52,19 @@ impl AwayPlace {
     }
 
     /// Pinned memory of the host for `bytes` in `parcels` that are out at once, for tensors of the
-    /// NVIDIA GPU `device`.
+    /// NVIDIA GPU `device`. Where more is pinned later, a warning names `field`.
     ///
     /// # Errors
     /// The driver's words; another device.
     #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
-    pub fn host(device: &Device, bytes: u64, parcels: usize) -> io::Result<AwayPlace> {
+    pub fn host(
+        device: &Device,
+        bytes: u64,
+        parcels: usize,
+        field: &'static str,
+    ) -> io::Result<AwayPlace> {
         #[cfg(feature = "cuda")]
-        return Ok(AwayPlace(Box::new(HostLane::open(device, bytes, parcels)?)));
+        return Ok(AwayPlace(Box::new(HostLane::open(device, bytes, parcels, field)?)));
         #[cfg(not(feature = "cuda"))]
         Err(io::Error::other("this build has no NVIDIA GPUs"))
     }
@@ -121,6 +128,16 @@ impl Parcel for FileParcel {
             _ => Ok(Vec::new()),
         }
     }
+
+    fn read(&mut self, from: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.finish_out()?;
+        let all: Vec<_> = self.places.iter().map(ScratchPlace::bytes).collect();
+        let [_] = all[..] else { return Err(io::Error::other("one storage is read in parts")) };
+        let place = self.places[0].part(from..from + bytes.len() as u64);
+        let read = self.file.lock().read(&[place], vec![vec![0u8; bytes.len()]]);
+        bytes.copy_from_slice(&read.wait()?[0]);
+        Ok(())
+    }
 }
 
 impl Drop for FileParcel {
@@ -179,5 +196,9 @@ impl Parcel for OnHost {
         self.parcel.settle();
         self.parcel.check()?;
         Ok(std::mem::take(&mut self.coming).into_iter().map(Storage::Gpu).collect())
+    }
+
+    fn read(&mut self, from: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.parcel.read(from, bytes)
     }
 }
