@@ -90,7 +90,7 @@ impl LayerSizes {
 
 /// Whether a stage whose moments alone are out is updated while the next step computes with the
 /// stages before it: by elements, of which each rank has all that it updates. GPUs have two stages'
-/// state in memory meanwhile, so `on_host`, of so many stages of a rank, these are to be few of all.
+/// state in memory meanwhile: `on_host`, of so many stages of a rank, they are to be a few.
 pub fn is_behind(run: &RunState, zero1: bool, is_tied: bool, on_host: Option<usize>) -> bool {
     let saves = on_host.is_none_or(|stages| stages > 2);
     run.rule.is_elementwise() && !run.watched && !zero1 && !is_tied && saves
