@@ -274,7 +274,8 @@ def main():
             case(f"activations on the host, {words} on {gpus}",
                  lambda: on_the_host(zeropp, folder, gpus, words))
         for gpus, words, states in (
-                (1, "--virtual 8", "adamw"), (2, "--pp 2 --virtual 4 --precision bf16", "adamw8bit"),
+                (1, "--virtual 8", "adamw"),
+                (2, "--pp 2 --virtual 4 --precision bf16", "adamw8bit"),
                 (2, "--pp 2 --virtual 1", "adamw"), (2, "--dp 2 --zero1 --virtual 4", "adamw")):
             case(f"{states}'s state on the host, {words} on {gpus}",
                  lambda: on_the_host(zeropp, folder, gpus, words, states))

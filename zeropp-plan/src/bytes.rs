@@ -90,7 +90,7 @@ impl LayerSizes {
 
 /// Whether a stage whose moments alone are out is updated while the next step computes with the
 /// stages before it: by elements, of which each rank has all that it updates. GPUs have two stages'
-/// state in memory meanwhile, so `on_host`, of so many stages of a rank, these are to be few of all.
+/// state in memory meanwhile: `on_host`, of so many stages of a rank, they are to be a few.
 pub fn is_behind(run: &RunState, zero1: bool, is_tied: bool, on_host: Option<usize>) -> bool {
     let saves = on_host.is_none_or(|stages| stages > 2);
     run.rule.is_elementwise() && !run.watched && !zero1 && !is_tied && saves
@@ -359,7 +359,6 @@ impl RankState {
         let (owned, state) = (updated / owners, each().map(|b| b.state).max().unwrap_or(0));
         let here = |is_out: bool, bytes: u64| if is_out { 0 } else { bytes };
         let [state_out, all_out] = [cut.out.is_any(), cut.out.has_parameters()];
-        // On GPUs a stage, and the one before or after it.
         let two = |two: &[usize]| {
             let mut shares = Shares::default();
             two.iter().for_each(|s| shares.add(&stages[*s].shares, 1));
@@ -372,7 +371,7 @@ impl RankState {
             let of = |b: &UpdateBytes| here(state_out, b.state) + pieces(b) + b.update.max(swapped);
             each().map(of).max().unwrap_or(0)
         };
-        // Of updates behind the next step there are at any time.
+        // Of updates behind the next step there are at any time, on GPUs of two stages.
         let pieces = each().map(pieces).max().filter(|_| is_behind).unwrap_or(0);
         let (at_work, at_work_at_once) = (work(swapped), work(swapped_at_once));
         let late_at_work = each().map(|b| b.state + b.late).max().unwrap_or(0);

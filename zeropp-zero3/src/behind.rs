@@ -17,10 +17,10 @@ use crate::optimizer::{Optimizer, ShardRange};
 use crate::rule::{ParameterGroups, StepScale};
 use crate::sharers::UpdateGroup;
 use crate::stage::ShardedStage;
-use crate::state_file::{StateFile, Written};
+use crate::state_file::StateFile;
 use crate::streamed::{Ahead, KeptRead, Parts};
-use crate::under_way::{Giver, UnderWay};
-use crate::words::{Words, own_copy};
+use crate::under_way::{Giver, UnderWay, Work};
+use crate::words::{Words, Written, own_copy};
 
 /// Such an update.
 pub(crate) struct UpdateBehind {
@@ -109,7 +109,7 @@ impl Optimizer {
         let layers = LayersBehind { layers, parts, parameters, scale: *scale, groups };
         let work = UpdateBehind { layers, ahead, file: file.clone() };
         self.under_way = Some(update.clone());
-        update.start(work, !file.is_host)
+        update.start(Box::new(work), !file.is_host)
     }
 
     /// Returns once no update is under way.
@@ -118,26 +118,22 @@ impl Optimizer {
     }
 }
 
-impl UpdateBehind {
-    /// The stage that is updated next, among the rank's.
-    pub(crate) fn stage(&self) -> Option<usize> {
+impl Work for UpdateBehind {
+    fn stage(&self) -> Option<usize> {
         self.layers.stage(self.ahead.next())
     }
 
-    /// Begins to read what is updated next.
-    pub(crate) fn read_ahead(&mut self) {
+    fn read_ahead(&mut self) {
         self.ahead.read(&self.layers);
     }
 
-    /// Updates some of that stage, and begins to read what comes next where its stage `may` be.
-    pub(crate) fn step(&mut self, may: impl Fn(usize) -> bool) {
+    fn step(&mut self, may: &dyn Fn(usize) -> bool) {
         let reads_ahead = self.layers.stage(self.ahead.next() + 1).is_some_and(may);
         let done = self.ahead.step(&mut self.layers, &self.file, reads_ahead);
         done.expect("elements by themselves are no collective");
     }
 
-    /// Waits for what goes out.
-    pub(crate) fn settle(&self) {
+    fn settle(&self) {
         self.file.settle();
     }
 }

@@ -11,13 +11,10 @@ use std::sync::Arc;
 use burn::tensor::{Device, Tensor};
 use parking_lot::Mutex;
 use zeropp_comm::{CommError, CommResult};
-use zeropp_core::cpu_tensor::into_vec;
 use zeropp_core::files::{ScratchCopy, ScratchFile, ScratchPlace};
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_core::optimizer::Out;
 use zeropp_core::split::{AwayPlace, AwayTensor};
-
-use crate::words::Words;
 
 /// The file, which has no name, or that memory. Its bytes count as *host state*.
 pub struct StateFile {
@@ -41,18 +38,6 @@ struct FileState {
 enum Store {
     File(ScratchFile),
     Host(AwayPlace),
-}
-
-/// Some of the words of a tensor that is out.
-pub(crate) struct PartOut {
-    pub(crate) words: Words,
-    pub(crate) range: Range<usize>,
-}
-
-/// What an update has made of them.
-pub(crate) struct Written {
-    pub(crate) part: PartOut,
-    pub(crate) values: Tensor<1>,
 }
 
 /// Words that go out whole, for as long as somebody has this.
@@ -148,25 +133,10 @@ impl StateFile {
         inner.writing = Some(inner.file().write_to(&places, values));
     }
 
-    /// The same with what an update has made, whether it goes out whole or not.
-    pub(crate) fn put(&self, all: Vec<Written>) {
-        let mut places = Vec::new();
-        if self.is_host {
-            self.settle();
-        }
-        for Written { part, values } in all {
-            match part.words {
-                Words::Out(place) => places.push((place.part(part.range), into_vec(values))),
-                Words::Away(words) => {
-                    words.start_out(values);
-                    self.inner.lock().leaving.push(words);
-                }
-                Words::Here(_) | Words::Due(_) => unreachable!("what is kept is out"),
-            }
-        }
-        if !self.is_host {
-            self.write(places);
-        }
+    /// Starts copying these whole words out, as they are now.
+    pub(crate) fn leave(&self, words: Arc<AwayWords>, values: Tensor<1>) {
+        words.start_out(values);
+        self.inner.lock().leaving.push(words);
     }
 
     /// Waits for what is being written.

@@ -16,8 +16,8 @@ use crate::returning::Updated;
 use crate::rollback::UpdateInput;
 use crate::rule::{ParameterGroups, StepScale};
 use crate::stage::ShardedStage;
-use crate::state_file::{PartOut, StateFile, Written};
-use crate::words::{Reading, Words, own_copy};
+use crate::state_file::StateFile;
+use crate::words::{PartOut, Reading, Words, Written, own_copy, put};
 
 /// What is updated, part after part.
 pub(crate) trait Parts {
@@ -70,7 +70,7 @@ impl<R> Ahead<R> {
         if reads_ahead {
             self.read(parts);
         }
-        file.put(parts.update(part, read)?);
+        put(file, parts.update(part, read)?);
         Ok(())
     }
 }

@@ -7,8 +7,19 @@ use burn::tensor::{Device, Tensor};
 use parking_lot::{Condvar, Mutex};
 use zeropp_comm::CommResult;
 
-use crate::behind::UpdateBehind;
 use crate::state_file::failed;
+
+/// What an update has left to do.
+pub(crate) trait Work: Send {
+    /// The stage that is updated next, among the rank's.
+    fn stage(&self) -> Option<usize>;
+    /// Begins to read what is updated next.
+    fn read_ahead(&mut self);
+    /// Updates some of that stage, and begins to read what comes next where its stage `may` be.
+    fn step(&mut self, may: &dyn Fn(usize) -> bool);
+    /// Waits for what goes out.
+    fn settle(&self);
+}
 
 /// Where an update gives a layer's parameters.
 pub(crate) type Giver = Arc<OnceLock<Tensor<1>>>;
@@ -29,7 +40,7 @@ pub(crate) struct Due {
 #[derive(Default)]
 pub(crate) struct UnderWay {
     /// What is left, where no thread does it: it is done when it is asked for.
-    work: Mutex<Option<UpdateBehind>>,
+    work: Mutex<Option<Box<dyn Work>>>,
     /// The last stage that may be updated by now.
     allowed: Mutex<usize>,
     moved: Condvar,
@@ -66,7 +77,7 @@ impl UnderWay {
     /// A thread that is refused.
     pub(crate) fn start(
         self: &Arc<Self>,
-        mut work: UpdateBehind,
+        mut work: Box<dyn Work>,
         by_thread: bool,
     ) -> CommResult<()> {
         if !by_thread {
@@ -78,7 +89,7 @@ impl UnderWay {
         let run = move || {
             while let Some(stage) = work.stage() {
                 update.wait_for(stage);
-                work.step(|stage| stage <= *update.allowed.lock());
+                work.step(&|stage| stage <= *update.allowed.lock());
             }
             work.settle();
         };
@@ -104,7 +115,7 @@ impl UnderWay {
         self.let_on(stage);
         if let Some(work) = &mut *self.work.lock() {
             while work.stage().is_some_and(|next| next <= stage) {
-                work.step(|_| true);
+                work.step(&|_| true);
             }
         }
     }

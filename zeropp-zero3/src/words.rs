@@ -216,6 +216,38 @@ fn tensor(mut values: Vec<Floats>) -> Tensor<1> {
     from_vec(values, [n])
 }
 
+/// Some of the words of a tensor that is out.
+pub(crate) struct PartOut {
+    pub(crate) words: Words,
+    pub(crate) range: Range<usize>,
+}
+
+/// What an update has made of them.
+pub(crate) struct Written {
+    pub(crate) part: PartOut,
+    pub(crate) values: Tensor<1>,
+}
+
+/// Starts writing what an update has made, once what was written before is there.
+pub(crate) fn put(file: &StateFile, all: Vec<Written>) {
+    let mut places = Vec::new();
+    if file.is_host {
+        file.settle();
+    }
+    for Written { part, values } in all {
+        match part.words {
+            Words::Out(place) => {
+                places.push((place.part(part.range), cpu_tensor::into_vec(values)));
+            }
+            Words::Away(words) => file.leave(words, values),
+            Words::Here(_) | Words::Due(_) => unreachable!("what is kept is out"),
+        }
+    }
+    if !file.is_host {
+        file.write(places);
+    }
+}
+
 /// Calls `f` with `n` words of each source from a place in it on, a piece of all after the other;
 /// the next piece is read meanwhile. The last is there alone.
 pub(crate) fn each_piece(
@@ -252,7 +284,6 @@ pub(crate) fn pieces(n: usize, piece: usize) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state_file::{PartOut, Written};
     use zeropp_core::meter::Meter;
     use zeropp_core::split::AwayPlace;
 
@@ -298,7 +329,7 @@ mod tests {
         let before = cpu_tensor::into_vec(words.start_use(0..n).wait());
         let values: Vec<f32> = before.iter().zip(0..).map(|(x, i)| x + i as f32).collect();
         let part = PartOut { words: words.clone(), range: 0..n };
-        file.put(vec![Written { part, values: from_vec(values.clone(), [n]) }]);
+        put(&file, vec![Written { part, values: from_vec(values.clone(), [n]) }]);
         for words in [words.handed_over(), words.copied(0..n)] {
             assert_eq!(cpu_tensor::into_vec(words.start_read(7..90).wait()), values[7..90]);
         }
