@@ -18,6 +18,8 @@ MODEL = """--model llama --layers 2 --hidden 64 --heads 4 --kv-heads 2 --interme
     --micro-batch-size 2 --micro-batches 2 --lr 1e-2 --warmup 0""".split()
 # CubeCL's fp32 products are TF32 from compute capability 8.0 on; as 7.5 they are fp32's.
 WITHOUT_TF32, CUBECL = "75", {"ZEROPP_CUBLASLT_LIB": "none"}
+# What the first step says: CubeCL's words are counted, and may change.
+COMPILED = "first step: [1-9][0-9]* kernels compiled"
 # As GPUs and CPUs sum in other orders; after three steps.
 FP32, BF16 = 2e-4, 2e-3
 
@@ -106,6 +108,8 @@ def run(zeropp, arguments, folder, around=(), meanwhile=lambda: None, says="", e
 
 
 def on_cuda(zeropp, arguments, folder, gpus, **more):
+    if not more.get("exchanges"):
+        more.setdefault("says", COMPILED)
     return run(zeropp, ["--device", "cuda", *arguments], folder, CUDA_ON_CPU_ABORT="1",
                CUDA_ON_CPU_DEVICES=str(gpus), **more)
 
