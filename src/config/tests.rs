@@ -273,7 +273,7 @@ fn copies_out_of_memory_are_refused_beside_what_there_is_not_yet() {
             "recompute-out-units = 'later'",
             "recompute:out-units = later: says how much goes out, and",
         ),
-        (&one_unit, "recompute:out-units = later: a step is one unit; use units of fewer"),
+        (&one_unit, "recompute:out-units = later: a step is one unit; use several units"),
         (&none, "recompute:out-batches = 0: copies nothing out; use 1 or more"),
         (&device, "recompute:out = /nowhere: activations are not copied out with device = wgpu"),
         (&host_of_wgpu, "recompute:out = host: activations are not copied out with device = wgpu"),

@@ -172,7 +172,7 @@ impl Config {
         let units_of_step = self.micro_batches().div_ceil(self.unit().max(1));
         let is_known = self.schedule_file().is_none();
         check(units != later || !is_known || units_of_step > 1, || {
-            let help = "use units of fewer micro-batches, or leave it out";
+            let help = "use several units a step, or leave it out";
             ConfigError::value("recompute:out-units", units, "a step is one unit", help)
         })?;
         check(self.recompute_out_batches != Some(0), || {

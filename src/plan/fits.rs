@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use zeropp_core::device::Room;
 use zeropp_plan::change::Fit;
+use zeropp_plan::layout::HOST;
 
 use crate::Error;
 use crate::config::{Config, DeviceKind, OutStates};
@@ -72,15 +73,20 @@ fn search(bp: &Blueprint, fits: impl Fn(&Blueprint) -> Option<u64>) -> Vec<(Stri
     if found.is_empty() {
         let all = [OutStates::Moments, OutStates::All].into_iter();
         let needed = all.filter_map(|states| fits(&with_states_in_a_file(bp, states)?)).next();
-        let flag = format!("--optimizer {}:out=DIR", bp.config.optimizer);
+        let flag = format!("--optimizer {}:out={}", bp.config.optimizer, states_place(bp));
         found.extend(needed.map(|needed| (flag, needed)));
     }
     found
 }
 
-/// The same run with these states in a file, if there is one and none are.
+/// Where states may go: a folder's name, or what stands for a GPU's host.
+fn states_place(bp: &Blueprint) -> &'static str {
+    if bp.config.device == DeviceKind::Cuda { HOST } else { "DIR" }
+}
+
+/// The same run with these states out, if there is one and none are.
 fn with_states_in_a_file(bp: &Blueprint, states: OutStates) -> Option<Blueprint> {
-    let optimizer_out = Some("DIR".into());
+    let optimizer_out = Some(states_place(bp).into());
     let config = Config { optimizer_out, optimizer_out_states: states, ..split::reopened(bp) };
     if bp.config.optimizer_out.is_some() || config.validate_for_prediction().is_err() {
         return None;

@@ -5,7 +5,7 @@ use zeropp_core::layer::Model;
 use zeropp_plan::recompute::least;
 
 use crate::Error;
-use crate::config::{Config, OutStates, Recompute};
+use crate::config::{Config, OutStates, OutUnits, Recompute};
 use crate::own::CustomParts;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::{host, memory, slice_number};
@@ -77,6 +77,8 @@ fn with_least(config: &Config, model: Model, own: &CustomParts) -> Result<Bluepr
         values.extend(
             chosen.config.recompute_out_batches.map(|batches| format!("out-batches={batches}")),
         );
+        let units = chosen.config.recompute_out_units;
+        values.extend((units == OutUnits::Later).then(|| format!("out-units={units}")));
         let values = if values.is_empty() { "".into() } else { format!(":{}", values.join(",")) };
         let why = short.map_or_else(String::new, |memory::Shortage { needed, room, source }| {
             let (needed, room) = (in_words(needed), in_words(room));

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::{Arg, ArgMatches};
 use zeropp::Config;
-use zeropp::config::{EngineKind, Recompute};
+use zeropp::config::{DeviceKind, EngineKind, Recompute};
 use zeropp_plan::layout::{Fixed, Job};
 use zeropp_plan::model::ModelSizes;
 use zeropp_plan::{machines, text};
@@ -161,6 +161,8 @@ impl RunToPlan {
     fn fixed(&self, config: &Config) -> Result<Fixed, Failure> {
         let given = |key: &str| self.given.contains(&key);
         let size = |key: &str, value: usize| given(key).then_some(value);
+        let mut config = config.clone();
+        let states = planning::states_out(&mut config, config.device == DeviceKind::Cpu)?;
         Ok(Fixed {
             pp: size("pp", config.pp),
             zero3: size("zero3", config.zero3),
@@ -171,10 +173,10 @@ impl RunToPlan {
             recompute: Some(config.recompute)
                 .filter(|asked| given("recompute") && *asked != Recompute::Auto),
             schedule: given("schedule").then(|| config.schedule.clone()),
-            slices: planning::searched_slices(config, None)?,
+            slices: planning::searched_slices(&config, None)?,
             sync: config.optimizer_sync,
-            states: config.optimizer_out.as_deref().map(planning::folder),
-            moments: planning::moments(config),
+            states,
+            moments: planning::moments(&config),
             ..Fixed::default()
         })
     }

@@ -223,11 +223,9 @@ fn at_once(rank: &RankPlan) -> u64 {
     rank.held.at_once.total()
 }
 
-/// What is in files, and what tables call it.
-pub(crate) const OUT_OF_MEMORY: [(&str, MemoryKind); 2] = [
-    ("copied out at once", MemoryKind::HostActivation),
-    ("states in a file", MemoryKind::HostState),
-];
+/// What is out of memory, and what tables call it.
+pub(crate) const OUT_OF_MEMORY: [(&str, MemoryKind); 2] =
+    [("copied out at once", MemoryKind::HostActivation), ("states out", MemoryKind::HostState)];
 
 /// A head and rows.
 fn memory(plan: &Plan) -> Vec<Vec<String>> {

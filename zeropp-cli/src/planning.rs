@@ -21,7 +21,7 @@ use crate::values::whole;
 use crate::{args, trial};
 
 use job::{PlanRequest, job, recompute, schedule};
-pub(crate) use job::{flag, folder, head_split, machine_called, moments, searched_slices};
+pub(crate) use job::{flag, head_split, machine_called, moments, searched_slices, states_out};
 
 const ABOUT: &str = "Plan before a run: the fastest layouts of a model on some machines\n\n\
 Searches pipeline ranks, ZeRO-3 ranks, replicas, stages, units, micro-batches, recomputation, \

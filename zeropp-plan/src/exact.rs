@@ -183,8 +183,9 @@ impl Planned {
         let out = self.out_to.as_ref().filter(|_| self.layout.out > 0);
         let out = out.map(|folder| {
             let colon = if self.layout.redone.is_some() { "," } else { ":" };
-            let units = if self.layout.out_later { ",out-units=later" } else { "" };
-            format!("{colon}out={folder},out-batches={}{units}", self.layout.out)
+            let units = if self.layout.out_later { "later" } else { "all" };
+            // Also where it is all: a file of settings may say otherwise.
+            format!("{colon}out={folder},out-batches={},out-units={units}", self.layout.out)
         });
         let blocks: &[usize] = if cuts_alike { &[] } else { &self.blocks };
         self.layout.flags(blocks, &values, &out.unwrap_or_default())

@@ -455,10 +455,11 @@ pub(crate) fn state_copies(job: &Job, layout: &Layout, stages: &[Stage]) -> Vec<
         return Vec::new();
     };
     let takes = |elements: u64| ns(4.0 * elements as f64 / layout.zero3 as f64 / rate);
-    // Alone and in fp32 a gather is the read; else ranks on CPUs read before they gather.
+    // Alone and in fp32 a gather is the read; else ranks on CPUs read before they gather. An update
+    // is the rank's own, or waited for.
     let out = job.cut(layout).out;
-    let waits = layout.zero3 > 1 || job.compute.element_bytes < 4 || out == Out::Behind;
-    let waits = waits && !apart;
+    let reads_first = layout.zero3 > 1 || job.compute.element_bytes < 4;
+    let waits = out == Out::Behind || reads_first && !apart;
     let of = |s: &Stage| {
         let of = |is_out: bool, elements| if is_out { takes(elements) } else { 0 };
         let read_ns = of(out.has_parameters(), s.state.elements);

@@ -6,7 +6,7 @@
 use std::io;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use burn::tensor::{Device, Tensor};
 use parking_lot::Mutex;
@@ -31,7 +31,7 @@ struct FileState {
     /// The last copy out, with what goes out meanwhile in memory.
     writing: Option<ScratchCopy<()>>,
     /// The same of whole tensors.
-    leaving: Vec<Arc<AwayWords>>,
+    leaving: Vec<Weak<AwayWords>>,
     failed: Option<CommError>,
 }
 
@@ -136,7 +136,7 @@ impl StateFile {
     /// Starts copying these whole words out, as they are now.
     pub(crate) fn leave(&self, words: Arc<AwayWords>, values: Tensor<1>) {
         words.start_out(values);
-        self.inner.lock().leaving.push(words);
+        self.inner.lock().leaving.push(Arc::downgrade(&words));
     }
 
     /// Waits for what is being written.
@@ -148,7 +148,7 @@ impl StateFile {
         if let Some(Err(e)) = writing.map(ScratchCopy::wait) {
             self.note(&e);
         }
-        for words in leaving {
+        for words in leaving.iter().filter_map(Weak::upgrade) {
             words.with(AwayTensor::finish_out);
         }
     }
@@ -260,7 +260,7 @@ impl Drop for StatePlace {
 pub(crate) fn failed(error: &io::Error) -> CommError {
     CommError::Backend {
         engine: "optimizer:out".into(),
-        operation: "a copy between memory and its file".into(),
+        operation: "a copy out of memory or back in".into(),
         code: error.raw_os_error().unwrap_or_default().into(),
         text: format!("{error}; name a place with more room, or a disk that works"),
     }

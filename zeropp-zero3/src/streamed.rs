@@ -270,7 +270,13 @@ impl Parts for AtOnce<'_> {
         let (range, param) = match updated {
             Updated::Here(param) => (place.range.clone(), param),
             // Gathered memory is the engine's.
-            Updated::Gathered(param, elements) => (0..elements, own_copy(&param.wait()?)),
+            Updated::Gathered(param, elements) => {
+                let gathered = param.wait()?;
+                if in_file.is_none() {
+                    drop(stage.layers[place.layer].take_param());
+                }
+                (0..elements, own_copy(&gathered))
+            }
         };
         let (mut written, shard) = (Vec::new(), &mut stage.layers[place.layer]);
         match in_file {

@@ -195,7 +195,7 @@ pub(super) fn recompute(text: &str) -> Result<(Recompute, Option<&str>), String>
 }
 
 /// Where states are out; on a host moments alone.
-fn states_out(config: &mut Config, on_cpu: bool) -> Result<Option<OutPlace>, Failure> {
+pub(crate) fn states_out(config: &mut Config, on_cpu: bool) -> Result<Option<OutPlace>, Failure> {
     let Some(place) = config.optimizer_out.clone() else { return Ok(None) };
     let place = out_place("optimizer:out", &place.to_string_lossy(), config, on_cpu)?;
     if place == OutPlace::Host {

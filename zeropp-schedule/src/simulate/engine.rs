@@ -46,7 +46,7 @@ pub(super) fn run(
     let mut world = SimulationState::new(schedule, costs, begin.validated);
     let rank = |r| {
         let mut rank = SimulatedRank::new(schedule, costs, r, follow).starting(begin.free[r]);
-        rank.update_next(schedule, costs);
+        rank.update_next(schedule, costs, begin.free[r]);
         rank
     };
     let mut ranks: Vec<SimulatedRank> = (0..schedule.pp()).map(rank).collect();
@@ -144,12 +144,13 @@ struct SimulatedRank<'a> {
     copies: CopyQueue,
     /// Stages of which a reduced gradient is out.
     summed: HashSet<usize>,
-    /// When the update of each stage is done that is done behind the step.
-    updated: Vec<u64>,
-    /// The stages of which such updates have not begun, in the order of their first gathers.
+    /// The stages of which what an update beside the step keeps has not begun to come in, in the
+    /// order of their first gathers.
     to_update: VecDeque<usize>,
-    /// The one whose update has begun last.
-    updating: Option<usize>,
+    /// The one whose has begun last, and when it is there, or, from a file, updated.
+    updating: Option<(usize, u64)>,
+    /// When what went out last of such an update is out.
+    gone: u64,
 }
 
 impl<'a> SimulatedRank<'a> {
@@ -176,9 +177,9 @@ impl<'a> SimulatedRank<'a> {
             run: None,
             copies: CopyQueue::new(schedule, costs, rank),
             summed: HashSet::new(),
-            updated: vec![0; stages],
             to_update: if costs.states.is_empty() { VecDeque::new() } else { gathered(program) },
             updating: None,
+            gone: 0,
         }
     }
 
@@ -462,9 +463,9 @@ impl<'a> SimulatedRank<'a> {
         stage: usize,
     ) -> u64 {
         let Some(StateCopies { read_ns, waits, .. }) = states.copied() else { return self.clock };
-        let mut end = self.clock.max(self.updated[stage]);
-        if self.updating == Some(stage) {
-            self.update_next(world.schedule, world.costs);
+        let mut end = self.clock;
+        if let Some((_, ready)) = self.updating.take_if(|(updating, _)| *updating == stage) {
+            end = self.update(world.schedule, world.costs, stage, ready);
         }
         if read_ns > 0 {
             end = self.copies.pass(Way::In, end, read_ns).1;
@@ -475,17 +476,37 @@ impl<'a> SimulatedRank<'a> {
         end
     }
 
-    /// Copies what the update of the step before takes, of the next stage: each begins with the
-    /// first gather of the one before it.
-    fn update_next(&mut self, schedule: &Schedule, costs: &Costs) {
-        self.updating = self.to_update.pop_front();
-        let Some(stage) = self.updating else { return };
+    /// The update of a stage that is gathered for the first time, of which what is kept is `ready`
+    /// by then: when it is done. That of the next stage begins.
+    fn update(&mut self, schedule: &Schedule, costs: &Costs, stage: usize, ready: u64) -> u64 {
+        if !costs.copies_apart {
+            self.update_next(schedule, costs, self.clock);
+            return self.clock.max(ready);
+        }
+        // What comes in takes the memory of what has gone out, and this goes out once it is
+        // updated.
+        let start = self.clock.max(self.gone);
+        self.update_next(schedule, costs, start);
+        let end = start.max(ready);
+        let takes = costs.states[schedule.cost_entry(self.rank, stage, 0)].update_ns;
+        self.gone = self.copies.pass(Way::Out, end, takes).1;
+        end
+    }
+
+    /// Begins at `now` to copy what the update of the next stage takes; a file's is copied out
+    /// beside that, piece by piece.
+    fn update_next(&mut self, schedule: &Schedule, costs: &Costs, now: u64) {
+        let Some(stage) = self.to_update.pop_front() else { return };
         let takes = costs.states.get(schedule.cost_entry(self.rank, stage, 0));
         let takes = takes.map_or(0, |states| states.update_ns);
+        let mut ready = now;
         if takes > 0 {
-            let read = self.copies.pass(Way::In, self.clock, takes).1;
-            self.updated[stage] = self.copies.pass(Way::Out, self.clock, takes).1.max(read);
+            ready = self.copies.pass(Way::In, now, takes).1;
+            if !costs.copies_apart {
+                ready = ready.max(self.copies.pass(Way::Out, now, takes).1);
+            }
         }
+        self.updating = Some((stage, ready));
     }
 
     /// Adds a gradient that is reduced at `now` to the one that is out, piece by piece: when that
