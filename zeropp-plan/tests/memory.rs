@@ -119,7 +119,7 @@ const ALL: [Way; 6] = [EIGHT, ANY, STATES, ANY_STATES, BITS, ANY_BITS];
 const PLACES: [Place; 19] = [
     ("14.6b", 11.3, Outside::States, 1.207, STATES),
     ("14.6b", 11.3, Outside::Activations(12.0), 1.137, ANY_BITS),
-    ("14.6b", 11.3, Outside::Activations(24.0), 1.033, ANY_STATES),
+    ("14.6b", 11.3, Outside::Activations(24.0), 1.033, ANY_BITS),
     ("14.6b", 16.0, Outside::Nothing, 1.169, EIGHT),
     ("14.6b", 16.0, Outside::States, 1.093, STATES),
     ("14.6b", 16.0, Outside::Activations(12.0), 1.023, BITS),
