@@ -162,7 +162,8 @@ impl RunToPlan {
         let given = |key: &str| self.given.contains(&key);
         let size = |key: &str, value: usize| given(key).then_some(value);
         let mut config = config.clone();
-        let states = planning::states_out(&mut config, config.device == DeviceKind::Cpu)?;
+        let on_cpu = config.device == DeviceKind::Cpu;
+        let states = planning::states_out(&mut config, on_cpu)?;
         Ok(Fixed {
             pp: size("pp", config.pp),
             zero3: size("zero3", config.zero3),
