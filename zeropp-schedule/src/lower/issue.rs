@@ -59,8 +59,8 @@ impl<T: Copy> ByMessage<T> {
         ByMessage { micro_batches, of_stages, of_head: HashMap::new() }
     }
 
-    fn slot(&self, (named, _): &MessageKey) -> Option<usize> {
-        let Named::Stage(message, stage, micro_batch) = *named else { return None };
+    fn slot(&self, key: &MessageKey) -> Option<usize> {
+        let Named::Stage(message, stage, micro_batch) = key.0 else { return None };
         let of_stage = 2 * stage + usize::from(message == Message::Gradient);
         Some(of_stage * self.micro_batches + micro_batch)
     }
