@@ -512,6 +512,5 @@ fn states_that_are_out_are_planned_for_where_they_can_be() {
         "--pp 1 --zero3 2 --dp 1 --recompute none --precision bf16",
     ] {
         holds(&line(&folder, &format!(" --cpu {fixed}")));
-        holds(&line("adamw:out=host", &format!(" {fixed}")));
     }
 }
