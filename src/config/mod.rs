@@ -63,6 +63,11 @@ use zeropp_plan::layout::HOST;
 const AUTO: &str = "auto";
 
 /// The settings that follow from others where they are not given.
+/// Whether this stands for memory of a GPU's host, and not for a folder.
+fn is_host(place: &Path) -> bool {
+    place == Path::new(HOST)
+}
+
 impl Config {
     /// Whether ranks issue what they do together in one order (ADR 31): NCCL may keep an operation
     /// waiting for the other ranks', and all behind it.
@@ -160,12 +165,12 @@ impl Config {
 
     /// Whether activations are copied out to memory of the host, and not to files.
     pub(crate) fn copies_to_host(&self) -> bool {
-        self.recompute_out.as_deref() == Some(Path::new(HOST))
+        self.recompute_out.as_deref().is_some_and(is_host)
     }
 
     /// Whether what optimizers keep is there.
     pub(crate) fn states_on_host(&self) -> bool {
-        self.optimizer_out.as_deref() == Some(Path::new(HOST))
+        self.optimizer_out.as_deref().is_some_and(is_host)
     }
 
     /// The folder whose files activations are copied out to.

@@ -254,20 +254,20 @@ options! {
         "nesterov" "BOOL" nesterov: Option<bool> = None, Same Reported => "optimizer:nesterov";
         /// What AdamW adds to the root of the mean squared gradient. Default: 1e-8.
         "eps" "X" eps: Option<f64> = None, Same Reported => "optimizer:eps";
-        /// A folder for a file of each rank that has its optimizer state between updates, and,
-        /// where memory is short, parameters and gradients between their uses. Default: memory has
-        /// them.
+        /// Where optimizer state is between updates, and, where memory is short, parameters and
+        /// gradients between their uses: on CPUs a folder for a file of each rank, on CUDA `host`.
+        /// Default: memory has them.
         ///
         /// With all of them out a run takes the memory of a few stages and of the activations: with
         /// many `virtual` stages and one rank, a model larger than memory trains. A gather reads a
         /// stage's weights, an update reads and writes pieces; no bit depends on it. Every step
         /// reads and writes some 44 bytes per parameter with adamw, of the moments alone 16: a fast
         /// local disk is wanted, of some 16 bytes per parameter, or 8. With `dp`, sums over
-        /// replicas stay in memory. On NVIDIA
-        /// GPUs `host`, pinned memory of the GPU's host, has the moments alone.
+        /// replicas stay in memory. `host` is memory of the machine that a rank pins at its start;
+        /// it has what the optimizer keeps, and no more.
         "optimizer-out" "DIR|host" optimizer_out: Option<PathBuf> = None, Given Left
             => "optimizer:out";
-        /// What of that is in the file.
+        /// What of `optimizer:out` is out.
         ///
         /// `auto`: `moments`, which is what the optimizer keeps, where all else fits into memory as
         /// predicted, else `all`. The run says which.

@@ -2,11 +2,9 @@
 
 use std::path::Path;
 
-use zeropp_plan::layout::HOST;
-
 use super::{
     Balance, Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerSync, OutStates,
-    OutUnits, Precision, Recompute, Resume,
+    OutUnits, Precision, Recompute, Resume, is_host,
 };
 use zeropp_core::device;
 use zeropp_core::kernels::bf16;
@@ -209,7 +207,7 @@ impl Config {
         what: &str,
         late: Option<OptimizerSync>,
     ) -> Checked {
-        let place = match (self.device, folder == Path::new(HOST)) {
+        let place = match (self.device, is_host(folder)) {
             (DeviceKind::Cuda, false) => {
                 Some(("GPUs copy to pinned memory of their host", "use host"))
             }

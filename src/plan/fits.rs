@@ -72,7 +72,7 @@ fn search(bp: &Blueprint, fits: impl Fn(&Blueprint) -> Option<u64>) -> Vec<(Stri
         found.into_iter().map(|fit| (given.flags(&fit.layout), fit.needed)).collect();
     if found.is_empty() {
         let all = [OutStates::Moments, OutStates::All].into_iter();
-        let needed = all.filter_map(|states| fits(&with_states_in_a_file(bp, states)?)).next();
+        let needed = all.filter_map(|states| fits(&with_states_out(bp, states)?)).next();
         let flag = format!("--optimizer {}:out={}", bp.config.optimizer, states_place(bp));
         found.extend(needed.map(|needed| (flag, needed)));
     }
@@ -85,7 +85,7 @@ fn states_place(bp: &Blueprint) -> &'static str {
 }
 
 /// The same run with these states out, if there is one and none are.
-fn with_states_in_a_file(bp: &Blueprint, states: OutStates) -> Option<Blueprint> {
+fn with_states_out(bp: &Blueprint, states: OutStates) -> Option<Blueprint> {
     let optimizer_out = Some(states_place(bp).into());
     let config = Config { optimizer_out, optimizer_out_states: states, ..split::reopened(bp) };
     if bp.config.optimizer_out.is_some() || config.validate_for_prediction().is_err() {

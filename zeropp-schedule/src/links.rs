@@ -54,6 +54,12 @@ impl Compute {
 }
 
 impl Message {
+    /// The place of a message of a stage and micro-batch in a list of all that there can be: two of
+    /// each.
+    pub(crate) fn slot(self, stage: usize, micro_batch: usize, micro_batches: usize) -> usize {
+        (2 * stage + usize::from(self == Message::Gradient)) * micro_batches + micro_batch
+    }
+
     /// The stage that produces what `consumer` takes; none at the pipeline's ends.
     pub fn producer(self, consumer: usize, stages: usize) -> Option<usize> {
         match self {

@@ -322,8 +322,7 @@ impl<'a> ComputePrograms<'a> {
 
     /// The place of a message in `consumers`, by its consuming stage.
     fn slot(&self, message: Message, stage: usize, micro_batch: usize) -> usize {
-        let of_stage = 2 * stage + usize::from(message == Message::Gradient);
-        of_stage * self.micro_batches + micro_batch
+        message.slot(stage, micro_batch, self.micro_batches)
     }
 
     /// The messages that `from` sends to `to`, in the order of its program, as their consumers

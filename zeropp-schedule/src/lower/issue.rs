@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 use crate::action::Partners;
 use crate::head::{End, HeadTree};
-use crate::ir::{Action, Message, Schedule, Task};
+use crate::ir::{Action, Schedule, Task};
 use crate::links::Named;
 
 /// A message, and its two ends where it is one of a split head.
@@ -61,8 +61,7 @@ impl<T: Copy> ByMessage<T> {
 
     fn slot(&self, key: &MessageKey) -> Option<usize> {
         let Named::Stage(message, stage, micro_batch) = key.0 else { return None };
-        let of_stage = 2 * stage + usize::from(message == Message::Gradient);
-        Some(of_stage * self.micro_batches + micro_batch)
+        Some(message.slot(stage, micro_batch, self.micro_batches))
     }
 
     fn get(&self, key: &MessageKey) -> Option<T> {

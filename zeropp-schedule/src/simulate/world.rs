@@ -119,8 +119,7 @@ impl<'a> SimulationState<'a> {
 
     /// The place of a message in `arrival`, by its producing stage.
     pub(super) fn slot(&self, message: Message, producer: usize, micro_batch: usize) -> usize {
-        let stage = 2 * producer + usize::from(message == Message::Gradient);
-        stage * self.micro_batches + micro_batch
+        message.slot(producer, micro_batch, self.micro_batches)
     }
 
     /// The place of a split head's message in `arrival`.
