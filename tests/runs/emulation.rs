@@ -136,8 +136,9 @@ fn slices_are_executed_never_faster_than_simulated_and_idle_less_than_whole_samp
     }
 }
 
-/// A run with each of these splits does what is simulated of it, never faster, and in less time
-/// than with a whole head.
+/// A run with each of these splits does what is simulated of it, its steps never faster, and in
+/// less time than with a whole head. A single compute may end earlier: where a message is late,
+/// a rank that passes messages on sends another one first.
 fn check_splits(base: &Config, costs: &str, splits: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("costs.json");
@@ -150,13 +151,10 @@ fn check_splits(base: &Config, costs: &str, splits: &[&str]) {
     let whole = emulated("off").simulated_makespan_ns;
     for split in splits {
         let report = emulated(split);
-        for (rank, measured) in report.measured.ranks.iter().enumerate() {
-            assert_eq!(actions(&report.measured, rank), actions(&report.simulated, rank));
-            for (m, s) in measured.spans.iter().zip(&report.simulated.ranks[rank].spans) {
-                if s.lane == Lane::Compute {
-                    assert!(m.end_ns >= s.end_ns, "{split}: {}", m.action);
-                }
-            }
+        for rank in 0..report.measured.ranks.len() {
+            let [measured, simulated] =
+                [&report.measured, &report.simulated].map(|of| actions(of, rank));
+            assert_eq!(measured, simulated, "{split}, rank {rank}");
         }
         let quickest = report.steps.iter().map(|step| step.makespan_ns).min().unwrap();
         let simulated = report.simulated_makespan_ns;
