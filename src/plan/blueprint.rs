@@ -285,8 +285,9 @@ impl Blueprint {
         let held = predict_at_once(program, &self.all_bytes());
         let ranks = self.plan.ranks.iter().zip(self.rank_states());
         let held = held.iter().zip(ranks).map(|(held, (rank, state))| {
-            let always = rank.held.at_once.parameter_shard + rank.held.at_once.gradient_shard;
-            always + state.optimizer_kept() + held.total()
+            let at_once = &rank.held.at_once;
+            let gradient = at_once.gradient_shard.max(state.gradient_due());
+            at_once.parameter_shard + gradient + state.optimizer_kept() + held.total()
         });
         let gathers = program.ranks[0].iter().filter(|a| matches!(a, Action::AllGather { .. }));
         Some(EvaluationPlan {

@@ -278,6 +278,30 @@ pub struct Tied {
     pub head: Shares,
 }
 
+/// The most that a rank keeps of these.
+fn most_kept(shares: &Shares) -> u64 {
+    shares.each().iter().map(|bytes| bytes.state).max().unwrap_or(0)
+}
+
+/// The stages for which something comes in to be updated, and its bytes: of the rank that has most
+/// of two of them that follow each other.
+fn updates(stages: &[&StageState], mine: &[usize]) -> Vec<(usize, u64)> {
+    let each = |stage: usize| stages[stage].shares.each();
+    let of = |rank: usize| -> Vec<(usize, u64)> {
+        let kept = |stage: usize| each(stage).get(rank).or(each(stage).first());
+        let all = mine.iter().map(|s| (*s, kept(*s).map_or(0, |bytes| bytes.state)));
+        all.filter(|(_, bytes)| *bytes > 0).collect()
+    };
+    let ranks = mine.iter().map(|s| each(*s).len()).max().unwrap_or(0);
+    (0..ranks).map(of).max_by_key(|updates| most_of_two(updates)).unwrap_or_default()
+}
+
+/// The most of two that follow each other, or of one alone.
+fn most_of_two(updates: &[(usize, u64)]) -> u64 {
+    let two = |i: usize| updates[i..].iter().take(2).map(|(_, bytes)| bytes).sum();
+    (0..updates.len()).map(two).max().unwrap_or(0)
+}
+
 /// What the embedding of slices takes, which gets its weights last of all.
 fn of_slices(stage: &StageState, cut: Cut) -> Shares {
     let (zero3, owners) = (cut.zero3 as u64, cut.owners as u64);
@@ -291,17 +315,21 @@ fn of_slices(stage: &StageState, cut: Cut) -> Shares {
 }
 
 /// What one rank has all the time, and what its optimizer takes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankState {
     /// Parameters of its shards that are in memory. What both layers of a tied weight have is there
     /// once.
     parameters: u64,
     /// Their gradients at the end of a step, as far as they are in memory.
     gradient: u64,
+    /// What of that is there until the next step's gathers.
+    due: u64,
     /// Of all gradients, what this rank updates.
     owned: u64,
     /// What the optimizer keeps in memory from step to step.
     kept: u64,
+    /// What it has on a GPU for updates beside the next step alone, by stage.
+    updates: Vec<(usize, u64)>,
     /// What of all that is in a file.
     out: u64,
     /// What of that a checkpoint has of the rank.
@@ -356,23 +384,21 @@ impl RankState {
         let each = || shares.each().iter();
         let gradient = shard(|stage| stage.trained);
         let updated = shard(|stage| stage.trained - stage.returned);
-        let (owned, state) = (updated / owners, each().map(|b| b.state).max().unwrap_or(0));
+        let (owned, state) = (updated / owners, most_kept(&shares));
         let here = |is_out: bool, bytes: u64| if is_out { 0 } else { bytes };
         let [state_out, all_out] = [cut.out.is_any(), cut.out.has_parameters()];
-        let two = |two: &[usize]| {
-            let mut shares = Shares::default();
-            two.iter().for_each(|s| shares.add(&stages[*s].shares, 1));
-            shares.each().iter().map(|b| b.state).max().unwrap_or(0)
-        };
         let is_behind = cut.out == Out::Behind;
-        let two = mine.windows(2).map(two).max().filter(|_| is_behind && cut.host);
-        let pieces = |b: &UpdateBytes| two.unwrap_or(b.pieces);
+        let updates = if is_behind && cut.host { updates(stages, mine) } else { Vec::new() };
+        // What the first update takes is there when a step ends.
+        let first = updates.first().map_or(0, |(_, bytes)| *bytes);
+        let pieces = |b: &UpdateBytes| if updates.is_empty() { b.pieces } else { first };
         let work = |swapped: u64| {
             let of = |b: &UpdateBytes| here(state_out, b.state) + pieces(b) + b.update.max(swapped);
             each().map(of).max().unwrap_or(0)
         };
-        // Of updates behind the next step there are at any time, on GPUs of two stages.
-        let pieces = each().map(pieces).max().filter(|_| is_behind).unwrap_or(0);
+        // Of updates behind the next step there are at any time, but on GPUs.
+        let always = is_behind && updates.is_empty();
+        let pieces = each().map(pieces).max().filter(|_| always).unwrap_or(0);
         let (at_work, at_work_at_once) = (work(swapped), work(swapped_at_once));
         let late_at_work = each().map(|b| b.state + b.late).max().unwrap_or(0);
         let (parameters, kept) = (shard(|stage| stage.elements), here(state_out, state) + pieces);
@@ -381,8 +407,10 @@ impl RankState {
         RankState {
             parameters: here(all_out, parameters),
             gradient: if cut.out == Out::All { 0 } else { gradient },
+            due: if is_behind { gradient } else { 0 },
             owned,
             kept,
+            updates,
             out: here(!state_out, state) + here(!all_out, parameters) + sums_out,
             kept_saved: each().map(|b| b.saved).max().unwrap_or(0),
             at_work,
@@ -393,6 +421,11 @@ impl RankState {
             gathers: each().next().map_or(0, |b| b.gathers),
             sent: each().next().map_or(0, |b| b.sent),
         }
+    }
+
+    /// What the optimizer has on a GPU for updates beside the next step alone: bytes of each stage.
+    pub fn updates(&self) -> &[(usize, u64)] {
+        &self.updates
     }
 
     /// Bytes that a checkpoint has of the rank.
@@ -411,14 +444,19 @@ impl RankState {
         arriving.max(at_rest(before) + given)
     }
 
-    /// Bytes that the optimizer keeps in memory from step to step.
+    /// Gradients of an update that is done beside what follows a step.
+    pub fn gradient_due(&self) -> u64 {
+        self.due
+    }
+
+    /// Bytes that the optimizer has in memory between two steps, and while forwards alone run.
     pub fn optimizer_kept(&self) -> u64 {
-        self.kept
+        self.kept + most_of_two(&self.updates)
     }
 
     /// The most of each kind, where `peaks` come and go with the program.
     pub fn peaks(&self, peaks: MemoryBytes) -> MemoryBytes {
-        self.with(peaks, self.at_work, self.rollback)
+        self.with(peaks, self.at_work.max(self.kept + peaks.optimizer), self.rollback)
     }
 
     /// All that is held when it is most: while it computes, while it updates, or in the `warm_up`
@@ -426,7 +464,7 @@ impl RankState {
     pub fn at_once(&self, held: MemoryBytes, warm_up: MemoryBytes) -> MemoryBytes {
         let updating = MemoryBytes { gradient_shard: self.gradient, ..MemoryBytes::default() };
         let moments = [
-            self.with(held, self.kept, 0),
+            self.with(held, self.kept + held.optimizer, 0),
             self.with(updating, self.at_work_at_once, self.rollback_at_work),
             self.with(warm_up, self.kept, self.rollback),
         ];

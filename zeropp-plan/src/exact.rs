@@ -499,7 +499,12 @@ impl<'a> Simulation<'a> {
     /// The program that is simulated, and its run: the whole step, or the longer of the two.
     pub fn run(&self) -> (Schedule, Timeline, Costs) {
         let program = self.programs.last().expect("one or two");
-        (Schedule::clone(program), self.whole_timeline(program), self.costs.clone())
+        let states: Vec<_> = self.stages.iter().map(|stage| &stage.state).collect();
+        let (cut, save) = (self.job.cut(self.layout), self.job.state.save);
+        let ranks = memory::rank_states(&states, program, cut, save);
+        let memory = memory::with_updates(&self.costs.memory, &ranks, program);
+        let costs = Costs { memory, ..self.costs.clone() };
+        (Schedule::clone(program), self.whole_timeline(program), costs)
     }
 }
 

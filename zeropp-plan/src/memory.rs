@@ -58,6 +58,19 @@ pub fn rank_states(
     (0..program.pp()).map(of).collect()
 }
 
+/// Bytes of the stages of `program` with what comes in for their updates.
+pub(crate) fn with_updates(
+    bytes: &[StageBytes],
+    ranks: &[RankState],
+    program: &Schedule,
+) -> Vec<StageBytes> {
+    let mut bytes = bytes.to_vec();
+    for (cell, update) in ranks.iter().flat_map(RankState::updates) {
+        bytes[cell * program.slices_per_sample()].update = *update;
+    }
+    bytes
+}
+
 /// What every pipeline rank holds, of replicas that run any of these programs, of stages with these
 /// `bytes`: the most of all replicas.
 pub fn of_ranks<'a>(
@@ -68,10 +81,11 @@ pub fn of_ranks<'a>(
     let larger = |a: MemoryBytes, b: MemoryBytes| if b.total() > a.total() { b } else { a };
     let mut all = vec![(HeldBytes::default(), MemoryBytes::default()); ranks.len()];
     for program in programs {
+        let bytes = with_updates(bytes, ranks, program);
         let late = program.validates_late();
-        let warm_ups = if late { predict_warm_up(program, bytes) } else { Vec::new() };
+        let warm_ups = if late { predict_warm_up(program, &bytes) } else { Vec::new() };
         for (rank, HeldBytes { peaks, at_once }) in
-            predict_both(program, bytes).into_iter().enumerate()
+            predict_both(program, &bytes).into_iter().enumerate()
         {
             let (most, warm) = &mut all[rank];
             *most =

@@ -49,7 +49,8 @@ pub fn html(plan: &LayoutPlan, job: &Job) -> Result<String, PlanError> {
         (timeline, points)
     })?;
     let first = &plan.layouts[0];
-    let fixed = fixed(first);
+    let comes_in = memory.iter().any(|point| point.bytes.optimizer > 0);
+    let fixed = fixed(first, comes_in);
     let schedule = picture(&timeline)?;
     let text = text::text(plan, WIDEST);
     let blocks: Vec<&str> = text.split("\n\n").collect();
@@ -136,10 +137,11 @@ fn bubble(program: &Schedule, timeline: &Timeline, costs: &Costs) -> String {
     )
 }
 
-/// Bytes that the worst rank of a layout holds all the time.
-fn fixed(ranked: &Ranked) -> u64 {
+/// Bytes that the worst rank of a layout holds all the time; what its optimizer keeps may come in
+/// for updates alone.
+fn fixed(ranked: &Ranked, comes_in: bool) -> u64 {
     let (_, worst) = ranked.planned.worst();
-    worst.parameter_shard + worst.optimizer
+    worst.parameter_shard + if comes_in { 0 } else { worst.optimizer }
 }
 
 fn picture(timeline: &Timeline) -> Result<String, PlanError> {
@@ -204,7 +206,8 @@ fn areas(points: &[KindPoint], fixed: u64, limit: u64) -> Panel {
     let end = points.last().map_or(0, |p| p.at_ns);
     let area = |kinds: usize, name: &str, color: usize| {
         let held = |p: &KindPoint| {
-            gib(fixed + KINDS[..kinds].iter().map(|(kind, _)| p.bytes.get(*kind)).sum::<u64>())
+            let here = KINDS[..kinds].iter().map(|(kind, _)| p.bytes.get(*kind)).sum::<u64>();
+            gib(fixed + p.bytes.optimizer + here)
         };
         let seconds = |ns: u64| ns as f64 / 1e9;
         // A point holds until the next one.

@@ -276,6 +276,12 @@ fn has_begun(before: &[Action], stage: usize) -> bool {
     latest.is_some_and(|action| action.computes().next().is_some())
 }
 
+/// Actions of a program up to the end of its last compute that is no W.
+pub fn backwards_end(program: &[Action]) -> usize {
+    let is_one = |action: &Action| action.computes().any(|task| task.kind != Compute::W);
+    program.iter().rposition(is_one).map_or(0, |last| last + 1)
+}
+
 /// The micro-batch of the F that is the first to need what the AG at `at` gathers: it waits for
 /// each layer as it comes to it, if the head is not split. None where something else needs it
 /// first.

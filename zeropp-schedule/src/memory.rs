@@ -28,6 +28,9 @@
 //! * *gradient shard*: a rank's share of the sum over the units, from when the first unit's RS
 //!   retires (where no other rank shares the stage, from the first W, as above) to the optimizer
 //!   step, or, where updates are done behind the next step, to the stage's first AG there;
+//! * *optimizer*: of what a device has on its host, that of the stage whose update is next, which
+//!   is at the stage's first AG (of the first stage, from the last backward of the step before),
+//!   and of the one before it until that, or the rank's first W;
 //! * *communication*: a message from the posting of its receive to the action that takes it; what
 //!   a stage hands to another one of the same rank until that one takes it; what a split head has
 //!   to send on; the copy of the shard that a gather of another precision sends, until the
@@ -156,6 +159,13 @@ pub struct Ledger<'a> {
     summing: Option<usize>,
     /// Stages whose update of the step before is due.
     due: Vec<bool>,
+    /// Those of which something comes in for it, in their order, and the next of them.
+    updates: Vec<usize>,
+    next_update: usize,
+    /// What goes out of the last that was updated.
+    leaving: u64,
+    /// Computes that are no W and still to come in the program.
+    backwards_left: usize,
     /// Stages whose gather has not been waited for.
     gathering: Vec<bool>,
     /// Which F wait for each layer of their stage as they come to it.
@@ -202,9 +212,10 @@ impl<'a> Ledger<'a> {
         let of_stage: Vec<StageBytes> = stages.iter().step_by(slices).copied().collect();
         let places = MicroBatchSlots::new(program, of_stage.len());
         let mut recomputed = vec![false; places.len()];
-        let mut forward_only = true;
+        let (mut forward_only, mut backwards_left) = (true, 0);
         for Task { kind, stage, micro_batch } in program.iter().flat_map(Action::computes) {
             forward_only &= kind == Compute::F;
+            backwards_left += usize::from(kind != Compute::W);
             if kind == Compute::R {
                 recomputed[places.of(stage, micro_batch)] = true;
             }
@@ -218,15 +229,13 @@ impl<'a> Ledger<'a> {
             None => places::layerwise_forwards(program, &of_stage, &places),
         };
         let count = of_stage.len();
-        let mut due = vec![false; count];
-        for action in program.iter().filter(|_| !forward_only) {
-            if let Action::AllGather { stage } = action {
-                due[*stage] = true;
-            }
-        }
+        let due = if forward_only { vec![false; count] } else { gathered(program, count) };
         let gradient_due = of_stage.iter().zip(&due).filter(|(_, due)| **due);
         let gradient_shard = gradient_due.map(|(bytes, _)| bytes.gradient_due).sum();
-        let now = MemoryBytes { gradient_shard, ..MemoryBytes::default() };
+        let is_updated = |stage: &usize| due[*stage] && of_stage[*stage].update > 0;
+        let updates: Vec<usize> = (0..count).filter(is_updated).collect();
+        let optimizer = updates.first().map_or(0, |first| of_stage[*first].update);
+        let now = MemoryBytes { gradient_shard, optimizer, ..MemoryBytes::default() };
         Ledger {
             own: count - usize::from(head.is_some()),
             slices,
@@ -248,6 +257,10 @@ impl<'a> Ledger<'a> {
             running: None,
             summing: None,
             due,
+            updates,
+            next_update: 0,
+            leaving: 0,
+            backwards_left,
             gathering: vec![false; count],
             by_layer,
             packed: vec![None; count],
@@ -269,6 +282,7 @@ impl<'a> Ledger<'a> {
         match *action {
             Action::AllGather { stage } => {
                 if std::mem::take(&mut self.due[stage]) {
+                    self.update_to(stage);
                     self.now.gradient_shard -= self.of_stage(stage).gradient_due;
                 }
                 self.now.gathered += self.of_stage(stage).weights;
@@ -399,6 +413,27 @@ impl<'a> Ledger<'a> {
         self.mark();
     }
 
+    /// The updates up to that of a stage, of those for which something comes in: that of the next
+    /// one comes in meanwhile.
+    fn update_to(&mut self, stage: usize) {
+        while let Some(next) = self.updates.get(self.next_update).copied().filter(|s| *s <= stage) {
+            self.left();
+            self.leaving = self.of_stage(next).update;
+            self.next_update += 1;
+            self.read_ahead();
+            self.mark();
+        }
+    }
+
+    fn read_ahead(&mut self) {
+        let next = self.updates.get(self.next_update);
+        self.now.optimizer += next.map_or(0, |next| self.of_stage(*next).update);
+    }
+
+    fn left(&mut self) {
+        self.now.optimizer -= std::mem::take(&mut self.leaving);
+    }
+
     /// The sum of a stage over the replicas begins: layer by layer, where it is being reduced, so
     /// that layers of the share are there before the gradient goes.
     fn sum(&mut self, stage: usize) {
@@ -472,6 +507,7 @@ impl<'a> Ledger<'a> {
 
     /// The first W of a unit: all of the gradient.
     fn open(&mut self, stage: usize, micro_batch: usize) {
+        self.left();
         if self.open[stage] {
             return;
         }
@@ -538,6 +574,13 @@ impl<'a> Ledger<'a> {
             && self.places.has(consumer)
         {
             self.arrive(message, consumer, micro_batch);
+            self.mark();
+        }
+        self.backwards_left -= usize::from(kind != Compute::W);
+        if self.backwards_left == 0 && kind != Compute::W {
+            self.left();
+            self.next_update = 0;
+            self.read_ahead();
             self.mark();
         }
     }
@@ -647,6 +690,17 @@ impl<'a> Ledger<'a> {
         }
         self.kept_peak = self.kept_peak.max(self.now.activation + self.now.weight_stash);
     }
+}
+
+/// Which of `count` stages a program gathers.
+fn gathered(program: &[Action], count: usize) -> Vec<bool> {
+    let mut gathered = vec![false; count];
+    for action in program {
+        if let Action::AllGather { stage } = action {
+            gathered[*stage] = true;
+        }
+    }
+    gathered
 }
 
 const PACKED_FORWARD: usize = 0;

@@ -10,17 +10,18 @@ use burn::tensor::Tensor;
 use zeropp_comm::CommResult;
 use zeropp_comm::groups::Groups;
 use zeropp_core::cpu_tensor::{from_vec, into_vec, on_cpu};
+use zeropp_core::optimizer::Out;
 use zeropp_core::params::FlatLayout;
 
-use crate::layer_state::elements;
+use crate::ahead::{Ahead, KeptRead, Parts};
+use crate::layer_state::{LayerState, elements};
 use crate::optimizer::{Optimizer, ShardRange};
 use crate::rule::{ParameterGroups, StepScale};
 use crate::sharers::UpdateGroup;
 use crate::stage::ShardedStage;
 use crate::state_file::StateFile;
-use crate::streamed::{Ahead, KeptRead, Parts};
 use crate::under_way::{Giver, UnderWay, Work};
-use crate::words::{Words, Written, own_copy};
+use crate::words::{Words, Written, own_copy, put};
 
 /// Such an update.
 pub(crate) struct UpdateBehind {
@@ -61,6 +62,38 @@ struct PieceBehind {
 }
 
 impl Optimizer {
+    /// Starts reading what the first update beside the next step takes, where a device has that on
+    /// its host: beside the step's last W and reduction.
+    pub fn read_ahead(&mut self, stages: &[ShardedStage]) {
+        let reads = |file: &Arc<StateFile>| file.is_host && file.out == Out::Behind;
+        // A save may still read it, and where layers are looked at nothing is beside a step.
+        let is_free = self.held_back.is_none() && self.watched.is_none() && self.first.is_none();
+        if is_free && self.file.as_ref().is_some_and(reads) {
+            self.wait_for_update();
+            let mut all = stages.iter().enumerate().map(|(s, stage)| self.first_read(s, stage));
+            self.first = all.find(|read| !read.is_empty());
+        }
+    }
+
+    fn first_read(&self, s: usize, stage: &ShardedStage) -> Vec<KeptRead> {
+        let read = |(l, state): (usize, &LayerState)| {
+            let owned = self.owned(stage, l);
+            let words = owned.words(&(0..owned.len), &self.options.parameters);
+            KeptRead::start(&state.words, state.ema.as_ref(), &words, &(0..owned.len))
+        };
+        let kept = self.state[s].iter().enumerate();
+        let updated = |l: usize| stage.layers[l].trains() && self.owned(stage, l).len > 0;
+        kept.filter(|(l, _)| updated(*l)).map(read).collect()
+    }
+
+    /// Puts that out again: there is no update.
+    pub(crate) fn put_back(&mut self) {
+        if let (Some(file), Some(first)) = (&self.file, self.first.take()) {
+            put(file, first.into_iter().flat_map(KeptRead::unchanged).collect());
+            file.settle();
+        }
+    }
+
     /// Starts the update of `stages`, in the order in which they are gathered.
     pub(crate) fn start_behind(
         &mut self,
@@ -104,7 +137,9 @@ impl Optimizer {
                 false => parts.extend(of_stage.into_iter().map(|piece| vec![piece])),
             }
         }
-        let ahead = Ahead::of(parts.len());
+        let first = self.first.take();
+        assert!(first.as_ref().is_none_or(|first| first.len() == parts[0].len()), "all train");
+        let ahead = Ahead::of(parts.len(), first);
         let (parameters, groups) = (self.options.parameters.clone(), self.groups.clone());
         let layers = LayersBehind { layers, parts, parameters, scale: *scale, groups };
         let work = UpdateBehind { layers, ahead, file: file.clone() };
@@ -115,6 +150,11 @@ impl Optimizer {
     /// Returns once no update is under way.
     pub(crate) fn wait_for_update(&self) {
         self.under_way.iter().for_each(|update| update.finish());
+    }
+
+    /// Gives back the memory of what went out last, where an update is done: as the first W begins.
+    pub fn let_go(&self) {
+        self.under_way.iter().for_each(|update| update.settle());
     }
 }
 

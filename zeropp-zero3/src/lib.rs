@@ -7,11 +7,13 @@
 pub mod adafactor;
 pub mod adamw;
 pub mod adamw8bit;
+mod ahead;
 pub mod balanced;
 mod behind;
 pub mod checkpoint;
 pub mod exact;
 mod fill;
+mod late;
 mod layer_shard;
 mod layer_state;
 pub mod layer_sums;

@@ -12,6 +12,7 @@ use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_core::optimizer::Out;
 use zeropp_core::params::FlatLayout;
 
+use crate::ahead::KeptRead;
 use crate::exact::ExactSum;
 use crate::layer_state::{LayerState, OwnedRange, elements};
 use crate::layer_sums::LayerSums;
@@ -78,26 +79,28 @@ pub struct Optimizer {
     pub(crate) file: Option<Arc<StateFile>>,
     /// An update of it beside the next step.
     pub(crate) under_way: Option<Arc<UnderWay>>,
-    /// Counts the pieces of updates beside the next step, which there are at any time.
+    /// What the next one takes first, on its way into a device's memory.
+    pub(crate) first: Option<Vec<KeptRead>>,
+    /// Counts the pieces of updates beside the next step, which CPUs have at any time.
     _pieces: Option<Hold>,
-    held_back: Option<Box<dyn FnOnce() -> CommResult<()> + Send>>,
+    pub(crate) held_back: Option<Box<dyn FnOnce() -> CommResult<()> + Send>>,
     /// The update that is done and not validated.
-    early: Option<Early>,
+    pub(crate) early: Option<Early>,
     holds: Vec<Hold>,
 }
 
 /// An update that may prove wrong.
-struct Early {
+pub(crate) struct Early {
     /// All ranks' parts of the norm, until they are read.
-    norm: Option<Pending<AllBytes>>,
+    pub(crate) norm: Option<Pending<AllBytes>>,
     /// Its outcome; without a norm until that is read.
-    outcome: StepOutcome,
+    pub(crate) outcome: StepOutcome,
     /// Number of the update.
-    update: u64,
+    pub(crate) update: u64,
     /// The layers that it changed.
-    before: Vec<LayerBefore>,
+    pub(crate) before: Vec<LayerBefore>,
     /// Bytes that this rank sent to sum its gradients.
-    summed_bytes: u64,
+    pub(crate) summed_bytes: u64,
 }
 
 /// The place in its layer of the elements that a rank updates; found from the parameters, before
@@ -147,6 +150,7 @@ impl Optimizer {
             watched: None,
             file: stages.iter().find_map(|stage| stage.file().cloned()),
             under_way: None,
+            first: None,
             _pieces: None,
             held_back: None,
             early: None,
@@ -192,6 +196,7 @@ impl Optimizer {
     /// Gives up all that is kept.
     pub fn forget(&mut self) {
         self.wait_for_update();
+        self.put_back();
         self.holds.clear();
         self.state.clear();
     }
@@ -311,88 +316,14 @@ impl Optimizer {
             let scale = StepScale { lr, update: self.updates, gradient: self.factor(grad_norm) };
             self.update(stages, &scale, &mut outcome, None)?;
         }
+        self.put_back();
         stages.iter_mut().for_each(ShardedStage::clear_grads);
         Ok(outcome)
-    }
-
-    /// As [`step`](Self::step), but without waiting for the norm, as if nothing was to be clipped
-    /// and all was finite: [`settle`](Self::settle) makes it right, and is called before the next
-    /// step. The outcome has a norm that is not a number until then. Takes as much memory again as
-    /// what is updated, its state and its gradient.
-    ///
-    /// # Errors
-    /// A collective's error.
-    pub fn step_early(
-        &mut self,
-        stages: &mut [ShardedStage],
-        step: u64,
-    ) -> CommResult<StepOutcome> {
-        assert!(self.early.is_none(), "the update before is validated first");
-        assert!(self.file.is_none(), "what was before an update is kept in memory");
-        stages.iter_mut().try_for_each(ShardedStage::finish_replica_reduce)?;
-        let sent_bytes = self.sum_gradients(stages)?;
-        self.watch_gradients(stages);
-        self.wait_for_readers()?;
-        let norm = self.start_norm(stages)?;
-        self.updates += 1;
-        let lr = (self.options.lr)(step);
-        let grad_norm = f64::NAN;
-        let mut outcome = StepOutcome { grad_norm, lr, sent_bytes, ..StepOutcome::default() };
-        let scale = StepScale { lr, update: self.updates, gradient: 1.0 };
-        let mut before = Vec::new();
-        self.update(stages, &scale, &mut outcome, Some(&mut before))?;
-        stages.iter_mut().for_each(ShardedStage::clear_grads);
-        let (norm, update) = (Some(norm), self.updates);
-        self.early = Some(Early { norm, outcome, update, before, summed_bytes: sent_bytes });
-        Ok(outcome)
-    }
-
-    /// Waits for the norm of the update that is not validated, if there is one, and says whether
-    /// that update was right; the same on all ranks. It is right where there is none.
-    ///
-    /// # Errors
-    /// A collective's error.
-    pub fn was_right(&mut self) -> CommResult<bool> {
-        let Some(mut early) = self.early.take() else { return Ok(true) };
-        if let Some(norm) = early.norm.take() {
-            let grad_norm = norm_of(norm)?;
-            (early.outcome.grad_norm, early.outcome.skipped) = (grad_norm, !grad_norm.is_finite());
-        }
-        let StepOutcome { grad_norm, skipped, .. } = early.outcome;
-        self.early = Some(early);
-        Ok(!skipped && self.factor(grad_norm) == 1.0)
-    }
-
-    /// Makes the update that is not validated right, if there is one: where it was wrong, goes back
-    /// to the weights and the state before it and does the right one, or none. Nothing of `stages`
-    /// is gathered or reduced meanwhile. Returns what the step did.
-    ///
-    /// # Errors
-    /// A collective's error.
-    pub fn settle(&mut self, stages: &mut [ShardedStage]) -> CommResult<Option<StepOutcome>> {
-        let right = self.was_right()?;
-        let Some(Early { mut outcome, update, before, summed_bytes, .. }) = self.early.take()
-        else {
-            return Ok(None);
-        };
-        if !right {
-            let (lr, gradient) = (outcome.lr, self.factor(outcome.grad_norm));
-            self.updates = if outcome.skipped { update - 1 } else { update };
-            let scale = StepScale { lr, update, gradient };
-            let scale = (!outcome.skipped).then_some(&scale);
-            (outcome.gathers, outcome.sent_bytes) = (0, summed_bytes);
-            outcome.rolled_back = true;
-            let watched = self.watched.iter_mut().flat_map(HashMap::values_mut);
-            watched.for_each(LayerSums::forget_update);
-            self.update_again(stages, before, scale, &mut outcome)?;
-            stages.iter_mut().for_each(ShardedStage::clear_grads);
-        }
-        Ok(Some(outcome))
     }
 
     /// Makes the gradients of `stages`, which are reduced, those of the whole model. Returns bytes
     /// that this rank sent.
-    fn sum_gradients(&mut self, stages: &mut [ShardedStage]) -> CommResult<u64> {
+    pub(crate) fn sum_gradients(&mut self, stages: &mut [ShardedStage]) -> CommResult<u64> {
         let sent = match self.row_exchange() {
             Some(exchange) => exchange.sum_gradients(stages)?,
             None => tied::sum_gradients(stages, self.options.tie, &self.groups, &self.meter)?,
@@ -425,18 +356,18 @@ impl Optimizer {
     }
 
     /// Returns once no save reads parameters and moments any more.
-    fn wait_for_readers(&mut self) -> CommResult<()> {
+    pub(crate) fn wait_for_readers(&mut self) -> CommResult<()> {
         self.held_back.take().map_or(Ok(()), |wait| wait())
     }
 
     /// The factor of the gradient, for a finite norm.
-    fn factor(&self, grad_norm: f64) -> f32 {
+    pub(crate) fn factor(&self, grad_norm: f64) -> f32 {
         let clip = self.options.clip;
         if clip > 0.0 { (clip / (grad_norm + 1e-6)).min(1.0) as f32 } else { 1.0 }
     }
 
     /// This rank's part of the norm, on its way to all others.
-    fn start_norm(&self, stages: &[ShardedStage]) -> CommResult<Pending<AllBytes>> {
+    pub(crate) fn start_norm(&self, stages: &[ShardedStage]) -> CommResult<Pending<AllBytes>> {
         let mut sum = ExactSum::default();
         self.gradients(stages, |_, grad| add_squares(&mut sum, [grad]));
         self.file.as_ref().map_or(Ok(()), |file| file.check())?;
@@ -472,14 +403,14 @@ impl Optimizer {
         }
     }
 
-    fn watch_gradients(&mut self, stages: &[ShardedStage]) {
+    pub(crate) fn watch_gradients(&mut self, stages: &[ShardedStage]) {
         let Some(mut watched) = self.watched.take() else { return };
         self.gradients(stages, |at, grad| watched.entry(at).or_default().add_gradient(grad));
         self.watched = Some(watched);
     }
 
     /// Updates `stages`; `kept` gets what it takes to go back.
-    fn update(
+    pub(crate) fn update(
         &mut self,
         stages: &mut [ShardedStage],
         scale: &StepScale,
@@ -524,38 +455,9 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Goes back to what was `before` and updates again; not without a `scale`.
-    fn update_again(
-        &mut self,
-        stages: &mut [ShardedStage],
-        mut before: Vec<LayerBefore>,
-        scale: Option<&StepScale>,
-        outcome: &mut StepOutcome,
-    ) -> CommResult<()> {
-        before.iter_mut().for_each(LayerBefore::release);
-        let moving = self.move_state();
-        let mut all = std::mem::take(&mut self.state);
-        tied::release(stages, self.options.tie);
-        let mut returning = Returning::default();
-        for LayerBefore { at: (s, i), input, state: kept, .. } in before {
-            let (stage, state) = (&mut stages[s], &mut all[s][i]);
-            kept.restore(state);
-            let place = self.place(stage, i);
-            drop(stage.layers[i].take_param());
-            let param = self.update_layer(stage, &place, input, state, scale, outcome)?;
-            returning.next(stages, &self.meter, (s, i), param)?;
-        }
-        returning.finish(stages, &self.meter)?;
-        self.state = all;
-        self.return_parameters(stages, outcome)?;
-        drop(moving);
-        self.hold_state();
-        Ok(())
-    }
-
     /// Counts the state as a whole: while it is updated it moves, and where it was, parameters may
     /// come to lie.
-    fn move_state(&mut self) -> Hold {
+    pub(crate) fn move_state(&mut self) -> Hold {
         self.holds.clear();
         let tensors = self.state.iter().flatten().flat_map(LayerState::tensors);
         let bytes = tensors.map(|t| 4 * t.dims()[0] as u64).sum();
@@ -625,7 +527,7 @@ impl Drop for Optimizer {
 }
 
 /// The norm of which these are all ranks' parts.
-fn norm_of(parts: Pending<AllBytes>) -> CommResult<f64> {
+pub(crate) fn norm_of(parts: Pending<AllBytes>) -> CommResult<f64> {
     let mut total = ExactSum::default();
     for bytes in parts.wait()?.iter() {
         total.add_bytes(bytes).expect("every rank sends a sum");

@@ -47,6 +47,8 @@ pub(crate) struct AwayWords {
     device: Device,
     /// None while they are updated.
     tensor: Mutex<Option<AwayTensor>>,
+    /// Counts what of them is in memory for an update beside the next step.
+    here: Mutex<Option<Hold>>,
     _counted: Hold,
 }
 
@@ -150,6 +152,7 @@ impl StateFile {
         }
         for words in leaving.iter().filter_map(Weak::upgrade) {
             words.with(AwayTensor::finish_out);
+            *words.here.lock() = None;
         }
     }
 
@@ -160,6 +163,7 @@ impl StateFile {
             words: t.dims()[0],
             device: t.device(),
             tensor: Mutex::default(),
+            here: Mutex::default(),
             _counted: self.meter.hold(MemoryKind::HostState, 4 * t.dims()[0] as u64),
         });
         words.start_out(t);
@@ -203,6 +207,10 @@ impl AwayWords {
 
     /// Takes memory and starts copying in.
     pub(crate) fn start_in(&self) {
+        if self.file.out == Out::Behind {
+            let bytes = 4 * self.words as u64;
+            *self.here.lock() = Some(self.file.meter.hold(MemoryKind::Optimizer, bytes));
+        }
         self.with(AwayTensor::start_in);
     }
 

@@ -10,132 +10,15 @@ use zeropp_comm::CommResult;
 use zeropp_core::cpu_tensor::on_cpu;
 use zeropp_core::optimizer::{Cut, Out};
 
-use crate::layer_state::{LayerState, OwnedRange, elements};
+use crate::ahead::{Ahead, KeptRead, PartRead, Parts};
+use crate::layer_state::elements;
 use crate::optimizer::{Optimizer, ShardRange, StepOutcome};
 use crate::returning::Updated;
 use crate::rollback::UpdateInput;
-use crate::rule::{ParameterGroups, StepScale};
+use crate::rule::StepScale;
 use crate::stage::ShardedStage;
 use crate::state_file::StateFile;
-use crate::words::{PartOut, Reading, Words, Written, own_copy, put};
-
-/// What is updated, part after part.
-pub(crate) trait Parts {
-    type Read;
-    /// Starts reading a part.
-    fn start(&self, part: usize) -> Self::Read;
-    /// Updates it, and says what is to be written.
-    fn update(&mut self, part: usize, read: Self::Read) -> CommResult<Vec<Written>>;
-}
-
-/// How far such an update is, one part ahead.
-pub(crate) struct Ahead<R> {
-    next: usize,
-    of: usize,
-    reading: Option<R>,
-}
-
-impl<R> Ahead<R> {
-    /// Of so many parts.
-    pub(crate) fn of(parts: usize) -> Ahead<R> {
-        Ahead { next: 0, of: parts, reading: None }
-    }
-
-    /// The part that is updated next.
-    pub(crate) fn next(&self) -> usize {
-        self.next
-    }
-
-    /// Begins to read that, if there is one.
-    pub(crate) fn read(&mut self, parts: &impl Parts<Read = R>) {
-        self.reading = (self.next < self.of).then(|| parts.start(self.next));
-    }
-
-    /// Updates it; the one after it is read meanwhile, or not.
-    pub(crate) fn step(
-        &mut self,
-        parts: &mut impl Parts<Read = R>,
-        file: &StateFile,
-        reads_ahead: bool,
-    ) -> CommResult<()> {
-        if self.reading.is_none() {
-            self.read(parts);
-        }
-        let (part, Some(read)) = (self.next, self.reading.take()) else { return Ok(()) };
-        self.next += 1;
-        if file.is_host {
-            // What comes in takes the memory of what has gone out.
-            file.settle();
-        }
-        if reads_ahead {
-            self.read(parts);
-        }
-        put(file, parts.update(part, read)?);
-        Ok(())
-    }
-}
-
-/// Some words on their way in from where they are put again.
-struct PartRead {
-    part: PartOut,
-    reading: Reading,
-}
-
-/// What is kept of a piece, on its way in.
-pub(crate) struct KeptRead {
-    words: Vec<PartRead>,
-    ema: Option<PartRead>,
-}
-
-/// The same when it is there, and where it is put again.
-pub(crate) struct KeptHere {
-    pub(crate) state: LayerState,
-    parts: Vec<PartOut>,
-}
-
-impl PartRead {
-    fn start(words: &Words, range: &Range<usize>) -> PartRead {
-        let part = PartOut { words: words.clone(), range: range.clone() };
-        PartRead { part, reading: words.start_use(range.clone()) }
-    }
-}
-
-impl KeptRead {
-    /// Of the elements `range`, of which `here` are the words that are kept.
-    pub(crate) fn start(
-        words: &[Words],
-        ema: Option<&Words>,
-        here: &[Range<usize>],
-        range: &Range<usize>,
-    ) -> KeptRead {
-        let words = words.iter().zip(here).map(|(words, here)| PartRead::start(words, here));
-        KeptRead { words: words.collect(), ema: ema.map(|ema| PartRead::start(ema, range)) }
-    }
-
-    /// Waits for it.
-    pub(crate) fn here(self, owned: OwnedRange<'_>, parameters: &ParameterGroups) -> KeptHere {
-        let mut parts = Vec::new();
-        let mut wait = |PartRead { part, reading }: PartRead| {
-            parts.push(part);
-            reading.wait()
-        };
-        let words = self.words.into_iter().map(&mut wait).collect();
-        let ema = self.ema.map(&mut wait);
-        KeptHere { state: LayerState::here(owned, parameters, words, ema), parts }
-    }
-}
-
-impl KeptHere {
-    /// What is to be written of it.
-    pub(crate) fn written(self) -> Vec<Written> {
-        let values = self.state.words.into_iter().chain(self.state.ema);
-        let all = self.parts.into_iter().zip(values.map(Words::into_tensor));
-        let is_out = |part: &PartOut| part.words.file().is_some() && !part.range.is_empty();
-        all.filter(|(part, _)| is_out(part))
-            .map(|(part, values)| Written { part, values })
-            .collect()
-    }
-}
+use crate::words::{PartOut, Reading, Words, Written, own_copy};
 
 /// Some of the elements of a layer that the rank updates.
 struct PieceOf {
@@ -166,14 +49,8 @@ struct AtOnce<'a> {
 impl Optimizer {
     /// Bytes of the pieces that a step has in memory at once; 0 where nothing is out.
     pub(crate) fn piece_bytes(&self, stages: &[ShardedStage]) -> u64 {
-        let Some(file) = &self.file else { return 0 };
-        if file.is_host && file.out == Out::Behind {
-            // A stage, and the next one that comes in or the one before that goes out.
-            let of = |stage: &Vec<LayerState>| {
-                stage.iter().flat_map(LayerState::all).map(|words| 4 * words.len() as u64).sum()
-            };
-            let each: Vec<u64> = self.state.iter().map(of).collect();
-            return most_of_two(&each);
+        if self.file.as_ref().is_none_or(|file| file.is_host && file.out == Out::Behind) {
+            return 0;
         }
         let all = stages.iter().flat_map(|s| (0..s.layers.len()).map(move |layer| (s, layer)));
         let at = |(s, layer): &(&ShardedStage, usize)| (s.index(), *layer);
@@ -211,7 +88,7 @@ impl Optimizer {
                 pieces.extend(of_layer.into_iter().map(|range| PieceOf { stage: s, layer, range }));
             }
         }
-        let mut ahead = Ahead::of(pieces.len());
+        let mut ahead = Ahead::of(pieces.len(), None);
         let mut update =
             AtOnce { optimizer: self, stages: &mut *stages, pieces, scale, outcome: &mut *outcome };
         for _ in 0..update.pieces.len() {
@@ -222,12 +99,6 @@ impl Optimizer {
         self.return_parameters(stages, outcome)?;
         file.check()
     }
-}
-
-/// The most of two that follow each other.
-fn most_of_two(each: &[u64]) -> u64 {
-    let two = each.windows(2).map(|two| two[0] + two[1]).max();
-    two.or(each.first().copied()).unwrap_or(0)
 }
 
 impl Parts for AtOnce<'_> {

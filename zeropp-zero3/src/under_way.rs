@@ -120,6 +120,15 @@ impl UnderWay {
         }
     }
 
+    /// Waits for what has gone out, where no thread does it and all is updated.
+    pub(crate) fn settle(&self) {
+        if let Some(work) = &*self.work.lock()
+            && work.stage().is_none()
+        {
+            work.settle();
+        }
+    }
+
     /// Returns once all is done.
     pub(crate) fn finish(&self) {
         self.reach(usize::MAX);

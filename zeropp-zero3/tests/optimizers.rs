@@ -206,7 +206,7 @@ fn train(case: &Case, steps: u64, groups: Groups, layout: Layout) -> (Vec<StepOu
         }
         stages[0].request_replica_reduce();
         if !case.late {
-            outcomes.push(optimizer.step(&mut stages, step).unwrap());
+            outcomes.push(step_read_ahead(case, &mut optimizer, &mut stages, step, &meter));
             continue;
         }
         let early = optimizer.step_early(&mut stages, step).unwrap();
@@ -225,6 +225,22 @@ fn train(case: &Case, steps: u64, groups: Groups, layout: Layout) -> (Vec<StepOu
         outcomes.push(StepOutcome { rolled_back: false, ..outcome });
     }
     (outcomes, stages[0].export().unwrap())
+}
+
+/// A step of which what is updated first comes in before: without an update it goes out again.
+fn step_read_ahead(
+    case: &Case,
+    optimizer: &mut Optimizer,
+    stages: &mut [ShardedStage],
+    step: u64,
+    meter: &Meter,
+) -> StepOutcome {
+    optimizer.read_ahead(stages);
+    let is_ahead = case.host && case.out == Out::Behind && case.optimizer != "sgd";
+    assert!(!is_ahead || meter.now().optimizer > 0, "step {step}");
+    let outcome = optimizer.step(stages, step).unwrap();
+    assert!(!is_ahead || !outcome.skipped || meter.now().optimizer == 0, "step {step}");
+    outcome
 }
 
 /// Makes every third step small, and one element of every fourth not finite.

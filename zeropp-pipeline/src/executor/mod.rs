@@ -39,7 +39,7 @@ pub use worker::Worker;
 
 use self::flight::{Flight, IncomingTensor, RunningOperation};
 use crate::head::HeadTree;
-use crate::ir::{Action, Compute, Message, Schedule, Task};
+use crate::ir::{self, Action, Compute, Message, Schedule, Task};
 use crate::timeline::Span;
 
 /// A step that failed on this rank.
@@ -186,12 +186,16 @@ impl<W: Worker> Executor<W> {
 
     fn walk(&mut self, step: u64) -> Result<StepRecord, ExecutorError> {
         let mut flight = Flight::default();
+        let backwards_end = ir::backwards_end(&self.program);
         let mut at = 0;
         while at < self.program.len() {
             let action = self.program[at];
             self.status.set(self.world_rank, step, action);
             self.look_at_running(&mut flight);
             self.pass_on(&mut flight).map_err(|source| self.failed(step, action, source))?;
+            if at == backwards_end && self.trains {
+                self.worker.read_ahead();
+            }
             let done = self.run_action(&mut flight, action, step);
             match done.map_err(|source| self.failed(step, action, source))? {
                 Next::Action => at += 1,

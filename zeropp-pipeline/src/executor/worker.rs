@@ -167,6 +167,9 @@ pub trait Worker {
     fn request_replica_reduce(&mut self, stage: usize);
     /// Whether the sum over the replicas is done; false where that is not known.
     fn is_replica_reduced(&mut self, stage: usize) -> bool;
+    /// The step's last backward is done: starts reading what the update takes first, where a device
+    /// has that on its host.
+    fn read_ahead(&mut self) {}
     /// Finishes all reductions and updates the shards; `early` without waiting for the norm, so
     /// that the update may prove wrong.
     ///

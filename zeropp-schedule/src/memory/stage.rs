@@ -52,6 +52,10 @@ pub struct StageBytes {
     /// What there is of that when a step begins, until the first gather, where the update of the
     /// step before is done by then.
     pub gradient_due: u64,
+    /// What the optimizer keeps of it, where that is in memory for that update alone: from the
+    /// update of the rank's stage before, or, of its first, from the step's last backward, until
+    /// the update of the stage behind it, or the rank's first W.
+    pub update: u64,
     /// The output of one micro-batch as it is sent on; the gradient that comes back is as large.
     pub message: u64,
     /// What goes into a gather, where that is a copy of the shard.

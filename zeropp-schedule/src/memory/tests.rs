@@ -30,6 +30,7 @@ const BYTES: StageBytes = StageBytes {
     keeps_first_gradient: false,
     gradient_shard: 500,
     gradient_due: 0,
+    update: 0,
     gather_input: 0,
     gather_read: 0,
     reduced: 0,
@@ -60,6 +61,28 @@ fn worked_by_hand() {
         ..MemoryBytes::default()
     };
     assert_eq!(rank_0, want);
+}
+
+/// What a device has on its host comes in one stage ahead of the update, the first stage's at the
+/// end of the step before.
+#[test]
+fn two_stages_of_what_the_optimizer_keeps_are_here_for_an_update() {
+    let shape = Shape { pp: 1, virtual_stages: 4, micro_batches: 4, unit: 2 };
+    let lowered = lower(&generate("zeropp", &shape).unwrap(), &LowerOptions::default());
+    // The third stage is frozen.
+    let stages = [5, 7, 0, 11].map(|update| StageBytes { update, ..BYTES });
+    let mut ledger = Ledger::new(&lowered.ranks[0], &stages);
+    let mut held = vec![ledger.now().optimizer];
+    for action in &lowered.ranks[0] {
+        ledger.run(action);
+        held.push(ledger.now().optimizer);
+    }
+    held.dedup();
+    assert_eq!(held, [5, 5 + 7, 7 + 11, 11, 0, 5]);
+    assert_eq!(ledger.peak().optimizer, 18);
+    let forward = lowered.ranks[0].iter().filter(|a| a.computes().all(|t| t.kind == Compute::F));
+    let forward: Vec<Action> = forward.copied().collect();
+    assert_eq!(Ledger::new(&forward, &stages).now().optimizer, 0, "forwards alone update nothing");
 }
 
 /// Copies of gathered weights come with the first product that reads them and go with the weights.

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{HashSet, VecDeque};
 
 use crate::head::End;
-use crate::ir::{self, Action, Message, Schedule, Task};
+use crate::ir::{self, Action, Compute, Message, Schedule, Task};
 use crate::memory::{Ledger, MemoryBytes};
 use crate::timeline::{MemoryPoint, RankTimeline, Span, Timeline};
 
@@ -46,7 +46,11 @@ pub(super) fn run(
     let mut world = SimulationState::new(schedule, costs, begin.validated);
     let rank = |r| {
         let mut rank = SimulatedRank::new(schedule, costs, r, follow).starting(begin.free[r]);
-        rank.update_next(schedule, costs, begin.free[r]);
+        // A device has read the first stage's ahead.
+        match costs.copies_apart {
+            true => rank.updating = rank.to_update.pop_front().map(|first| (first, begin.free[r])),
+            false => rank.update_next(schedule, costs, begin.free[r]),
+        }
         rank
     };
     let mut ranks: Vec<SimulatedRank> = (0..schedule.pp()).map(rank).collect();
@@ -65,6 +69,8 @@ pub(super) fn run(
     let meet = own.iter().copied().max().unwrap_or(0);
     let late = schedule.validates_late();
     let at_step: Vec<u64> = own.into_iter().map(|own| if late { own } else { meet }).collect();
+    let ends = ranks.iter().zip(&at_step).map(|(rank, at)| rank.step_end(costs, *at));
+    let free = ends.collect();
     let ranks = ranks.into_iter().zip(&at_step).map(|(rank, at)| rank.finish(&world, *at));
     let title = format!("{}, simulated", schedule.kind);
     let timeline = Timeline {
@@ -73,7 +79,6 @@ pub(super) fn run(
         ranks: ranks.collect(),
         ..Timeline::default()
     };
-    let free = at_step.into_iter().map(|at| at + costs.step_ns).collect();
     (timeline, StepCarry { free, validated: meet })
 }
 
@@ -123,6 +128,8 @@ struct LayerRun {
 struct SimulatedRank<'a> {
     rank: usize,
     program: &'a [Action],
+    /// Actions until the last backward is done.
+    backwards_end: usize,
     /// What is held, where that is followed.
     ledger: Option<Ledger<'a>>,
     spans: Vec<Span>,
@@ -147,10 +154,13 @@ struct SimulatedRank<'a> {
     /// The stages of which what an update beside the step keeps has not begun to come in, in the
     /// order of their first gathers.
     to_update: VecDeque<usize>,
+    first_update: Option<usize>,
     /// The one whose has begun last, and when it is there, or, from a file, updated.
     updating: Option<(usize, u64)>,
     /// When what went out last of such an update is out.
     gone: u64,
+    /// When what the first update of the next step takes is there, where that is read ahead.
+    read: u64,
 }
 
 impl<'a> SimulatedRank<'a> {
@@ -162,9 +172,19 @@ impl<'a> SimulatedRank<'a> {
     ) -> SimulatedRank<'a> {
         let program = &schedule.ranks[rank];
         let stages = schedule.stages() + usize::from(schedule.wide_stage().is_some());
+        let mut to_update = VecDeque::new();
+        if !costs.states.is_empty() {
+            to_update = gathered(program);
+        }
+        if costs.copies_apart {
+            // Nothing is asked of stages that keep nothing.
+            let takes = |stage| costs.states[schedule.cost_entry(rank, stage, 0)].update_ns;
+            to_update.retain(|stage| takes(*stage) > 0);
+        }
         SimulatedRank {
             rank,
             program,
+            backwards_end: ir::backwards_end(program),
             ledger: follow.then(|| Ledger::of(schedule, rank, &costs.memory)),
             spans: Vec::with_capacity(program.len()),
             memory: Vec::new(),
@@ -177,9 +197,11 @@ impl<'a> SimulatedRank<'a> {
             run: None,
             copies: CopyQueue::new(schedule, costs, rank),
             summed: HashSet::new(),
-            to_update: if costs.states.is_empty() { VecDeque::new() } else { gathered(program) },
+            first_update: to_update.front().copied(),
+            to_update,
             updating: None,
             gone: 0,
+            read: 0,
         }
     }
 
@@ -242,6 +264,9 @@ impl<'a> SimulatedRank<'a> {
                 start_ns: start,
                 end_ns: end,
             });
+            if self.spans.len() == self.backwards_end {
+                self.read_ahead(world);
+            }
         }
         None
     }
@@ -265,6 +290,9 @@ impl<'a> SimulatedRank<'a> {
         for Task { kind, stage, micro_batch } in action.computes() {
             if kind.needs_weights() {
                 start = start.max(self.stages[stage].0);
+            }
+            if matches!(kind, Compute::W | Compute::BW) {
+                start = start.max(self.gone);
             }
             start = start.max(self.copies.end((stage, micro_batch)));
             if let Some(of) = &world.head {
@@ -493,6 +521,17 @@ impl<'a> SimulatedRank<'a> {
         end
     }
 
+    /// On a device copies what the first update of the next step takes, beside the last W.
+    fn read_ahead(&mut self, world: &SimulationState) {
+        if !world.costs.copies_apart {
+            return;
+        }
+        self.to_update.clear();
+        self.to_update.extend(self.first_update);
+        self.update_next(world.schedule, world.costs, self.clock);
+        self.read = self.updating.take().map_or(0, |(_, ready)| ready);
+    }
+
     /// Begins at `now` to copy what the update of the next stage takes; a file's is copied out
     /// beside that, piece by piece.
     fn update_next(&mut self, schedule: &Schedule, costs: &Costs, now: u64) {
@@ -555,8 +594,15 @@ impl<'a> SimulatedRank<'a> {
         self.clock.max(self.reduced).max(self.replica_free)
     }
 
+    /// When the optimizer's step ends that begins `at_step`, and what the first update takes is
+    /// there.
+    fn step_end(&self, costs: &Costs, at_step: u64) -> u64 {
+        self.read.max(at_step + costs.step_ns)
+    }
+
     /// Fills in what was not known on the way; the optimizer's step begins `at_step`.
     fn finish(mut self, world: &SimulationState, at_step: u64) -> RankTimeline {
+        let end = self.step_end(world.costs, at_step);
         for span in &mut self.spans {
             match span.action {
                 Action::Recv { message, stage, micro_batch } => {
@@ -577,7 +623,7 @@ impl<'a> SimulatedRank<'a> {
                     }
                 }
                 Action::OptimizerStep => {
-                    (span.start_ns, span.end_ns) = (at_step, at_step + world.costs.step_ns);
+                    (span.start_ns, span.end_ns) = (at_step, end);
                 }
                 Action::Compute { .. }
                 | Action::Overlap { .. }

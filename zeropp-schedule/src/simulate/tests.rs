@@ -393,18 +393,22 @@ fn states_that_are_out_are_read_before_gathers_and_added_after_reductions() {
 fn updates_behind_a_step_are_waited_for_by_first_gathers() {
     let shape = Shape { pp: 1, virtual_stages: 3, micro_batches: 4, unit: 2 };
     let program = lower(&generate("zeropp", &shape).unwrap(), &LowerOptions::default());
-    let run = |(update_ns, waits)| {
+    let run = |(update_ns, waits), reduce_scatter_ns| {
         let states = vec![StateCopies { update_ns, waits, ..StateCopies::default() }; 3];
-        let costs = Costs { copies_apart: true, states, ..Costs::uniform(3, 10, 10, 10, 0) };
+        let mut costs = Costs { copies_apart: true, states, ..Costs::uniform(3, 10, 10, 10, 0) };
+        costs.stages.iter_mut().for_each(|stage| stage.reduce_scatter_ns = reduce_scatter_ns);
         simulate(&program, &costs).unwrap().end_ns()
     };
-    let [none, short, long] = [(0, false), (7, false), (30, false)].map(run);
-    assert_eq!(short, none + 7);
+    let none = run((0, false), 0);
+    // The first stage's comes in beside three W, and what follows them.
+    assert_eq!(run((7, false), 0), none);
     // Two forwards take 20 of the 30 that the second and the third stage's take.
-    assert_eq!(long, none + 30 + 2 * 10);
+    assert_eq!(run((30, false), 0), none + 2 * 10);
+    assert_eq!(run((37, false), 0), none + 2 * 17 + 7);
+    assert_eq!(run((37, false), 7), run((0, false), 7) + 2 * 17);
     // In a rank's own queue the first forwards wait for the second stage's, too, which is gathered
     // before them, and the others for what goes out of the stage before the last.
-    assert_eq!(run((30, true)), none + 2 * 30 + 10);
+    assert_eq!(run((30, true), 0), none + 30 + 10);
 }
 
 /// A rank passes the head's input on to others when it has come, but in the middle of no compute.

@@ -83,6 +83,7 @@ impl Worker for ModelWorker {
     }
 
     fn weight(&mut self, stage: usize, micro_batch: usize) {
+        self.optimizer.let_go();
         let queue = self.queues.remove(&(stage, micro_batch)).expect("W follows its B");
         let grads = self.grads(stage, micro_batch);
         let mut grads = grads.lock();
@@ -97,6 +98,7 @@ impl Worker for ModelWorker {
 
     fn weight_of_layer(&mut self, stage: usize, micro_batch: usize, layer: usize) {
         let at = (stage, micro_batch);
+        self.optimizer.let_go();
         let queue = self.queues.get(&at).expect("W follows its B").clone();
         let grads = self.grads(stage, micro_batch);
         let mut grads = grads.lock();
@@ -225,6 +227,10 @@ impl Worker for ModelWorker {
 
     fn is_replica_reduced(&mut self, stage: usize) -> bool {
         self.shard(stage).is_replica_reduced()
+    }
+
+    fn read_ahead(&mut self) {
+        self.optimizer.read_ahead(&self.sharded);
     }
 
     fn optimizer_step(&mut self, step: u64, early: bool) -> CommResult<StepOutcome> {
