@@ -282,6 +282,17 @@ pub fn backwards_end(program: &[Action]) -> usize {
     program.iter().rposition(is_one).map_or(0, |last| last + 1)
 }
 
+/// Which of `count` stages a program gathers.
+pub(crate) fn gathered(program: &[Action], count: usize) -> Vec<bool> {
+    let mut gathered = vec![false; count];
+    for action in program {
+        if let Action::AllGather { stage } = action {
+            gathered[*stage] = true;
+        }
+    }
+    gathered
+}
+
 /// The micro-batch of the F that is the first to need what the AG at `at` gathers: it waits for
 /// each layer as it comes to it, if the head is not split. None where something else needs it
 /// first.

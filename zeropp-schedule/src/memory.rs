@@ -58,7 +58,7 @@ use std::borrow::Cow;
 use head::HeadLedger;
 use places::MicroBatchSlots;
 
-use crate::ir::{Action, Compute, LayerRun, Message, Schedule, Task};
+use crate::ir::{self, Action, Compute, LayerRun, Message, Schedule, Task};
 
 /// The peak of every rank by kind.
 ///
@@ -229,7 +229,7 @@ impl<'a> Ledger<'a> {
             None => places::layerwise_forwards(program, &of_stage, &places),
         };
         let count = of_stage.len();
-        let due = if forward_only { vec![false; count] } else { gathered(program, count) };
+        let due = if forward_only { vec![false; count] } else { ir::gathered(program, count) };
         let gradient_due = of_stage.iter().zip(&due).filter(|(_, due)| **due);
         let gradient_shard = gradient_due.map(|(bytes, _)| bytes.gradient_due).sum();
         let is_updated = |stage: &usize| due[*stage] && of_stage[*stage].update > 0;
@@ -690,17 +690,6 @@ impl<'a> Ledger<'a> {
         }
         self.kept_peak = self.kept_peak.max(self.now.activation + self.now.weight_stash);
     }
-}
-
-/// Which of `count` stages a program gathers.
-fn gathered(program: &[Action], count: usize) -> Vec<bool> {
-    let mut gathered = vec![false; count];
-    for action in program {
-        if let Action::AllGather { stage } = action {
-            gathered[*stage] = true;
-        }
-    }
-    gathered
 }
 
 const PACKED_FORWARD: usize = 0;

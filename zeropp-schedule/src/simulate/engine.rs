@@ -89,19 +89,6 @@ fn placement(schedule: &Schedule) -> Vec<usize> {
     placement.chain(head).copied().collect()
 }
 
-/// The stages of a program in the order of their first gathers.
-fn gathered(program: &[Action]) -> VecDeque<usize> {
-    let mut stages = VecDeque::new();
-    for action in program {
-        if let Action::AllGather { stage } = *action
-            && !stages.contains(&stage)
-        {
-            stages.push_back(stage);
-        }
-    }
-    stages
-}
-
 /// Why a rank does not go on.
 enum Pause {
     /// Until this time.
@@ -151,8 +138,8 @@ struct SimulatedRank<'a> {
     copies: CopyQueue,
     /// Stages of which a reduced gradient is out.
     summed: HashSet<usize>,
-    /// The stages of which what an update beside the step keeps has not begun to come in, in the
-    /// order of their first gathers.
+    /// The stages of which what an update beside the step keeps has not begun to come in, in their
+    /// order.
     to_update: VecDeque<usize>,
     first_update: Option<usize>,
     /// The one whose has begun last, and when it is there, or, from a file, updated.
@@ -174,12 +161,12 @@ impl<'a> SimulatedRank<'a> {
         let stages = schedule.stages() + usize::from(schedule.wide_stage().is_some());
         let mut to_update = VecDeque::new();
         if !costs.states.is_empty() {
-            to_update = gathered(program);
-        }
-        if costs.copies_apart {
-            // Nothing is asked of stages that keep nothing.
+            let gathered = ir::gathered(program, stages);
+            // On a device nothing is asked of stages that keep nothing.
             let takes = |stage| costs.states[schedule.cost_entry(rank, stage, 0)].update_ns;
-            to_update.retain(|stage| takes(*stage) > 0);
+            let is_one =
+                |stage: &usize| gathered[*stage] && (!costs.copies_apart || takes(*stage) > 0);
+            to_update = (0..stages).filter(is_one).collect();
         }
         SimulatedRank {
             rank,
