@@ -46,17 +46,20 @@ pub use over_time::{KindPoint, over_time};
 pub use stage::{BackwardMoment, HeadBytes, LayerwiseBytes, StageBytes};
 
 mod copies;
+mod gradients;
 mod head;
 mod kind;
 mod over_time;
 mod places;
 mod slices;
 mod stage;
+mod updates;
 
 use std::borrow::Cow;
 
 use head::HeadLedger;
 use places::MicroBatchSlots;
+use updates::Updates;
 
 use crate::ir::{self, Action, Compute, LayerRun, Message, Schedule, Task};
 
@@ -159,11 +162,7 @@ pub struct Ledger<'a> {
     summing: Option<usize>,
     /// Stages whose update of the step before is due.
     due: Vec<bool>,
-    /// Those of which something comes in for it, in their order, and the next of them.
-    updates: Vec<usize>,
-    next_update: usize,
-    /// What goes out of the last that was updated.
-    leaving: u64,
+    updates: Updates,
     /// Computes that are no W and still to come in the program.
     backwards_left: usize,
     /// Stages whose gather has not been waited for.
@@ -232,9 +231,9 @@ impl<'a> Ledger<'a> {
         let due = if forward_only { vec![false; count] } else { ir::gathered(program, count) };
         let gradient_due = of_stage.iter().zip(&due).filter(|(_, due)| **due);
         let gradient_shard = gradient_due.map(|(bytes, _)| bytes.gradient_due).sum();
-        let is_updated = |stage: &usize| due[*stage] && of_stage[*stage].update > 0;
-        let updates: Vec<usize> = (0..count).filter(is_updated).collect();
-        let optimizer = updates.first().map_or(0, |first| of_stage[*first].update);
+        let update = of_stage.iter().map(|bytes| bytes.update).enumerate();
+        let updates = Updates::new(update.filter(|(stage, _)| due[*stage]));
+        let optimizer = updates.coming();
         let now = MemoryBytes { gradient_shard, optimizer, ..MemoryBytes::default() };
         Ledger {
             own: count - usize::from(head.is_some()),
@@ -258,8 +257,6 @@ impl<'a> Ledger<'a> {
             summing: None,
             due,
             updates,
-            next_update: 0,
-            leaving: 0,
             backwards_left,
             gathering: vec![false; count],
             by_layer,
@@ -413,47 +410,6 @@ impl<'a> Ledger<'a> {
         self.mark();
     }
 
-    /// The updates up to that of a stage, of those for which something comes in: that of the next
-    /// one comes in meanwhile.
-    fn update_to(&mut self, stage: usize) {
-        while let Some(next) = self.updates.get(self.next_update).copied().filter(|s| *s <= stage) {
-            self.left();
-            self.leaving = self.of_stage(next).update;
-            self.next_update += 1;
-            self.read_ahead();
-            self.mark();
-        }
-    }
-
-    fn read_ahead(&mut self) {
-        let next = self.updates.get(self.next_update);
-        self.now.optimizer += next.map_or(0, |next| self.of_stage(*next).update);
-    }
-
-    fn left(&mut self) {
-        self.now.optimizer -= std::mem::take(&mut self.leaving);
-    }
-
-    /// The sum of a stage over the replicas begins: layer by layer, where it is being reduced, so
-    /// that layers of the share are there before the gradient goes.
-    fn sum(&mut self, stage: usize) {
-        let under_way = [self.reducing, self.running];
-        let is_reducing = under_way.iter().flatten().any(|(reducing, ..)| *reducing == stage);
-        if is_reducing && !std::mem::replace(&mut self.summed[stage], true) {
-            self.now.gradient_shard += self.of_stage(stage).gradient_shard;
-        }
-        let reduced = self.of_stage(stage).replica_reduced;
-        self.replica_reduced += reduced;
-        self.now.communication += reduced;
-    }
-
-    /// The reduction of a stage's gradient begins.
-    fn reduce(&mut self, stage: usize) -> (usize, u64, u64) {
-        let reduced = self.of_stage(stage).reduced;
-        self.now.communication += reduced;
-        (stage, self.taken[stage], reduced)
-    }
-
     /// Whether it is the B of a slice of a head, which takes a workspace in place of the F.
     fn is_slice_b(&self, kind: Compute, stage: usize) -> bool {
         kind == Compute::B && self.head.is_some() && stage == self.own
@@ -478,53 +434,6 @@ impl<'a> Ledger<'a> {
             if !std::mem::replace(&mut packed[*i], true) {
                 self.now.packed_weights += sizes[*i];
             }
-        }
-    }
-
-    /// The part of the unit's gradient that the forward with gradients makes, if it is the first.
-    fn forward_gradient(&mut self, stage: usize, micro_batch: usize) {
-        let Some(first) = self.unit_of(stage, micro_batch) else { return };
-        let StageBytes { keeps_first_gradient, gradient_in_forward, .. } = self.of_stage(stage);
-        let stays = keeps_first_gradient && !self.begun[stage];
-        let taken = if stays { 0 } else { gradient_in_forward };
-        if self.ahead[first].is_none() {
-            self.ahead[first] = Some(taken);
-            self.begun[stage] = true;
-            self.now.gradient += taken;
-            if stays {
-                self.summed[stage] = true;
-                self.now.gradient_shard += gradient_in_forward;
-            }
-        }
-    }
-
-    /// The place in `ahead` of the unit that a micro-batch of a stage is in, where F makes a part
-    /// of its gradient.
-    fn unit_of(&self, stage: usize, micro_batch: usize) -> Option<usize> {
-        let unit = (*self.units.get(self.places.of(stage, micro_batch))?)?;
-        Some(self.places.of(stage, unit))
-    }
-
-    /// The first W of a unit: all of the gradient.
-    fn open(&mut self, stage: usize, micro_batch: usize) {
-        self.left();
-        if self.open[stage] {
-            return;
-        }
-        let bytes = self.of_stage(stage);
-        self.open[stage] = true;
-        let ahead = self.unit_of(stage, micro_batch).and_then(|unit| self.ahead[unit]);
-        let stays = match ahead {
-            Some(taken) => taken == 0 && bytes.keeps_first_gradient,
-            None => bytes.keeps_first_gradient && !self.begun[stage],
-        };
-        self.taken[stage] = if stays { 0 } else { bytes.gradient };
-        self.begun[stage] = true;
-        self.now.gradient += self.taken[stage] - ahead.unwrap_or(0);
-        if stays {
-            self.summed[stage] = true;
-            let made = if ahead.is_some() { bytes.gradient_in_forward } else { 0 };
-            self.now.gradient_shard += bytes.gradient - made;
         }
     }
 
@@ -578,10 +487,7 @@ impl<'a> Ledger<'a> {
         }
         self.backwards_left -= usize::from(kind != Compute::W);
         if self.backwards_left == 0 && kind != Compute::W {
-            self.left();
-            self.next_update = 0;
-            self.read_ahead();
-            self.mark();
+            self.backwards_end();
         }
     }
 
@@ -632,17 +538,6 @@ impl<'a> Ledger<'a> {
             Message::Activation => &mut self.activations,
             Message::Gradient => &mut self.gradients,
         }
-    }
-
-    fn retire(&mut self) {
-        let Some((stage, gradient, reduced)) = self.reducing.take() else { return };
-        self.now.gradient -= gradient;
-        // What comes out is copied, or added: the engine keeps its buffer.
-        if !std::mem::replace(&mut self.summed[stage], true) {
-            self.now.gradient_shard += self.of_stage(stage).gradient_shard;
-            self.mark();
-        }
-        self.now.communication -= reduced;
     }
 
     /// The gather of a stage, if one is under way, has been waited for.
