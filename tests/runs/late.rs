@@ -134,15 +134,24 @@ fn wrong(steps: &[StepMetrics], clip: f64) -> usize {
     steps.iter().filter(clips).count()
 }
 
+/// How many runs of a test are drawn by chance, else so many, and the number before the first
+/// one's seed, else the time's: the variables `ZEROPP_…_RUNS` and `ZEROPP_…_SEED`.
+pub(crate) fn by_chance(test: &str, runs: u64) -> (u64, u64) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let of = |what: &str| given(&format!("ZEROPP_{test}_{what}"));
+    (of("RUNS").unwrap_or(runs), of("SEED").unwrap_or(now << 16))
+}
+
+fn given(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
+}
+
 /// `ZEROPP_LATE_RUNS` and `ZEROPP_LATE_STEPS` say how many runs there are, of how many steps, and
 /// `ZEROPP_LATE_SEED` with which seed the first of them is drawn; that of a failure is in its text.
 #[test]
 fn random_runs_have_the_bits_of_those_that_wait() {
-    let given = |name: &str| std::env::var(name).ok().map(|text| text.parse().expect("a number"));
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-    let runs: u64 = given("ZEROPP_LATE_RUNS").unwrap_or(3);
+    let (runs, mut seed) = by_chance("LATE", 3);
     let steps = given("ZEROPP_LATE_STEPS").unwrap_or(12);
-    let mut seed = given("ZEROPP_LATE_SEED").unwrap_or(now << 16);
     let (mut done, mut rolled_back, mut skipped, mut kinds) = (0, 0, 0, BTreeSet::new());
     while done < runs {
         seed += 1;

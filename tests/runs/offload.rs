@@ -2,10 +2,9 @@
 //! that keeps them, the memory that is predicted, and as much out as was asked for.
 
 use std::collections::BTreeSet;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::common::{Run, assert_same_bits, llama, run, tiny};
-use crate::late::{mixed, random};
+use crate::late::{by_chance, mixed, random};
 use crate::slices::{assert_memory, described};
 use zeropp::config::{OptimizerSync, OutUnits, PackWeights, Precision, Recompute, Tokenizer};
 use zeropp::pipeline::timeline::Lane;
@@ -173,10 +172,7 @@ fn forwards_that_are_dropped_forget_their_copies() {
 /// its text.
 #[test]
 fn random_runs_have_the_bits_of_kept_activations() {
-    let given = |name: &str| std::env::var(name).ok().map(|text| text.parse().expect("a number"));
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-    let runs: usize = given("ZEROPP_OFFLOAD_RUNS").map_or(4, |n| n as usize);
-    let mut seed = given("ZEROPP_OFFLOAD_SEED").unwrap_or(now << 16);
+    let (runs, mut seed) = by_chance("OFFLOAD", 40);
     let (mut done, mut gone, mut kinds) = (0, 0, BTreeSet::new());
     while done < runs {
         seed += 1;

@@ -8,6 +8,7 @@ use crate::slots::{Keeps, Slot};
 use crate::tensors::{
     CHOICE_BIAS, DecoderTensor, EXPERTS, QK_NORMS, ROUTER, SHARED_GATE, shared_maps,
 };
+use crate::tuning::LORA;
 
 impl DecoderPart {
     /// The cost of a micro-batch.
@@ -333,13 +334,20 @@ fn block(part: &DecoderPart, index: usize, batch: BatchShape) -> LayerCost {
         None => mlp(part, batch),
     };
     let adapters = maps.iter().map(Maps::adapter_flops).sum::<usize>() + inner.adapters;
-    let matrices = tensors.iter().filter(|tensor| tensor.shape.len() > 1);
+    let matrices = || tensors.iter().filter(|tensor| tensor.shape.len() > 1);
+    let packed_of = |tensor: &DecoderTensor| packed(&tensor.shape);
+    let last = [d.names().down, EXPERTS[2], shared_maps(false)[2]];
+    let is_last = |tensor: &&DecoderTensor| {
+        let name = &tensor.name;
+        last.iter().any(|map| name.contains(map)) && !name.contains(LORA[0])
+    };
     LayerCost {
         forward_flops: d.block_flops(index, batch.samples, batch.seq)
             + (batch.tokens() * adapters) as f64,
         output_flops: 2.0 * (batch.tokens() * inner.width * d.hidden) as f64,
         frozen_flops: 2.0 * batch.tokens() as f64 * frozen_weights(&tensors, d.moe_of(index)),
-        packed_elements: matrices.map(|tensor| packed(&tensor.shape)).sum(),
+        packed_elements: matrices().map(packed_of).sum(),
+        packed_output_elements: matrices().filter(is_last).map(packed_of).sum(),
         idle_elements: inner.idle as u64,
         context_bytes: match batch.part.is_followed() {
             true => bytes(2 * d.kv_heads * d.head_dim, batch),

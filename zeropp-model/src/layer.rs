@@ -142,6 +142,8 @@ pub struct LayerCost {
     /// Elements of the weights that the CPU's bf16 products keep packed, with both sizes of each
     /// padded to multiples of 32: those of a forward and those of a backward take as many each.
     pub packed_elements: u64,
+    /// Those of them whose product only its output needs ([`output_flops`](Self::output_flops)).
+    pub packed_output_elements: u64,
     /// Those of the floating-point operations of a forward that multiply by weights which do not
     /// train, so that there is nothing to do for them in W.
     pub frozen_flops: f64,

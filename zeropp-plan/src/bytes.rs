@@ -1,6 +1,7 @@
 //! What stages and ranks hold, from what their layers say: the one count that a run predicts its
 //! memory by and that layouts are compared with.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use zeropp_model::layer::{BackwardPeak, LayerCost, pieces};
@@ -170,6 +171,9 @@ pub fn stage_bytes<'a>(
     let packed = |of: fn(&LayerCost) -> bool| {
         form.packed_bytes * costs().filter(|c| of(c)).map(|c| c.packed_elements).sum::<u64>()
     };
+    // A piece that is made again needs no output of its last layer.
+    let last = redone(layers.clone()).into_iter().filter_map(|piece| costs().nth(piece.end - 1));
+    let packed_output = form.packed_bytes * last.map(|c| c.packed_output_elements).sum::<u64>();
     let activation = costs().map(|c| form.kept(c)).sum::<u64>().max(input);
     let inside = |by_layer| {
         let BackwardPeak { freed, stashed } = BackwardPeak::of_layers(costs(), selective, by_layer);
@@ -190,7 +194,8 @@ pub fn stage_bytes<'a>(
         workspace: costs().map(|c| c.workspace_bytes).max().unwrap_or(0),
         weights: if alone && fp32 && is_here { 0 } else { elements * element },
         in_layers: layers.clone().nth(1).is_some(),
-        packed_forward: packed(|_| true),
+        packed_forward: packed(|_| true) - packed_output,
+        packed_output,
         packed_backward: packed(|c| !c.gradients_in_forward),
         packed_in_forward: packed(|c| c.gradients_in_forward),
         gradient: trained * 4,
@@ -208,9 +213,14 @@ pub fn stage_bytes<'a>(
     }
 }
 
+/// The layers of a stage that are made again together.
+fn redone<'a>(layers: impl Iterator<Item = &'a LayerSizes>) -> Vec<Range<usize>> {
+    pieces(layers.map(|layer| layer.role == Role::Hidden))
+}
+
 /// A micro-batch of a stage that is done again piece by piece; none where it is one piece.
 fn layerwise(layers: &[&LayerSizes], form: &StageForm) -> Option<LayerwiseBytes> {
-    let pieces = pieces(layers.iter().map(|layer| layer.role == Role::Hidden));
+    let pieces = redone(layers.iter().copied());
     if pieces.len() < 2 {
         return None;
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
+use zeropp_core::threads::BackgroundThread;
 
 use super::engine::{Body, Command, Join, NcclEvent, Output, Received, Shared, Slot, Wanted};
 use super::header_exchange::HeaderExchange;
@@ -79,6 +80,8 @@ pub(super) struct NcclDriver {
     pub(super) early: HashMap<u64, Vec<(usize, NcclFrame)>>,
     pub(super) lanes: HashMap<(u64, Route), NcclQueue>,
     pub(super) pinned: PinnedJobs,
+    /// Makes room for messages.
+    pub(super) rooms: BackgroundThread,
     pub(super) mail: Mail,
     /// Messages that have not been asked for, by group and sender's place: there is no room for
     /// them yet.
@@ -99,6 +102,7 @@ impl NcclDriver {
         commands: Receiver<Command>,
         nccl: Arc<Nccl>,
         links: Connections,
+        rooms: BackgroundThread,
         world: Arc<Group>,
     ) -> NcclDriver {
         let size = shared.size;
@@ -111,6 +115,7 @@ impl NcclDriver {
             early: HashMap::new(),
             lanes: HashMap::new(),
             pinned: HashMap::new(),
+            rooms,
             mail: Mail::default(),
             announced: HashMap::new(),
             turns: VecDeque::new(),
@@ -342,7 +347,8 @@ impl NcclDriver {
         if let Body::Own(tensor) = body {
             let issued = Arc::new(Slot::default());
             issued.put(Ok(Output::Buffer(Received::Issued(None))));
-            let met = self.mail.deliver(address, IncomingMessage { signature, tensor, issued });
+            let room = Arc::new(tensor.into());
+            let met = self.mail.deliver(address, IncomingMessage { signature, room, issued });
             return self.settle(met.map_or(Ok(()), |(wanted, message)| give(wanted, message)));
         }
         let route = Route::Pair { from, to };

@@ -1,7 +1,7 @@
 //! The step between a rank's operations and NCCL, before and after its communication thread.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use burn::tensor::{DType, Tensor};
@@ -53,8 +53,11 @@ pub(super) enum Received {
     /// The operation is queued on the device, and done at this event; none where nothing moves.
     Issued(Option<Arc<Event>>),
     /// A message, and when it is queued.
-    Message(Tensor<1>, Arc<Slot>),
+    Message(Room, Arc<Slot>),
 }
+
+/// Where a message comes to lie: there by the time it is queued.
+pub(super) type Room = Arc<OnceLock<Tensor<1>>>;
 
 /// An event from the device or from another rank, for the communication thread.
 pub(super) enum NcclEvent {
@@ -80,14 +83,24 @@ impl Shared {
     /// Starts to pin buffers; the communication thread is notified of the end. Returns the number
     /// of this job.
     pub(super) fn pin(&self, tensors: Vec<Tensor<1>>) -> u64 {
-        let job = self.engine.jobs.fetch_add(1, Ordering::Relaxed);
+        let job = self.next_job();
+        self.pin_for(job, tensors);
+        job
+    }
+
+    /// A number for buffers that are pinned later.
+    pub(super) fn next_job(&self) -> u64 {
+        self.engine.jobs.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Starts to pin the buffers of this job.
+    pub(super) fn pin_for(&self, job: u64, tensors: Vec<Tensor<1>>) {
         let commands = self.commands.clone();
         let then = Box::new(move |pinned| {
             // The communication thread has ended if the channel is closed.
             let _ = commands.send(Command::Engine(NcclEvent::Pinned(job, pinned)));
         });
         self.engine.accelerator.pin(tensors, then);
-        job
     }
 
     /// The device's words as an error.
@@ -189,10 +202,12 @@ impl Engine for NcclEngine {
     }
 
     fn open(message: Received, request: &OpRequest<Self>) -> CommResult<Tensor<1>> {
-        let Received::Message(tensor, issued) = message else {
+        let Received::Message(room, issued) = message else {
             unreachable!("a receive gives a message")
         };
-        follow(request, request.wait(&issued)?, tensor)
+        let issued = request.wait(&issued)?;
+        let tensor = Arc::into_inner(room).and_then(OnceLock::into_inner);
+        follow(request, issued, tensor.expect("made before it is issued, for this receive"))
     }
 }
 

@@ -9,9 +9,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Tensor;
-
-use super::engine::{NcclEngine, Output, Received, Slot, Wanted};
+use super::engine::{NcclEngine, Output, Received, Room, Slot, Wanted};
 use crate::CommResult;
 use crate::progress::Unmatched;
 use crate::signature::Signature;
@@ -19,7 +17,7 @@ use crate::signature::Signature;
 /// A message that is on its way to this rank, or here.
 pub(super) struct IncomingMessage {
     pub(super) signature: Signature,
-    pub(super) tensor: Tensor<1>,
+    pub(super) room: Room,
     /// Complete once NCCL has been asked for it.
     pub(super) issued: Arc<Slot>,
 }
@@ -30,7 +28,7 @@ pub(super) type Mail = Unmatched<NcclEngine, IncomingMessage>;
 /// Gives a message to the receive that it has met.
 pub(super) fn give(wanted: Wanted, message: IncomingMessage) -> CommResult<()> {
     let checked = wanted.check(&message.signature);
-    let given = Output::Buffer(Received::Message(message.tensor, message.issued));
+    let given = Output::Buffer(Received::Message(message.room, message.issued));
     wanted.slot.put(checked.clone().map(|()| given));
     checked
 }

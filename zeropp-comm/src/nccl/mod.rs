@@ -40,6 +40,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded, unbounded};
 use zeropp_core::device::LibrarySearch;
+use zeropp_core::threads::BackgroundThread;
 
 use super::progress::{Group, ProgressCommunicator, RankLiveness};
 use super::{CommError, CommResult, Communicator, THREADS};
@@ -117,10 +118,15 @@ impl NcclWorld {
         let (started, start) = bounded(1);
         let (end, ended) = bounded::<()>(0);
         let (own, world, version) = (shared.clone(), group.clone(), nccl.version());
+        let no_thread = |e: std::io::Error| CommError::Unavailable {
+            engine: "nccl".into(),
+            reason: format!("no thread can be started ({e})"),
+        };
+        let rooms = BackgroundThread::start(&format!("rooms {rank}")).map_err(no_thread)?;
         let body = move || {
             let entered = own.engine.accelerator.enter();
             let entered = entered.map_err(|text| own.device_error("starting", text));
-            let mut driver = NcclDriver::new(own, orders, nccl, links, world);
+            let mut driver = NcclDriver::new(own, orders, nccl, links, rooms, world);
             let begun = entered.and_then(|()| driver.greet());
             let ok = begun.is_ok();
             let _ = started.send(begun);
@@ -130,10 +136,7 @@ impl NcclWorld {
             drop(end);
         };
         let thread = std::thread::Builder::new().name(format!("{THREADS} {rank}")).spawn(body);
-        let thread = thread.map_err(|e| CommError::Unavailable {
-            engine: "nccl".into(),
-            reason: format!("no thread can be started ({e})"),
-        })?;
+        let thread = thread.map_err(no_thread)?;
         start.recv().unwrap_or_else(|_| {
             Err(shared.device_error("starting", "the communication thread ended".into()))
         })?;

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::driver::NcclDriver;
-use super::engine::{Output, Received, Slot};
+use super::engine::{Output, Received, Room, Slot};
 use super::lane::{Label, LaneError, NcclWork};
 use super::library::NcclTransfer;
 use super::mail::{IncomingMessage, give};
@@ -86,25 +86,34 @@ impl NcclDriver {
         rest.for_each(|envelope| self.take_in(envelope));
     }
 
-    /// Makes room for a message that has been announced, and asks NCCL for it.
+    /// Asks NCCL for a message that has been announced. Another thread makes room for it: the
+    /// device may let that wait for what is under way there, and this thread ends what is under
+    /// way where a rank is lost.
     fn take_in(&mut self, Envelope { address, signature }: Envelope) {
         let MailAddress { group, from, tag } = address;
         let members = self.channels[&group].group.clone();
         let Some((kind, len)) = signature.buffer else { return };
-        let tensor = self.shared.engine.accelerator.room(len, kind);
-        let issued = Arc::new(Slot::default());
-        if len == 0 {
-            issued.put(Ok(Output::Buffer(Received::Issued(None))));
-        } else {
-            let job = self.shared.pin(vec![tensor.clone()]);
+        let (room, issued) = (Room::default(), Arc::new(Slot::default()));
+        let (shared, made, empty) = (self.shared.clone(), room.clone(), issued.clone());
+        let job = shared.next_job();
+        self.rooms.give(move || {
+            let tensor = shared.engine.accelerator.room(len, kind);
+            let _ = made.set(hand_over(tensor.clone()));
+            // Who takes the message has it alone.
+            drop(made);
+            match len {
+                0 => empty.put(Ok(Output::Buffer(Received::Issued(None)))),
+                _ => shared.pin_for(job, vec![tensor]),
+            }
+        });
+        if len > 0 {
             let route = Route::Pair { from, to: members.place };
             let (transfer, count) = (NcclTransfer::Recv { from: 0 }, len * kind.size());
             let operation = format!("{}: {}", members.name, Operation::Recv);
             let (label, slot) = (Label { operation, sequence: tag }, issued.clone());
             self.push(group, route, NcclWork { job, transfer, count, label, slot, more: false });
         }
-        let tensor = hand_over(tensor);
-        let met = self.mail.deliver(address, IncomingMessage { signature, tensor, issued });
+        let met = self.mail.deliver(address, IncomingMessage { signature, room, issued });
         self.settle(met.map_or(Ok(()), |(wanted, message)| give(wanted, message)));
     }
 

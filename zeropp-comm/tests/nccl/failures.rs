@@ -271,6 +271,40 @@ fn operations_that_wait_for_each_other_on_the_device_are_aborted() {
     assert_eq!(errors, [aborted.clone(), aborted]);
 }
 
+/// Room for a message is made on a device that waits for an operation, which waits for a rank that
+/// is late: the failure of that rank is heard meanwhile.
+#[test]
+fn a_device_that_waits_while_it_makes_room_keeps_no_failure_back() {
+    const LATE: Duration = Duration::from_secs(4);
+    let errors = on_ranks(2, patient(), |all, device| {
+        all.all_reduce(floats_of(10)).wait().unwrap();
+        let start = Instant::now();
+        device.joins_on_queue.store(true, Ordering::Relaxed);
+        if all.rank() == 0 {
+            all.all_reduce(floats_of(10)).wait().unwrap();
+            device.pins_wait.store(true, Ordering::Relaxed);
+            let message = all.recv(1, 3, 10, DType::F32);
+            all.exchange(vec![]).wait().unwrap();
+            let error = message.wait().unwrap_err();
+            assert!(
+                start.elapsed() < LATE - Duration::from_secs(1),
+                "the late rank's device ended it"
+            );
+            return error;
+        }
+        let message = all.send(0, 3, floats_of(10));
+        device.late_us.store(LATE.as_micros() as u64, Ordering::Relaxed);
+        all.all_reduce(floats_of(10)).wait().unwrap();
+        all.exchange(vec![]).wait().unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        all.abort("enough");
+        drop(message);
+        until_reported(&all)
+    });
+    let aborted = CommError::Aborted { rank: 1, reason: "enough".into() };
+    assert_eq!(errors, [aborted.clone(), aborted]);
+}
+
 #[test]
 fn calls_that_cannot_be_carried_out_are_reported() {
     let errors = on_ranks(2, patient(), |all, _| match all.rank() {

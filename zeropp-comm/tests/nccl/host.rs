@@ -100,6 +100,8 @@ pub(crate) struct Host {
     pub(crate) fail: AtomicI32,
     /// Whether buffers cannot be pinned.
     pub(crate) broken: AtomicBool,
+    /// Whether who has a buffer pinned waits for the work before it on the queue, as CubeCL may.
+    pub(crate) pins_wait: AtomicBool,
     /// Whether the library keeps one order over all communicators, as NCCL may.
     pub(crate) one_order: AtomicBool,
     /// Buffers made for NCCL to write.
@@ -122,6 +124,7 @@ impl Host {
             late_us: AtomicU64::new(0),
             fail: AtomicI32::new(0),
             broken: AtomicBool::new(false),
+            pins_wait: AtomicBool::new(false),
             one_order: AtomicBool::new(false),
             rooms: AtomicU64::new(0),
             starts: AtomicU64::new(0),
@@ -152,6 +155,14 @@ unsafe impl Accelerator for Host {
     fn pin(&self, tensors: Vec<Tensor<1>>, then: OnPinned) {
         if self.broken.load(Ordering::Relaxed) {
             return then(Err("the memory has gone".into()));
+        }
+        if self.pins_wait.load(Ordering::Relaxed) {
+            let before = self.record(self.compute).expect("recording never fails");
+            // SAFETY: the event is alive until it is freed here.
+            unsafe {
+                (self.pretend.join)(before);
+                (self.pretend.event_free)(before);
+            }
         }
         let (mut addresses, mut keep) = (Vec::new(), Vec::new());
         for tensor in tensors {

@@ -33,6 +33,9 @@ pub struct StageBytes {
     pub in_layers: bool,
     /// Copies of them as the products of a forward read them; 0 where none is kept.
     pub packed_forward: u64,
+    /// Those that forwards make beside these, and R does not, as their products make nothing but
+    /// outputs that are not wanted again.
+    pub packed_output: u64,
     /// The same for the products of a backward.
     pub packed_backward: u64,
     /// The same for those of them that F makes along with a part of the gradient: a head's.

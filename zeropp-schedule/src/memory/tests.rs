@@ -19,6 +19,7 @@ const BYTES: StageBytes = StageBytes {
     packed_forward: 0,
     packed_backward: 0,
     packed_in_forward: 0,
+    packed_output: 0,
     workspace: 0,
     inside: BackwardMoment { kept: 0, stash: 0 },
     inside_by_layer: BackwardMoment { kept: 0, stash: 0 },
@@ -120,6 +121,27 @@ fn packed_weights_live_from_the_first_product_to_the_free() {
     // Forwards alone make nothing for backwards.
     let forward = Schedule { ranks: vec![forwards(program)], ..lowered.clone() };
     assert_eq!(predict(&forward, &stages)[0].packed_weights, 25);
+}
+
+/// R makes no copies for products that give nothing but an output.
+#[test]
+fn a_stage_that_is_gathered_to_be_done_again_has_fewer_packed_weights() {
+    let options = LowerOptions { recompute: true, ..LowerOptions::default() };
+    let shape = Shape { pp: 1, virtual_stages: 2, micro_batches: 2, unit: 2 };
+    let lowered = lower(&generate("bf-pp", &shape).unwrap(), &options);
+    let block = StageBytes { packed_forward: 20, packed_output: 7, packed_backward: 30, ..BYTES };
+    let stages = [block; 2];
+    let mut ledger = Ledger::new(&lowered.ranks[0], &stages);
+    let mut after = Vec::new();
+    for action in &lowered.ranks[0] {
+        ledger.run(action);
+        if let Action::Compute { kind, stage: 0, micro_batch: 0 } = action {
+            after.push((*kind, ledger.now().packed_weights));
+        }
+    }
+    let [forward, again, backward] = after[..] else { panic!("{after:?}") };
+    assert_eq!(forward, (Compute::F, 27));
+    assert_eq!([again.1, backward.1], [20, 50], "{after:?}");
 }
 
 /// The gathers, forwards and frees of a program up to its first backward, with frees at the end.
