@@ -42,5 +42,6 @@ fn copies_to_the_host_change_no_digit_and_memory_is_as_predicted() {
         println!("{what}: host {} of {}", out.host_activation, predicted.host_activation);
         assert!(out.host_activation > 0 && out.activation < kept.activation, "{what}");
         assert_eq!(out.host_activation, predicted.host_activation, "{what}");
+        assert_eq!(out.weight_stash, predicted.weight_stash, "{what}");
     }
 }

@@ -79,9 +79,13 @@ pub(super) trait Leaving: Send + Sync {
     fn storage(&self) -> Option<(Storage, View)>;
     /// Drops the tensor, which is here, and is that of its storage.
     fn leave(&self, view: View);
-    /// Makes it again of its storage, as an activation.
-    fn come_back(&self, storage: &Storage, meter: &Arc<Meter>);
+    /// Makes it again of its storage, as an activation; a tensor that another handle has had, too,
+    /// is `made` once.
+    fn come_back(&self, storage: &Storage, meter: &Arc<Meter>, made: &mut MadeAgain);
 }
+
+/// Tensors by what they were before they left.
+pub(super) type MadeAgain = HashMap<usize, Box<dyn Any>>;
 
 impl<const D: usize> Leaving for Mutex<Slot<D>> {
     fn storage(&self) -> Option<(Storage, View)> {
@@ -96,11 +100,14 @@ impl<const D: usize> Leaving for Mutex<Slot<D>> {
         }
     }
 
-    fn come_back(&self, storage: &Storage, meter: &Arc<Meter>) {
+    fn come_back(&self, storage: &Storage, meter: &Arc<Meter>, made: &mut MadeAgain) {
         let mut slot = self.lock();
         *slot = match std::mem::replace(&mut *slot, Slot::Making) {
             Slot::Away(view) => {
-                let tensor = storage.tensor(view);
+                let id = view.id();
+                let known = id.and_then(|id| made.get(&id)?.downcast_ref::<Tensor<D>>());
+                let tensor = known.cloned().unwrap_or_else(|| storage.tensor(view));
+                id.map(|id| made.insert(id, Box::new(tensor.clone())));
                 let hold = meter.hold_tensor(MemoryKind::Activation, &tensor);
                 Slot::Here(tensor, hold)
             }

@@ -20,6 +20,17 @@ pub(crate) enum View {
     Gpu(Box<GpuView>),
 }
 
+impl View {
+    /// The same for clones of one tensor, where devices tell tensors apart that share a storage.
+    pub(crate) fn id(&self) -> Option<usize> {
+        match self {
+            View::Cpu(_) => None,
+            #[cfg(feature = "cuda")]
+            View::Gpu(view) => view.id(),
+        }
+    }
+}
+
 impl Storage {
     /// Of a plain tensor, and what it is of that; none on devices whose storages are not known.
     pub(crate) fn of<const D: usize>(t: &Tensor<D>) -> Option<(Storage, View)> {

@@ -13,6 +13,8 @@ use cubecl::client::Client;
 use cubecl::server::Handle;
 use cubecl_server::server::BufferBinding;
 
+use crate::cube::tensor_id;
+
 /// What CubeCL's blocks are aligned to: so are ours within them, and views as they were before.
 const ALIGNMENT: u64 = 512;
 
@@ -36,6 +38,14 @@ pub(crate) struct GpuView {
     tensor: CubeTensor,
     fused: burn_fusion::Client<FusionCubeRuntime>,
     range: Range<u64>,
+    id: Option<usize>,
+}
+
+impl GpuView {
+    /// The same for clones of one tensor.
+    pub(crate) fn id(&self) -> Option<usize> {
+        self.id
+    }
 }
 
 impl Extent {
@@ -68,6 +78,7 @@ impl GpuBlock {
             tensor: CubeTensor { handle: nothing, ..tensor },
             fused,
             range: range.clone(),
+            id: tensor_id(t),
         };
         let range = range.start / ALIGNMENT * ALIGNMENT..range.end;
         Some((GpuBlock { handle, extent: Extent { client, range } }, view))
@@ -108,7 +119,7 @@ impl GpuBlock {
 
     /// The tensor that `view` is of the bytes, which are in new memory.
     pub(crate) fn tensor<const D: usize>(&self, view: GpuView) -> Tensor<D> {
-        let GpuView { tensor, fused, range } = view;
+        let GpuView { tensor, fused, range, .. } = view;
         let before = self.extent.range.start;
         let handle = self.part(range.start - before..range.end - before);
         let tensor = CubeTensor { handle, ..tensor };

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 pub use self::alone::AwayTensor;
 pub use self::place::AwayPlace;
 use self::place::Parcel;
-use super::slot::{Leaving, Saved};
+use super::slot::{Leaving, MadeAgain, Saved};
 use super::storage::{Storage, View};
 use crate::meter::{Hold, MemoryKind, Meter};
 
@@ -105,8 +105,9 @@ impl AwayTensors {
     pub fn finish_in(mut self) -> io::Result<()> {
         let storages = self.parcel.finish_in()?;
         drop(self.coming.take());
+        let mut made = MadeAgain::new();
         for (slot, at, _) in &self.slots {
-            slot.come_back(&storages[*at], &self.meter);
+            slot.come_back(&storages[*at], &self.meter, &mut made);
         }
         Ok(())
     }
