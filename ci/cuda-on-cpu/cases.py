@@ -251,7 +251,7 @@ def orders(zeropp, folder, count, gpus, words):
     done in another order, and every run begins in another one."""
     def first(steps, **environment):
         with tempfile.TemporaryDirectory(dir=folder) as own:
-            layout = [*words.split(), "--steps", str(steps)]
+            layout = [*words.split(), "--steps", str(steps), "--decay", "constant"]
             return on_cuda(zeropp, layout, pathlib.Path(own), gpus, **environment)
 
     def late(begun):

@@ -62,6 +62,9 @@ pub(crate) fn spawn_rank<N, R, W>(
             }
         };
         let result = result.map_err(|error| end_others(rank, error, &context, &*world));
+        // Who receives this ends the engine, which the rank has left by then: else the others
+        // would miss it.
+        drop(world);
         let _ = tx.send(RankMessage::Done(rank, result));
     };
     let named = || std::thread::Builder::new().name(format!("rank {rank}")).stack_size(stack_bytes);
@@ -161,5 +164,31 @@ mod tests {
         assert!(verdict.reasons[0].contains("cannot be started"), "{verdict:?}");
         let error = failed::error_of(failures, &last.unwrap());
         assert!(matches!(error, Error::Rank { rank: 2, seen_by: 2, .. }), "{error}");
+    }
+
+    /// The engine ends then, and tells the other ranks that this one has left.
+    #[test]
+    fn a_rank_that_says_how_it_ended_has_left_the_world() {
+        let config = Config::default();
+        let bp = Trainer::new(config.clone()).unwrap().blueprint;
+        let devices = Devices::find(config.device, config.precision).unwrap();
+        for round in 0..500 {
+            let mut world = World::threads(bp.mesh, world::options(&config), &devices);
+            let local = world.ranks.remove(0);
+            let joined = Arc::downgrade(&local.communicator);
+            let context = ProcessContext {
+                here: Arc::new([0]),
+                mesh: bp.mesh,
+                status: Arc::new(StatusBoard::new(1)),
+                recorder: None,
+                span: Span::none(),
+                stack_bytes: 1 << 20,
+            };
+            let (tx, rx) = channel();
+            let work = |_: LocalRank, _: &mut dyn FnMut(())| Ok::<(), RankError>(());
+            spawn_rank(local, Arc::new(context), tx, Arc::new(work));
+            assert!(matches!(rx.recv(), Ok(RankMessage::Done(0, Ok(())))));
+            assert_eq!(joined.strong_count(), 0, "round {round}");
+        }
     }
 }
