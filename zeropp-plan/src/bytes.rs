@@ -171,9 +171,20 @@ pub fn stage_bytes<'a>(
     let packed = |of: fn(&LayerCost) -> bool| {
         form.packed_bytes * costs().filter(|c| of(c)).map(|c| c.packed_elements).sum::<u64>()
     };
-    // A piece that is made again needs no output of its last layer.
-    let last = redone(layers.clone()).into_iter().filter_map(|piece| costs().nth(piece.end - 1));
-    let packed_output = form.packed_bytes * last.map(|c| c.packed_output_elements).sum::<u64>();
+    // A piece that is made again needs no output of its last layer. R makes the last piece.
+    let pieces_again = redone(layers.clone());
+    let outputs = |pieces: &[Range<usize>]| -> u64 {
+        let last = pieces.iter().filter_map(|piece| costs().nth(piece.end - 1));
+        form.packed_bytes * last.map(|c| c.packed_output_elements).sum::<u64>()
+    };
+    let packed_output = outputs(&pieces_again);
+    let packed_redone = match &pieces_again[..] {
+        [earlier @ .., last] if form.whole => {
+            let all = costs().take(last.start).map(|c| c.packed_elements).sum::<u64>();
+            form.packed_bytes * all - outputs(earlier)
+        }
+        _ => 0,
+    };
     let activation = costs().map(|c| form.kept(c)).sum::<u64>().max(input);
     let inside = |by_layer| {
         let BackwardPeak { freed, stashed } = BackwardPeak::of_layers(costs(), selective, by_layer);
@@ -194,8 +205,9 @@ pub fn stage_bytes<'a>(
         workspace: costs().map(|c| c.workspace_bytes).max().unwrap_or(0),
         weights: if alone && fp32 && is_here { 0 } else { elements * element },
         in_layers: layers.clone().nth(1).is_some(),
-        packed_forward: packed(|_| true) - packed_output,
+        packed_forward: packed(|_| true) - packed_output - packed_redone,
         packed_output,
+        packed_redone,
         packed_backward: packed(|c| !c.gradients_in_forward),
         packed_in_forward: packed(|c| c.gradients_in_forward),
         gradient: trained * 4,

@@ -23,6 +23,7 @@ pub fn exact(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -
         let none = |bytes: StageBytes| StageBytes {
             packed_forward: 0,
             packed_output: 0,
+            packed_redone: 0,
             packed_backward: 0,
             packed_in_forward: 0,
             ..bytes

@@ -18,8 +18,9 @@
 //! * *gathered*: a stage's weights from AG to FREE; where a rank's shards are in a file, those of
 //!   fp32 that no other rank shares, too, which else are the parameters;
 //! * *packed weights*: copies of gathered weights as products read them, those of forwards from
-//!   the first F or R after the AG (of products that R leaves out, F alone), those of backwards from the first B (of a head that makes its
-//!   gradients in F, from that F), both to the FREE;
+//!   the first F or R after the AG (of products that R leaves out, F alone; of layers that B makes
+//!   again, that B), those of backwards from the first B (of a head that makes its gradients in F,
+//!   from that F), both to the FREE;
 //! * *gradient*: a stage's whole gradient from the first W of a unit (that part of it which F
 //!   makes, from the first F, or R where the stage recomputes) until its RS retires: where the
 //!   program says so, else when the rank begins its next RS, or at the optimizer step. Where no
@@ -171,7 +172,7 @@ pub struct Ledger<'a> {
     by_layer: Vec<bool>,
     /// What there is of each gathered stage packed, by the constants below. None where the stage
     /// is not gathered.
-    packed: Vec<Option<[bool; 4]>>,
+    packed: Vec<Option<[bool; 5]>>,
     /// Bytes of sums over replicas.
     replica_reduced: u64,
     now: MemoryBytes,
@@ -285,7 +286,7 @@ impl<'a> Ledger<'a> {
                 self.now.gathered += self.of_stage(stage).weights;
                 self.now.communication += self.of_stage(stage).gather_input;
                 self.gathering[stage] = true;
-                self.packed[stage] = Some([false; 4]);
+                self.packed[stage] = Some([false; 5]);
                 let read = self.of_stage(stage).gather_read;
                 self.now.communication += read;
                 self.mark();
@@ -365,12 +366,13 @@ impl<'a> Ledger<'a> {
                 let layerwise = bytes.layerwise.filter(|_| !self.forward_only);
                 let kept = layerwise.map_or(self.input(stage, bytes), |layers| layers.inputs);
                 self.now.activation += kept + bytes.context + self.workspace(stage, bytes);
-                self.pack(stage, &[PACKED_FORWARD, PACKED_OUTPUT]);
+                self.pack(stage, &[PACKED_FORWARD, PACKED_OUTPUT, PACKED_REDONE]);
             }
             Compute::F => {
                 self.now.activation += bytes.activation + self.workspace(stage, bytes);
                 self.forward_gradient(stage, micro_batch);
-                self.pack(stage, &[PACKED_FORWARD, PACKED_OUTPUT, PACKED_IN_FORWARD]);
+                self.pack(stage, &[PACKED_FORWARD, PACKED_IN_FORWARD]);
+                self.pack(stage, &[PACKED_OUTPUT, PACKED_REDONE]);
             }
             Compute::R => {
                 let (kept, made) = match bytes.layerwise {
@@ -392,6 +394,9 @@ impl<'a> Ledger<'a> {
         if is_backward {
             self.context_gradients(stage, micro_batch);
             self.pack(stage, &[PACKED_BACKWARD]);
+            if self.recomputed[place] {
+                self.pack(stage, &[PACKED_REDONE]);
+            }
         }
         if kind == Compute::W {
             self.open(stage, micro_batch);
@@ -591,10 +596,13 @@ const PACKED_FORWARD: usize = 0;
 const PACKED_BACKWARD: usize = 1;
 const PACKED_IN_FORWARD: usize = 2;
 const PACKED_OUTPUT: usize = 3;
+const PACKED_REDONE: usize = 4;
 
 /// Bytes of a stage's packed weights, by the constants above.
-fn packed_sizes(bytes: &StageBytes) -> [u64; 4] {
-    [bytes.packed_forward, bytes.packed_backward, bytes.packed_in_forward, bytes.packed_output]
+fn packed_sizes(bytes: &StageBytes) -> [u64; 5] {
+    let StageBytes { packed_forward, packed_backward, packed_in_forward, .. } = *bytes;
+    let StageBytes { packed_output, packed_redone, .. } = *bytes;
+    [packed_forward, packed_backward, packed_in_forward, packed_output, packed_redone]
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ impl View {
         match self {
             View::Cpu(_) => None,
             #[cfg(feature = "cuda")]
-            View::Gpu(view) => view.id(),
+            View::Gpu(view) => Some(view.id()),
         }
     }
 }

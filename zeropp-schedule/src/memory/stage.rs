@@ -36,6 +36,9 @@ pub struct StageBytes {
     /// Those that forwards make beside these, and R does not, as their products make nothing but
     /// outputs that are not wanted again.
     pub packed_output: u64,
+    /// Those that forwards make beside both, and R leaves to B, which makes all layers but the last
+    /// again.
+    pub packed_redone: u64,
     /// The same for the products of a backward.
     pub packed_backward: u64,
     /// The same for those of them that F makes along with a part of the gradient: a head's.

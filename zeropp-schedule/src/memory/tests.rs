@@ -20,6 +20,7 @@ const BYTES: StageBytes = StageBytes {
     packed_backward: 0,
     packed_in_forward: 0,
     packed_output: 0,
+    packed_redone: 0,
     workspace: 0,
     inside: BackwardMoment { kept: 0, stash: 0 },
     inside_by_layer: BackwardMoment { kept: 0, stash: 0 },
@@ -123,13 +124,15 @@ fn packed_weights_live_from_the_first_product_to_the_free() {
     assert_eq!(predict(&forward, &stages)[0].packed_weights, 25);
 }
 
-/// R makes no copies for products that give nothing but an output.
+/// R makes no copies for products that give nothing but an output, nor for layers that B makes
+/// again.
 #[test]
 fn a_stage_that_is_gathered_to_be_done_again_has_fewer_packed_weights() {
     let options = LowerOptions { recompute: true, ..LowerOptions::default() };
     let shape = Shape { pp: 1, virtual_stages: 2, micro_batches: 2, unit: 2 };
     let lowered = lower(&generate("bf-pp", &shape).unwrap(), &options);
-    let block = StageBytes { packed_forward: 20, packed_output: 7, packed_backward: 30, ..BYTES };
+    let block = StageBytes { packed_forward: 20, packed_backward: 30, ..BYTES };
+    let block = StageBytes { packed_output: 7, packed_redone: 11, ..block };
     let stages = [block; 2];
     let mut ledger = Ledger::new(&lowered.ranks[0], &stages);
     let mut after = Vec::new();
@@ -140,8 +143,8 @@ fn a_stage_that_is_gathered_to_be_done_again_has_fewer_packed_weights() {
         }
     }
     let [forward, again, backward] = after[..] else { panic!("{after:?}") };
-    assert_eq!(forward, (Compute::F, 27));
-    assert_eq!([again.1, backward.1], [20, 50], "{after:?}");
+    assert_eq!(forward, (Compute::F, 38));
+    assert_eq!([again.1, backward.1], [20, 61], "{after:?}");
 }
 
 /// The gathers, forwards and frees of a program up to its first backward, with frees at the end.

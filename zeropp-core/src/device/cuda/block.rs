@@ -13,8 +13,6 @@ use cubecl::client::Client;
 use cubecl::server::Handle;
 use cubecl_server::server::BufferBinding;
 
-use crate::cube::tensor_id;
-
 /// What CubeCL's blocks are aligned to: so are ours within them, and views as they were before.
 const ALIGNMENT: u64 = 512;
 
@@ -38,12 +36,12 @@ pub(crate) struct GpuView {
     tensor: CubeTensor,
     fused: burn_fusion::Client<FusionCubeRuntime>,
     range: Range<u64>,
-    id: Option<usize>,
+    id: usize,
 }
 
 impl GpuView {
     /// The same for clones of one tensor.
-    pub(crate) fn id(&self) -> Option<usize> {
+    pub(crate) fn id(&self) -> usize {
         self.id
     }
 }
@@ -65,7 +63,7 @@ impl GpuBlock {
     /// on an NVIDIA GPU.
     pub(crate) fn of<const D: usize>(t: &Tensor<D>) -> Option<(GpuBlock, GpuView)> {
         let tensor = t.clone().inner().try_into_primitive::<Cube>().ok()?;
-        let fused = tensor.client.clone();
+        let (fused, id) = (tensor.client.clone(), tensor.id.value() as usize);
         let tensor: CubeTensor = fused.resolve_tensor_float::<CubeBackend>(tensor);
         if !matches!(tensor.device, CubeDevice::Cuda(_)) {
             return None;
@@ -78,7 +76,7 @@ impl GpuBlock {
             tensor: CubeTensor { handle: nothing, ..tensor },
             fused,
             range: range.clone(),
-            id: tensor_id(t),
+            id,
         };
         let range = range.start / ALIGNMENT * ALIGNMENT..range.end;
         Some((GpuBlock { handle, extent: Extent { client, range } }, view))
