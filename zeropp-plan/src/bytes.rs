@@ -171,20 +171,7 @@ pub fn stage_bytes<'a>(
     let packed = |of: fn(&LayerCost) -> bool| {
         form.packed_bytes * costs().filter(|c| of(c)).map(|c| c.packed_elements).sum::<u64>()
     };
-    // A piece that is made again needs no output of its last layer. R makes the last piece.
-    let pieces_again = redone(layers.clone());
-    let outputs = |pieces: &[Range<usize>]| -> u64 {
-        let last = pieces.iter().filter_map(|piece| costs().nth(piece.end - 1));
-        form.packed_bytes * last.map(|c| c.packed_output_elements).sum::<u64>()
-    };
-    let packed_output = outputs(&pieces_again);
-    let packed_redone = match &pieces_again[..] {
-        [earlier @ .., last] if form.whole => {
-            let all = costs().take(last.start).map(|c| c.packed_elements).sum::<u64>();
-            form.packed_bytes * all - outputs(earlier)
-        }
-        _ => 0,
-    };
+    let [packed_output, packed_redone] = packed_apart(layers.clone(), form);
     let activation = costs().map(|c| form.kept(c)).sum::<u64>().max(input);
     let inside = |by_layer| {
         let BackwardPeak { freed, stashed } = BackwardPeak::of_layers(costs(), selective, by_layer);
@@ -223,6 +210,27 @@ pub fn stage_bytes<'a>(
         // Of a whole head.
         ..StageBytes::default()
     }
+}
+
+/// Bytes of the packed weights that R leaves out, as a piece needs no output of its last layer, and
+/// that B makes, as R makes the last piece.
+fn packed_apart<'a>(
+    layers: impl Iterator<Item = &'a LayerSizes> + Clone,
+    form: &StageForm,
+) -> [u64; 2] {
+    let (pieces, costs) = (redone(layers.clone()), || layers.clone().map(|layer| &layer.cost));
+    let outputs = |pieces: &[Range<usize>]| -> u64 {
+        let last = pieces.iter().filter_map(|piece| costs().nth(piece.end - 1));
+        last.map(|cost| cost.packed_output_elements).sum()
+    };
+    let by_b = match &pieces[..] {
+        [earlier @ .., last] if form.whole => {
+            let all: u64 = costs().take(last.start).map(|cost| cost.packed_elements).sum();
+            all - outputs(earlier)
+        }
+        _ => 0,
+    };
+    [outputs(&pieces), by_b].map(|elements| form.packed_bytes * elements)
 }
 
 /// The layers of a stage that are made again together.

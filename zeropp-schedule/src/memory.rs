@@ -51,6 +51,7 @@ mod gradients;
 mod head;
 mod kind;
 mod over_time;
+mod packed;
 mod places;
 mod slices;
 mod stage;
@@ -59,6 +60,7 @@ mod updates;
 use std::borrow::Cow;
 
 use head::HeadLedger;
+use packed::Packed;
 use places::MicroBatchSlots;
 use updates::Updates;
 
@@ -170,9 +172,8 @@ pub struct Ledger<'a> {
     gathering: Vec<bool>,
     /// Which F wait for each layer of their stage as they come to it.
     by_layer: Vec<bool>,
-    /// What there is of each gathered stage packed, by the constants below. None where the stage
-    /// is not gathered.
-    packed: Vec<Option<[bool; 5]>>,
+    /// What there is of each gathered stage packed. None where the stage is not gathered.
+    packed: Vec<Option<Packed>>,
     /// Bytes of sums over replicas.
     replica_reduced: u64,
     now: MemoryBytes,
@@ -286,7 +287,7 @@ impl<'a> Ledger<'a> {
                 self.now.gathered += self.of_stage(stage).weights;
                 self.now.communication += self.of_stage(stage).gather_input;
                 self.gathering[stage] = true;
-                self.packed[stage] = Some([false; 5]);
+                self.packed[stage] = Some(Packed::default());
                 let read = self.of_stage(stage).gather_read;
                 self.now.communication += read;
                 self.mark();
@@ -296,9 +297,7 @@ impl<'a> Ledger<'a> {
                 self.gathered(stage);
                 self.now.gathered -= self.of_stage(stage).weights;
                 let packed = self.packed[stage].take().unwrap_or_default();
-                let sizes = packed_sizes(&self.of_stage(stage));
-                let held = packed.iter().zip(sizes).filter(|(is, _)| **is).map(|(_, bytes)| bytes);
-                self.now.packed_weights -= held.sum::<u64>();
+                self.now.packed_weights -= packed.bytes(&self.of_stage(stage));
             }
             Action::Recv { message, stage, micro_batch } => {
                 self.arrive(message, stage, micro_batch);
@@ -366,13 +365,10 @@ impl<'a> Ledger<'a> {
                 let layerwise = bytes.layerwise.filter(|_| !self.forward_only);
                 let kept = layerwise.map_or(self.input(stage, bytes), |layers| layers.inputs);
                 self.now.activation += kept + bytes.context + self.workspace(stage, bytes);
-                self.pack(stage, &[PACKED_FORWARD, PACKED_OUTPUT, PACKED_REDONE]);
             }
             Compute::F => {
                 self.now.activation += bytes.activation + self.workspace(stage, bytes);
                 self.forward_gradient(stage, micro_batch);
-                self.pack(stage, &[PACKED_FORWARD, PACKED_IN_FORWARD]);
-                self.pack(stage, &[PACKED_OUTPUT, PACKED_REDONE]);
             }
             Compute::R => {
                 let (kept, made) = match bytes.layerwise {
@@ -382,10 +378,10 @@ impl<'a> Ledger<'a> {
                 let before = kept + bytes.context;
                 self.now.activation = self.now.activation + made + bytes.workspace - before;
                 self.forward_gradient(stage, micro_batch);
-                self.pack(stage, &[PACKED_FORWARD, PACKED_IN_FORWARD]);
             }
             Compute::B | Compute::W | Compute::BW => {}
         }
+        self.pack(kind, stage, self.recomputed[place]);
         self.of_head(micro_batch, |head, _| head.start(kind, stage, micro_batch));
         if self.is_slice_b(kind, stage) {
             self.now.activation += bytes.workspace;
@@ -393,10 +389,6 @@ impl<'a> Ledger<'a> {
         let is_backward = matches!(kind, Compute::B | Compute::BW);
         if is_backward {
             self.context_gradients(stage, micro_batch);
-            self.pack(stage, &[PACKED_BACKWARD]);
-            if self.recomputed[place] {
-                self.pack(stage, &[PACKED_REDONE]);
-            }
         }
         if kind == Compute::W {
             self.open(stage, micro_batch);
@@ -429,17 +421,6 @@ impl<'a> Ledger<'a> {
     /// What the F of a stage takes beside what it keeps.
     fn workspace(&self, stage: usize, bytes: StageBytes) -> u64 {
         if self.head.is_some() && stage == self.own { 0 } else { bytes.workspace }
-    }
-
-    /// The first products since the gather leave these copies of the stage's weights.
-    fn pack(&mut self, stage: usize, which: &[usize]) {
-        let sizes = packed_sizes(&self.of_stage(stage));
-        let Some(packed) = &mut self.packed[stage] else { return };
-        for i in which {
-            if !std::mem::replace(&mut packed[*i], true) {
-                self.now.packed_weights += sizes[*i];
-            }
-        }
     }
 
     /// The end of a compute action: B turns activation into stash, W drops the stash.
@@ -590,19 +571,6 @@ impl<'a> Ledger<'a> {
         }
         self.kept_peak = self.kept_peak.max(self.now.activation + self.now.weight_stash);
     }
-}
-
-const PACKED_FORWARD: usize = 0;
-const PACKED_BACKWARD: usize = 1;
-const PACKED_IN_FORWARD: usize = 2;
-const PACKED_OUTPUT: usize = 3;
-const PACKED_REDONE: usize = 4;
-
-/// Bytes of a stage's packed weights, by the constants above.
-fn packed_sizes(bytes: &StageBytes) -> [u64; 5] {
-    let StageBytes { packed_forward, packed_backward, packed_in_forward, .. } = *bytes;
-    let StageBytes { packed_output, packed_redone, .. } = *bytes;
-    [packed_forward, packed_backward, packed_in_forward, packed_output, packed_redone]
 }
 
 #[cfg(test)]
