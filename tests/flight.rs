@@ -72,11 +72,12 @@ fn check(found: &Verdict, cause: Cause, rank: usize, fault: &Fault) -> Result<()
     prop_assert_eq!(found.stage, Some(stage), "{:#?}", found);
     let action = found.action.clone().expect("a rank that computes has an action");
     let letters = action.trim_start_matches(|c: char| c.is_ascii_digit());
-    // A whole backward is both; a recomputation is a forward of a B.
+    // A whole backward is both, and so is the last B before a reduction, where each layer's W
+    // follows its B; a recomputation is a forward of a B.
     let kinds: &[&str] = match kind {
         'F' => &["F", "R"],
         'B' => &["B", "BW"],
-        _ => &["W", "BW"],
+        _ => &["W", "BW", "B"],
     };
     let word = letters.trim_end_matches(|c: char| c.is_ascii_digit());
     prop_assert!(kinds.contains(&word), "{kind} in {found:#?}");
