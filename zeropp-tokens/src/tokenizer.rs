@@ -1,5 +1,6 @@
 //! Text to token ids, by the files in which tokenizers come.
 
+use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -84,8 +85,11 @@ impl TextTokenizer {
             Some(Value::Object(vocabulary)) => gpt2::to_json(&path, &vocabulary)?,
             Some(_) => unreachable!("it begins with a brace"),
         };
-        let mut inner: Tokenizer = text.parse().map_err(|e| {
-            let problem = format!("it is no tokenizer that is read ({e})");
+        // The crate panics over some merges whose result is no entry of the vocabulary.
+        let parsed = catch_unwind(|| text.parse().map_err(|e| format!("({e})")));
+        let parsed = parsed.unwrap_or_else(|_| Err("(its merges and vocabulary differ)".into()));
+        let mut inner: Tokenizer = parsed.map_err(|why: String| {
+            let problem = format!("it is no tokenizer that is read {why}");
             wrong(&path, problem, "name a tokenizer.json of Hugging Face's tokenizers")
         })?;
         // A file may ask for texts of one length, as batches for inference have it: it is of no use

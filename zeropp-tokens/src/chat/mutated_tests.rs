@@ -54,3 +54,14 @@ fn damaged_tokenizers_are_read_or_refused() {
         TextTokenizer::open(&path).map(drop).map_err(|e| e.to_string())
     });
 }
+
+#[test]
+fn a_merge_that_is_longer_than_all_entries_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tokenizer.json");
+    let text =
+        r#"{"model": {"type": "BPE", "vocab": {"aa": 0, "bb": 1}, "merges": [["aa", "bb"]]}}"#;
+    fs::write(&path, text).unwrap();
+    let error = TextTokenizer::open(&path).map(drop).unwrap_err().to_string();
+    assert!(error.contains("its merges and vocabulary differ"), "{error}");
+}
