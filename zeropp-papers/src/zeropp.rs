@@ -23,8 +23,8 @@ pub(super) const TABLE_4: [Row; 2] = [
     ("14.6b", 32, 1, 192, [[10.5, 7.5], [9.6, 9.1], [20.8, 8.4], [12.1, 4.1]]),
     ("28.3b", 64, 2, 256, [[21.6, 12.1], [18.9, 11.9], [40.6, 13.3], [23.8, 9.2]]),
 ];
-/// Bytes within which zeropp's own runs of both models are to stay, with stages of one layer: 1.2 and
-/// 0.97 of the paper's.
+/// Bytes within which zeropp's own runs of both models are to stay, with stages of one layer: 1.2
+/// and 0.97 of the paper's.
 const OWN_LIMITS: [u64; 2] = [(135 << 30) / 10, (215 << 30) / 10];
 /// P, and the ranks that tensor parallelism or ZeRO-3 has, in both models.
 pub(super) const PP: usize = 4;
@@ -342,7 +342,8 @@ pub(super) fn text(out: &mut String) -> Result<(), PlanError> {
         let _ = writeln!(
             out,
             "ZeroPP's memory is nearest with V {virtual_stages}, U {unit}, b {micro_batch_size}; \
-             zeropp's own run of it holds {held:.1} GB, with V {}{zero1}{head} {less:.1} GB in {:.2} s",
+             zeropp's own run of it holds {held:.1} GB, with V {}{zero1}{head} {less:.1} GB in \
+             {:.2} s",
             single.layout.virtual_stages, single.step_s
         );
     }
