@@ -80,7 +80,7 @@ fn assert_predicted(config: &Config, run: &Run, what: &str) {
 #[test]
 fn random_runs_have_the_same_bits_and_the_predicted_memory_whatever_is_recomputed() {
     let (runs, mut seed) = by_chance("RECOMPUTE", 40);
-    let (mut done, mut saved, mut seen) = (0, 0, BTreeMap::<&str, usize>::new());
+    let (mut done, mut seen) = (0, BTreeMap::<&str, usize>::new());
     while done < runs {
         seed += 1;
         let config = random(seed);
@@ -106,9 +106,11 @@ fn random_runs_have_the_same_bits_and_the_predicted_memory_whatever_is_recompute
         let of_some = with_of(&of_some, Recompute::Full);
         assert_same_bits(&none, &of_some, &format!("{what}, full for the first of each unit"));
         let kept = |run: &Run| run.summary.peak_bytes.activation;
-        assert!(kept(&selective) <= kept(&none), "{what}: more is kept");
+        // Kinds that keep to a limit have another order where less is kept of each F.
+        let is_same_order = KINDS.iter().any(|k| k.name == config.schedule && !k.obeys_limit);
+        let saves = kept(&selective) < kept(&none);
+        assert!(saves || !is_same_order, "{what}: nothing is saved");
         done += 1;
-        saved += u64::from(kept(&selective) < kept(&none));
         for (name, is) in [
             ("bf16", config.precision == Precision::Bf16),
             ("adapters", config.lora_rank > 0),
@@ -119,8 +121,7 @@ fn random_runs_have_the_same_bits_and_the_predicted_memory_whatever_is_recompute
             *seen.entry(name).or_default() += usize::from(is);
         }
     }
-    println!("{done} runs to seed {seed}, {saved} keep less: {seen:?}");
-    assert!(saved > done / 2, "{saved} of {done} keep less");
+    println!("{done} runs to seed {seed}: {seen:?}");
 }
 
 /// From `selective` to `full`, a micro-batch of each unit after the other.
