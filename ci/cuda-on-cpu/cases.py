@@ -246,22 +246,22 @@ def on_the_host(zeropp, folder, gpus, words, states=None):
         raise Failed(f"peaks: {out} instead of {kept}")
 
 
-def orders(zeropp, folder, count, gpus, words):
+def orders(zeropp, folder, count, words):
     """Streams that are late by chance change no digit: no wait is missing. Every step of a run is
     done in another order, and every run begins in another one."""
-    def first(steps, **environment):
+    def steps_of_a_run(steps, **environment):
         with tempfile.TemporaryDirectory(dir=folder) as own:
             layout = [*words.split(), "--steps", str(steps), "--decay", "constant"]
-            return on_cuda(zeropp, layout, pathlib.Path(own), gpus, **environment)
+            return on_cuda(zeropp, layout, pathlib.Path(own), 4, **environment)
 
     def late(begun):
         steps, seed = min(STEPS, count - begun), str(random.randrange(1, 1 << 31))
         try:
-            got = first(steps, CUDA_ON_CPU_DELAY_US="3000", CUDA_ON_CPU_SEED=seed)
+            got = steps_of_a_run(steps, CUDA_ON_CPU_DELAY_US="3000", CUDA_ON_CPU_SEED=seed)
             near(got, wanted[:steps], 0)
         except Failed as error:
             raise Failed(f"CUDA_ON_CPU_SEED={seed}: {error}") from error
-    wanted = first(min(STEPS, count))
+    wanted = steps_of_a_run(min(STEPS, count))
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         for _ in pool.map(late, range(0, count, STEPS)):
             pass
@@ -306,7 +306,7 @@ def main():
                  in_gate="bf16" in words)
         for words in LATE:
             case(f"{count} orders of the streams, {words}",
-                 lambda: orders(zeropp, folder, count, 4, words))
+                 lambda: orders(zeropp, folder, count, words))
     sys.exit(f"FAILED: {', '.join(failures)}" if failures else 0)
 
 

@@ -87,7 +87,7 @@ impl TextTokenizer {
         };
         // The crate panics over some merges whose result is no entry of the vocabulary.
         let parsed = catch_unwind(|| text.parse().map_err(|e| format!("({e})")));
-        let parsed = parsed.unwrap_or_else(|_| Err("(its merges and vocabulary differ)".into()));
+        let parsed = parsed.unwrap_or_else(|_| Err("(its reader panicked over it)".into()));
         let mut inner: Tokenizer = parsed.map_err(|why: String| {
             let problem = format!("it is no tokenizer that is read {why}");
             wrong(&path, problem, "name a tokenizer.json of Hugging Face's tokenizers")
