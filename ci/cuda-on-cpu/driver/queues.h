@@ -23,6 +23,7 @@ int driver_may_touch(int device, const void *at, size_t bytes, int write);
 #ifdef __cplusplus
 /* Of pretend.c. */
 Event *pretendRecord(Queue *);
+Event *pretendShare(Event *);
 void pretendWait(Queue *, Event *);
 int pretendIsDone(Event *);
 void pretendJoin(Event *);

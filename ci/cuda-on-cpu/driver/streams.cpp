@@ -65,6 +65,10 @@ struct MyEvent {
         std::lock_guard<std::mutex> guard(lock);
         return !last || pretendIsDone(last);
     }
+    Event *end() {
+        std::lock_guard<std::mutex> guard(lock);
+        return last ? pretendShare(last) : nullptr;
+    }
     void replace(Event *by) {
         std::lock_guard<std::mutex> guard(lock);
         if (last) pretendEventFree(last);
@@ -155,8 +159,7 @@ API int cuEventQuery(MyEvent *event) {
     return event->done() ? context_of(event->device)->error.load() : NOT_READY;
 }
 API int cuEventSynchronize(MyEvent *event) {
-    counts.host_waits++;
-    while (!event->done()) usleep(20);
+    if (Event *end = event->end()) wait_until(end);
     return context_of(event->device)->error;
 }
 API int cuEventElapsedTime_v2(float *ms, MyEvent *from, MyEvent *to) {

@@ -13,6 +13,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -21,6 +22,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -40,6 +42,12 @@ enum { Success, CudaError, SystemError, InternalError, InvalidArgument, InvalidU
 static void nap(long us) {
     struct timespec t = {us / 1000000, us % 1000000 * 1000};
     nanosleep(&t, NULL);
+}
+
+/* Of those that wait for others, who may be many: the longer it has taken, the longer. */
+static void nap_longer(long *us) {
+    nap(*us);
+    if (*us < 500) *us *= 2;
 }
 
 /* --- Queues and events ----------------------------------------------------------------------- */
@@ -103,8 +111,17 @@ void pretendStreamOneOrder(Stream *s) { atomic_store(&s->one_order, 1); }
 void pretendStreamFail(Stream *s, int result) { atomic_store(&s->fail, result); }
 
 static void disown(Event *e) { if (atomic_fetch_sub(&e->owners, 1) == 1) free(e); }
-static void reach(void *arg) { Event *e = arg; atomic_store(&e->done, 1); disown(e); }
-static void await(void *arg) { Event *e = arg; while (!atomic_load(&e->done)) nap(50); disown(e); }
+static void reach(void *arg) {
+    Event *e = arg;
+    atomic_store(&e->done, 1);
+    syscall(SYS_futex, &e->done, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    disown(e);
+}
+void pretendJoin(Event *e) {
+    while (!atomic_load(&e->done))
+        syscall(SYS_futex, &e->done, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
+}
+static void await(void *arg) { Event *e = arg; pretendJoin(e); disown(e); }
 
 Event *pretendRecord(Stream *s) {
     Event *e = malloc(sizeof *e);
@@ -114,9 +131,9 @@ Event *pretendRecord(Stream *s) {
     return e;
 }
 
-void pretendWait(Stream *s, Event *e) { atomic_fetch_add(&e->owners, 1); enqueue(s, await, e); }
+Event *pretendShare(Event *e) { atomic_fetch_add(&e->owners, 1); return e; }
+void pretendWait(Stream *s, Event *e) { enqueue(s, await, pretendShare(e)); }
 int pretendIsDone(Event *e) { return atomic_load(&e->done); }
-void pretendJoin(Event *e) { while (!atomic_load(&e->done)) nap(50); }
 void pretendEventFree(Event *e) { disown(e); }
 
 typedef struct { void *to, *from; size_t bytes; long us; } Copy;
@@ -287,6 +304,7 @@ static int get(Part *p, Head *seen) {
 static int exchange(Comm *c, Part *out, int outs, Part *in, int ins) {
     char done_out[64] = {0}, done_in[64] = {0};
     Head seen[64];
+    long pause = 20;
     for (int left = outs + ins; left;) {
         int before = left;
         uint64_t moved = 0;
@@ -303,7 +321,7 @@ static int exchange(Comm *c, Part *out, int outs, Part *in, int ins) {
                 moved += in[i].moved;
             }
         if (atomic_load(&c->abort)) return 0;
-        if (left == before && !moved) nap(20);
+        if (left == before && !moved) nap_longer(&pause); else pause = 20;
     }
     return 1;
 }
@@ -367,8 +385,8 @@ static void run(Op *op) {
         OUT(op->peer, op->from, bytes);
         exchange(c, out, outs, in, ins);
         Pipe *sent = out[0].pipe;
-        while (op->order && !atomic_load(&c->abort)
-               && atomic_load(&sent->tail) < atomic_load(&sent->head)) nap(20);
+        for (long pause = 20; op->order && !atomic_load(&c->abort)
+             && atomic_load(&sent->tail) < atomic_load(&sent->head);) nap_longer(&pause);
         break;
     case Recv:
         head.kind = Send;
@@ -391,8 +409,8 @@ static int may_run(Op *op) {
 static void perform(void *arg) {
     Op *op = arg;
     Order *order = op->order;
-    while (order && atomic_load(&order->turn) != op->ticket && !atomic_load(&op->comm->abort))
-        nap(20);
+    for (long pause = 20; order && atomic_load(&order->turn) != op->ticket
+         && !atomic_load(&op->comm->abort);) nap_longer(&pause);
     if (!may_run(op)) atomic_store(&op->comm->state, CudaError);
     else if (!atomic_load(&op->comm->abort)) run(op);
     if (order && atomic_load(&order->turn) == op->ticket)
