@@ -86,10 +86,12 @@ impl TextTokenizer {
             Some(_) => unreachable!("it begins with a brace"),
         };
         // The crate panics over some merges whose result is no entry of the vocabulary.
-        let parsed = catch_unwind(|| text.parse().map_err(|e| format!("({e})")));
-        let parsed = parsed.unwrap_or_else(|_| Err("(its reader panicked over it)".into()));
-        let mut inner: Tokenizer = parsed.map_err(|why: String| {
-            let problem = format!("it is no tokenizer that is read {why}");
+        let parsed = catch_unwind(|| text.parse::<Tokenizer>());
+        let mut inner = match parsed {
+            Ok(parsed) => parsed.map_err(|e| format!("it is no tokenizer that is read ({e})")),
+            Err(_) => Err("the library tokenizers panicked while it read this file".to_string()),
+        }
+        .map_err(|problem| {
             wrong(&path, problem, "name a tokenizer.json of Hugging Face's tokenizers")
         })?;
         // A file may ask for texts of one length, as batches for inference have it: it is of no use

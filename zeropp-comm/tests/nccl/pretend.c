@@ -45,6 +45,7 @@ static void nap(long us) {
 }
 
 /* Of those that wait for others, who may be many: the longer it has taken, the longer. */
+enum { FIRST_NAP_US = 20 };
 static void nap_longer(long *us) {
     nap(*us);
     if (*us < 500) *us *= 2;
@@ -304,7 +305,7 @@ static int get(Part *p, Head *seen) {
 static int exchange(Comm *c, Part *out, int outs, Part *in, int ins) {
     char done_out[64] = {0}, done_in[64] = {0};
     Head seen[64];
-    long pause = 20;
+    long pause = FIRST_NAP_US;
     for (int left = outs + ins; left;) {
         int before = left;
         uint64_t moved = 0;
@@ -321,7 +322,7 @@ static int exchange(Comm *c, Part *out, int outs, Part *in, int ins) {
                 moved += in[i].moved;
             }
         if (atomic_load(&c->abort)) return 0;
-        if (left == before && !moved) nap_longer(&pause); else pause = 20;
+        if (left == before && !moved) nap_longer(&pause); else pause = FIRST_NAP_US;
     }
     return 1;
 }
@@ -385,7 +386,7 @@ static void run(Op *op) {
         OUT(op->peer, op->from, bytes);
         exchange(c, out, outs, in, ins);
         Pipe *sent = out[0].pipe;
-        for (long pause = 20; op->order && !atomic_load(&c->abort)
+        for (long pause = FIRST_NAP_US; op->order && !atomic_load(&c->abort)
              && atomic_load(&sent->tail) < atomic_load(&sent->head);) nap_longer(&pause);
         break;
     case Recv:
@@ -409,7 +410,7 @@ static int may_run(Op *op) {
 static void perform(void *arg) {
     Op *op = arg;
     Order *order = op->order;
-    for (long pause = 20; order && atomic_load(&order->turn) != op->ticket
+    for (long pause = FIRST_NAP_US; order && atomic_load(&order->turn) != op->ticket
          && !atomic_load(&op->comm->abort);) nap_longer(&pause);
     if (!may_run(op)) atomic_store(&op->comm->state, CudaError);
     else if (!atomic_load(&op->comm->abort)) run(op);

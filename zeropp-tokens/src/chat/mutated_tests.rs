@@ -63,5 +63,5 @@ fn a_merge_that_is_longer_than_all_entries_is_refused() {
         r#"{"model": {"type": "BPE", "vocab": {"aa": 0, "bb": 1}, "merges": [["aa", "bb"]]}}"#;
     fs::write(&path, text).unwrap();
     let error = TextTokenizer::open(&path).map(drop).unwrap_err().to_string();
-    assert!(error.contains("its reader panicked over it"), "{error}");
+    assert!(error.contains("tokenizers panicked while it read"), "{error}");
 }
