@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::captured::capture;
 use common::{run, tiny};
 use host::{Host, Pretend};
-use zeropp::config::Reschedule;
+use zeropp::config::{OptimizerSync, Reschedule};
 use zeropp::{Config, StepMetrics, Trainer};
 use zeropp_comm::nccl::{NcclOptions, NcclWorld};
 use zeropp_comm::rendezvous::Local;
@@ -50,7 +50,7 @@ fn over_nccl(config: Config, late_us: u64) -> Vec<StepMetrics> {
 }
 
 /// NCCL's order of sums differs, so the bits do, by rounding.
-fn compare(config: Config, late_us: u64) {
+fn compare(config: Config, late_us: u64) -> Vec<StepMetrics> {
     // As a run whose engine is NCCL has it; here that setting would ask for GPUs.
     let config = Config { one_order_always: true, ..config };
     let expected = run(config.clone()).steps;
@@ -63,6 +63,7 @@ fn compare(config: Config, late_us: u64) {
         let counts = |s: &StepMetrics| (s.all_gathers, s.reduce_scatters, s.all_reduces);
         assert_eq!((counts(x), x.comm_bytes), (counts(y), y.comm_bytes), "step {}", x.step);
     }
+    found
 }
 
 #[test]
@@ -91,6 +92,19 @@ fn other_schedules_train_as_over_threads() {
         let virtual_stages = matches!(schedule, "interleaved" | "zb-v").then_some(2).or(Some(1));
         let schedule = schedule.to_owned();
         compare(Config { pp: 2, zero3: 2, virtual_stages, schedule, steps: 4, ..tiny() }, 0);
+    }
+}
+
+/// What is taken back and done again keeps the one order, too.
+#[test]
+fn updates_that_are_validated_late_train_as_over_threads() {
+    for (schedule, virtual_stages, zero3) in [("zb-v", 2, 2), ("zeropp", 2, 1), ("1f1b", 1, 1)] {
+        let config = Config { pp: 2, zero3, schedule: schedule.into(), steps: 8, ..tiny() };
+        let clipped = Config { virtual_stages: Some(virtual_stages), clip: 0.9, ..config };
+        let late = Config { optimizer_sync: OptimizerSync::Late, ..clipped };
+        let steps = compare(late, 200);
+        let back = steps.iter().filter(|step| step.rolled_back).count();
+        assert!(back > 1, "{schedule}: {back} updates were taken back");
     }
 }
 

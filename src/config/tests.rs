@@ -196,11 +196,6 @@ fn bad_schedules_are_named_with_what_would_work() {
         ("micro-batches = 99999999", "micro-batches = 99999999: is too large"),
         ("unit = 9223372036854775807", "unit = 9223372036854775807: is too large"),
         ("micro-batch-size = 0", "micro-batch-size = 0: at least 1"),
-        (
-            "engine = 'nccl'\noptimizer-sync = 'late'",
-            "optimizer-sync = late: programs of NCCL have their messages in another order; use \
-             barrier",
-        ),
     ]);
 }
 

@@ -313,11 +313,6 @@ impl Config {
             let help = format!("use {stages} layers or more, or a smaller pp or virtual");
             ConfigError::value("layers", self.layers, problem, help)
         })?;
-        let one_order = self.engine == EngineKind::Nccl;
-        check(!one_order || self.optimizer_sync == OptimizerSync::Barrier, || {
-            let problem = "programs of NCCL have their messages in another order";
-            ConfigError::value("optimizer-sync", self.optimizer_sync, problem, "use barrier")
-        })?;
         check(!self.is_emulated() || self.save_costs.is_none(), || {
             let path = self.save_costs.as_ref().expect("it is there").display();
             let problem = "an emulated run takes its costs from the file that emulate names";

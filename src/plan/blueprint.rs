@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::config::{Config, ConfigError, DeviceKind, EngineKind, PackWeights};
+use crate::config::{Config, ConfigError, EngineKind, PackWeights};
 use burn::tensor::DType;
 use zeropp_comm::mesh::Mesh;
 use zeropp_core::device;
@@ -380,15 +380,7 @@ impl Blueprint {
         let recompute = self.recomputed.note(recompute, saves, self.schedule());
         let unit = self.config.kind().and_then(|kind| (kind.note)(&shape(&self.config)));
         let batch = self.config.global_batch_note();
-        let Config { dropout, device, .. } = self.config;
-        let on_host = dropout > 0.0 && device != DeviceKind::Cpu;
-        let dropout = on_host.then(|| {
-            format!(
-                "dropout = {dropout}: device {device} gets its masks from the host, which makes \
-                 them for every F and B; that is slow"
-            )
-        });
-        let engine = self.config.engine;
+        let Config { engine, device, .. } = self.config;
         let gpus = device::gpus(device).len();
         let by_host = engine == EngineKind::Threads && gpus > 1 && self.mesh.world() > 1;
         let by_host = by_host.then(|| {
@@ -398,7 +390,7 @@ impl Blueprint {
             )
         });
         let in_memory = disk::note(&self.config);
-        [recompute, unit, batch, dropout, by_host, in_memory].into_iter().flatten().collect()
+        [recompute, unit, batch, by_host, in_memory].into_iter().flatten().collect()
     }
 
     fn rank_plan(&self, pp: usize, state: &RankState, held: &HeldBytes) -> RankPlan {

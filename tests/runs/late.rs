@@ -122,6 +122,8 @@ pub(crate) fn random(seed: u64, steps: u64) -> Config {
         prefetch: draw(11, 3),
         max_skipped: [0, 40][draw(12, 2)],
         order: Order::Sequential,
+        // As with NCCL.
+        one_order_always: draw(13, 2) == 1,
         seed,
         steps,
         ..tiny()

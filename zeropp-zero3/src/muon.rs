@@ -7,6 +7,7 @@
 
 use burn::tensor::Tensor;
 use zeropp_core::kernels::muon::{self, COEFFICIENTS, EPS, STEPS};
+use zeropp_core::split::ops::products::matmul;
 
 use crate::adamw::AdamW;
 use crate::rule::{
@@ -179,9 +180,9 @@ fn orthogonal_on_device(direction: Tensor<2>) -> Tensor<2> {
     let mut x = x / norm.reshape([1, 1]);
     let [a, b, c] = COEFFICIENTS;
     for _ in 0..STEPS {
-        let gram = x.clone().matmul(x.clone().transpose());
-        let polynomial = gram.clone() * b + gram.clone().matmul(gram) * c;
-        x = x.clone() * a + polynomial.matmul(x);
+        let gram = matmul(x.clone(), x.clone().transpose());
+        let polynomial = gram.clone() * b + matmul(gram.clone(), gram) * c;
+        x = x.clone() * a + matmul(polynomial, x);
     }
     if rows > cols { x.transpose() } else { x }
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
 use zeropp::config::{
-    Bytes, DeviceKind, EngineKind, OPTIONS, OptimizerSync, OutStates, Precision, Recompute,
-    SliceCount, SliceCut, Table, Value, samples_of,
+    Bytes, DeviceKind, EngineKind, OPTIONS, OutStates, Precision, Recompute, SliceCount, SliceCut,
+    Table, Value, samples_of,
 };
 use zeropp::pipeline::costs::Machine;
 use zeropp::pipeline::schedules::Kind;
@@ -81,7 +81,6 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<PlanRequest, Failure> {
             flags = [path, flags].join(" ").trim_end().to_string();
         }
         None if device != DeviceKind::Cpu => {
-            refuse_late(&config)?;
             let chosen = if given { "" } else { " --precision bf16" };
             flags.push_str(&format!("{chosen} --device cuda --engine nccl"));
             config = Config { precision, device, engine: EngineKind::Nccl, ..config };
@@ -108,17 +107,6 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<PlanRequest, Failure> {
     // A layout says how many micro-batches there are.
     let config = Config { global_batch: None, micro_batches: None, ..config };
     Ok(PlanRequest { job, flags, config, keys })
-}
-
-/// Plans for GPUs are run with NCCL, as a run would say after it was planned.
-fn refuse_late(config: &Config) -> Result<(), Failure> {
-    match config.optimizer_sync {
-        OptimizerSync::Barrier => Ok(()),
-        OptimizerSync::Late => Err(Failure::bad_input(
-            "optimizer-sync = late: plans for GPUs run with engine nccl, whose programs have their \
-             messages in another order; use barrier, or plan with --cpu",
-        )),
-    }
 }
 
 impl PlanRequest {

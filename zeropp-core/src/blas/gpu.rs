@@ -110,7 +110,10 @@ impl GpuBlas {
         let found = match self.plan(problem) {
             Ok(plan) => Some(Arc::new(plan)),
             Err(error) => {
-                tracing::debug!("cuBLASLt has no product of {problem:?}: {error}");
+                tracing::warn!(
+                    "cuBLASLt has no product of {problem:?} ({error}): CubeCL makes it, in fp32 of \
+                     factors in TF32 where the GPU has that"
+                );
                 None
             }
         };

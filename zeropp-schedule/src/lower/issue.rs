@@ -4,7 +4,8 @@
 //! send to each other at about the same time each send first and receive then: with buffers that is
 //! fine, and without them they wait for each other. Here every message has a moment, the one of its
 //! sending were all computes equally long, and each rank comes to its sends, receives, gathers and
-//! reductions by their moments. That is one order for all ranks, which
+//! reductions by their moments; those before ranks validate the last step's update come first, as
+//! what is sent in a warm-up is received in one. That is one order for all ranks, which
 //! [`verify_issue_order`](crate::verify::verify_issue_order) proves.
 
 use std::collections::HashMap;
@@ -17,9 +18,13 @@ use crate::links::Named;
 /// A message, and its two ends where it is one of a split head.
 type MessageKey = (Named, Option<(usize, usize)>);
 
-/// When an operation takes place: the computes before it on the longest way to it, the rank that
-/// decides (a message's sender), and its place there.
-type Moment = (usize, usize, usize);
+/// Whether a rank has validated the last step's update, or does not, and the computes before an
+/// action on the longest way to it.
+type Clock = (bool, usize);
+
+/// When an operation takes place: by the clock of the rank that decides (a message's sender), which
+/// rank that is, and the operation's place there.
+type Moment = (Clock, usize, usize);
 
 /// A lowered `program` whose receives are moved to where all ranks come to all operations in one
 /// order. Nothing else moves, and no link's messages change places. A receive comes no later than
@@ -39,8 +44,8 @@ pub fn in_issue_order(program: &Schedule) -> Schedule {
 /// The moments of all actions of all ranks.
 struct Moments {
     head: Option<HeadTree>,
-    /// By rank, of each action: the computes before it.
-    clocks: Vec<Vec<usize>>,
+    /// By rank, of each action.
+    clocks: Vec<Vec<Clock>>,
     messages: ByMessage<Moment>,
 }
 
@@ -84,7 +89,9 @@ impl Moments {
     fn new(program: &Schedule) -> Moments {
         let head = HeadTree::of(program);
         let mut passed_on = PassedOn::new(head.as_ref());
-        let mut clocks: Vec<Vec<usize>> = vec![Vec::new(); program.pp()];
+        let mut clocks: Vec<Vec<Clock>> = vec![Vec::new(); program.pp()];
+        let warms_up = |rank: &Vec<Action>| rank.contains(&Action::Validate);
+        let mut validated: Vec<bool> = program.ranks.iter().map(|rank| !warms_up(rank)).collect();
         let mut now = vec![0usize; program.pp()];
         let mut messages: ByMessage<Moment> = ByMessage::new(program);
         let mut waiting: ByMessage<usize> = ByMessage::new(program);
@@ -93,7 +100,7 @@ impl Moments {
             while let Some(action) = program.ranks[rank].get(clocks[rank].len()) {
                 let mut inputs = taken(program, head.as_ref(), rank, action);
                 let there = inputs.try_fold(0, |there, key| match messages.get(&key) {
-                    Some((clock, ..)) => Ok(there.max(clock)),
+                    Some(((_, computes), ..)) => Ok(there.max(computes)),
                     None => Err(key),
                 });
                 let there = match there {
@@ -105,23 +112,25 @@ impl Moments {
                 };
                 now[rank] = now[rank].max(there);
                 let index = clocks[rank].len();
-                clocks[rank].push(now[rank]);
+                validated[rank] |= *action == Action::Validate;
+                clocks[rank].push((validated[rank], now[rank]));
                 now[rank] += action.computes().count();
+                let moment = ((validated[rank], now[rank]), rank, index);
                 if let Action::Send { message, stage, micro_batch } = *action {
                     let key = (Named::Stage(message, stage, micro_batch), None);
-                    messages.set(key, (now[rank], rank, index));
+                    messages.set(key, moment);
                     ready.extend(waiting.get(&key));
                 }
                 let of_head = head.as_ref().and_then(|head| head.end(rank, action));
                 if let Some(Ok(End { edge, is_send: true, micro_batch })) = of_head {
-                    passed_on.offer(edge, micro_batch, (now[rank], rank, index));
+                    passed_on.offer(edge, micro_batch, moment);
                     for key in passed_on.send(edge, micro_batch, &mut messages) {
                         ready.extend(waiting.get(&key));
                     }
                 }
             }
         }
-        let whole = |(clocks, actions): (&Vec<usize>, &Vec<Action>)| clocks.len() == actions.len();
+        let whole = |(clocks, actions): (&Vec<Clock>, &Vec<Action>)| clocks.len() == actions.len();
         assert!(clocks.iter().zip(&program.ranks).all(whole), "a verified program runs through");
         Moments { head, clocks, messages }
     }
@@ -158,7 +167,9 @@ impl Moments {
                 continue;
             }
             // Everything up to this moment comes before it.
-            let until = if is_operation(action) {
+            let until = if *action == Action::Validate {
+                Some(((false, usize::MAX), usize::MAX, usize::MAX))
+            } else if is_operation(action) {
                 Some(moment(index))
             } else {
                 // What a split head sends by then, other ranks wait for.
@@ -188,7 +199,8 @@ impl Moments {
         };
         let own = latest(&actions[index]);
         let mut between = usize::MAX;
-        for (at, action) in actions.iter().enumerate().skip(index + 1) {
+        let later = actions.iter().enumerate().skip(index + 1);
+        for (at, action) in later.take_while(|(_, action)| **action != Action::Validate) {
             if is_operation(action) && received(program, action).is_none() && !is_head_recv(action)
             {
                 between = between.min(at);
@@ -232,10 +244,11 @@ impl<'a> PassedOn<'a> {
                 needs.map(|before| messages.get(&key(head, *before, i))).collect();
             let Some(needs) = needs else { continue };
             // Later than what it passes on by all that decides.
-            let there = needs.into_iter().map(|(clock, ..)| clock + 1).max().unwrap_or(0);
+            let there = needs.into_iter().map(|((valid, n), ..)| (valid, n + 1)).max();
             let key = key(head, edge, i);
             if messages.get(&key).is_none() {
-                messages.set(key, (moment.0.max(there), moment.1, moment.2));
+                let clock = there.map_or(moment.0, |there| there.max(moment.0));
+                messages.set(key, (clock, moment.1, moment.2));
                 gone.push(key);
                 left.extend(&self.waiting[edge]);
             }
@@ -287,7 +300,7 @@ fn is_operation(action: &Action) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lower::{LowerOptions, lower};
+    use crate::lower::{LowerOptions, OptimizerSync, lower};
     use crate::schedules::{KINDS, Shape, generate};
     use crate::verify::{VerifyLimits, verify, verify_issue_order};
 
@@ -321,10 +334,13 @@ mod tests {
                 let virtual_stages = kind.stages.default_number();
                 let shape = Shape { pp, virtual_stages, micro_batches, unit };
                 let Ok(compact) = generate(kind.name, &shape) else { continue };
-                for (recompute, replicas) in [(false, false), (true, true)] {
-                    let options = LowerOptions { recompute, replicas, ..LowerOptions::default() };
+                let syncs =
+                    OptimizerSync::ALL.iter().flat_map(|sync| [(false, *sync), (true, *sync)]);
+                for (recompute, sync) in syncs {
+                    let options =
+                        LowerOptions { recompute, replicas: recompute, sync, ..Default::default() };
                     let program = lower(&compact, &options);
-                    let what = format!("{} {shape:?}", kind.name);
+                    let what = format!("{} {shape:?} {sync:?}", kind.name);
                     was_none += usize::from(verify_issue_order(&program).is_err());
                     let ordered = in_issue_order(&program);
                     verify(&ordered, &VerifyLimits::default())

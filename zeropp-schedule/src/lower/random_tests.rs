@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::memory::{Ledger, MemoryBytes, StageBytes};
 use crate::simulate::{Costs, simulate};
-use crate::verify::{VerifyLimits, verify};
+use crate::verify::{VerifyLimits, verify, verify_issue_order};
 
 /// Builds a schedule by running a random ready action at a time.
 struct Builder<'a> {
@@ -153,6 +153,9 @@ proptest! {
         let limits = VerifyLimits { gathered_max, ..Default::default() };
         prop_assert_eq!(verify(&lowered, &limits), Ok(()));
         prop_assert_eq!(&lower(&lowered, &options), &lowered);
+        let ordered = in_issue_order(&lowered);
+        prop_assert_eq!(verify(&ordered, &VerifyLimits::default()), Ok(()));
+        prop_assert_eq!(verify_issue_order(&ordered), Ok(()));
 
         let bytes = StageBytes {
             input: 1, activation: 3, stash: 2, weights: 5, gradient: 7, message: 1, workspace: 4,

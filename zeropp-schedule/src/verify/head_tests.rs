@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ir::{Compute, HeadMessage};
-use crate::lower::{LowerOptions, OptimizerSync, lower};
+use crate::lower::{LowerOptions, OptimizerSync, in_issue_order, lower};
 use crate::schedules::{Shape, generate_cut, generate_split};
 
 const WIDE: usize = 8;
@@ -232,6 +232,9 @@ fn nothing_of_a_split_head_is_in_a_warm_up() {
     let options = LowerOptions { sync: OptimizerSync::Late, ..LowerOptions::default() };
     let late = lower(&made, &options);
     verify(&late, &VerifyLimits::default()).unwrap();
+    let ordered = in_issue_order(&late);
+    verify(&ordered, &VerifyLimits::default()).unwrap();
+    verify_issue_order(&ordered).unwrap();
     let mut changed = late.clone();
     let from = at(&changed, 1, recv(HeadMessage::Input, 0, 3));
     let receive = changed.ranks[1].remove(from);

@@ -50,7 +50,10 @@ pub fn made_by(kind: DeviceKind) -> Option<String> {
     }
     Some(match library_version() {
         Ok(version) => format!("cuBLASLt {version}"),
-        Err(why) => format!("CubeCL, in fp32 of factors in TF32 where a GPU has it, as {why}"),
+        Err(why) => format!(
+            "CubeCL, as {why}; it is slower than plans expect, and fp32's factors are rounded to \
+             TF32 where a GPU has that"
+        ),
     })
 }
 

@@ -65,12 +65,9 @@ fn check_all(compact: &Schedule) {
             let limits = VerifyLimits { gathered_max: Some(2), ..VerifyLimits::default() };
             verify(&program, &limits).unwrap();
             assert_eq!(lower(&program, &options), program, "lowering twice is lowering once");
-            // NCCL has no late updates.
-            if sync == OptimizerSync::Barrier {
-                let ordered = in_issue_order(&program);
-                verify(&ordered, &VerifyLimits::default()).unwrap();
-                verify_issue_order(&ordered).unwrap();
-            }
+            let ordered = in_issue_order(&program);
+            verify(&ordered, &VerifyLimits::default()).unwrap();
+            verify_issue_order(&ordered).unwrap();
             simulate(&program, &costs).unwrap();
             read_back(&program);
             for (rank, actions) in program.ranks.iter().enumerate() {
