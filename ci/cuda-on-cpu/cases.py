@@ -172,6 +172,23 @@ def resumed(zeropp, folder, gpus, words):
     whole = on_cuda(zeropp, layout, folder, gpus)
     rest = on_cuda(zeropp, [*layout, "--resume", "2"], folder, gpus)
     near(rest, whole[2:], 1e-6)
+    return saved
+
+
+def evaluated(zeropp, folder):
+    """What a run saved has the CPU's loss on a text."""
+    saved = resumed(zeropp, folder, 2, "--pp 2")
+    text = folder / "text"
+    text.write_bytes(pathlib.Path(__file__).read_bytes()[:1500])
+
+    def loss(*device):
+        command = [zeropp, "eval", saved, "--data", text, "--seq", "32", "--json", *device]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={
+            **os.environ, "CUDA_ON_CPU_ABORT": "1", "CUDA_ON_CPU_DEVICES": "2"})
+        if done.returncode:
+            raise Failed(done.stderr[-3000:])
+        return json.loads(done.stdout)["loss"]
+    near([(loss("--device", "cuda", "--pp", "2"), 1)], [(loss(), 1)], FP32)
 
 
 def exchanged(zeropp, folder, gpus, words):
@@ -304,7 +321,7 @@ def main():
                             (4, "--engine nccl --pp 2 --zero3 2")):
             case(f"exchanged orders and blocks, {words} on {gpus}", exchanged, gpus, words,
                  in_gate=False)
-        case("threads, a run that is resumed", resumed, 2, "--pp 2")
+        case("threads, a run that is resumed, and evaluated", evaluated)
         case("nccl, a run that is resumed, bf16", resumed, 4,
              "--engine nccl --pp 2 --zero3 2 --precision bf16")
         case("uploads of a step are its tokens", uploads_are_tokens)
