@@ -332,6 +332,11 @@ def main():
              {"CUDA_ON_CPU_CAPABILITY": WITHOUT_TF32, **CUBECL}, in_gate=False)
         case("CubeCL's products, bf16", as_on_the_cpu, 1, BF16, "--precision bf16", CUBECL,
              in_gate=False)
+        # In bf16 there are so many candidates that trying all of them takes more than ten minutes.
+        tuner = str(random.randrange(1, 1 << 31))
+        case(f"CubeCL's products, fp32, as a tuner of seed {tuner} chooses them", as_on_the_cpu, 1,
+             FP32, "", {"CUDA_ON_CPU_CAPABILITY": WITHOUT_TF32, "CUDA_ON_CPU_TUNER": tuner,
+                        **CUBECL}, in_gate=False)
     sys.exit(f"FAILED: {', '.join(failures)}" if failures else 0)
 
 

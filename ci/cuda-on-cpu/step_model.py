@@ -57,8 +57,8 @@ GAP = 1e-6            # seconds between two launches
 HOST = 5e-6           # seconds of the host for a launch: a step takes no less than all of them
 
 Cost = collections.namedtuple("Cost", "launches moved flop seconds")
-# Kernels by what their names begin with; the others are norms, sums, activation functions, residuals
-# and turns.
+# Kernels by what their names begin with; the others are norms, sums, activation functions,
+# residuals and turns.
 KINDS = {"products": "product", "attention": "attention"}
 # What a plan's step has beside communication that is not hidden.
 COMPUTES = ("compute", "optimizer")
